@@ -1,0 +1,40 @@
+# make demo   set up, then run the main job on built-in data
+# make test   set up, then lint, types, layers and all tests
+# make bench  set up, then Atoll against its peer on this machine
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/atoll demo
+
+test: $(VENV)/installed-dev check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(VENV)/installed
+	$(BIN)/python -m bench peer
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Atoll needs Python 3.11 or newer; set PYTHON=... to one"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e '.[report]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) install -q -c constraints.txt -e '.[report,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .bench-venv .cache build dist

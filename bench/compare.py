@@ -1,0 +1,256 @@
+"""Runs the peer and Atoll in turn on the same work and compares their seconds per round."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from bench.peer_runner import METHODS
+
+RUNNER = Path(__file__).with_name("peer_runner.py")
+RAW = Path("Planetoid", "Cora", "raw")
+TIME_LIMIT = 1800  # seconds for one run
+WARM_UP = 2  # rounds left out of the peer's median, fewer where a run is short
+ATOLL_PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scikit-network")
+
+
+class RunError(Exception):
+    """One side of the comparison failed; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work that both sides do, and the machine's share that they get."""
+
+    data_root: Path
+    rounds: int = 10
+    clients: int = 10
+    epochs: int = 3
+    threads: int = 1
+
+    def rounds_of(self, method: str) -> int:
+        """Rounds of one run: fewer where the peer is slow, for both sides alike."""
+        return min(self.rounds, METHODS[method].max_rounds or self.rounds)
+
+
+@dataclass
+class Row:
+    """What was measured for one method; `error` says why it is incomplete."""
+
+    method: str
+    rounds: int
+    peer: list[dict[str, Any]] = field(default_factory=list)
+    atoll: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long as Atoll the peer takes for one round."""
+        peer, atoll = best(self.peer), best(self.atoll)
+        return peer / atoll if peer and atoll else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the row with the figures of the table and every run behind them."""
+        return {
+            "method": self.method,
+            "rounds": self.rounds,
+            "peer_seconds_per_round": best(self.peer),
+            "atoll_seconds_per_round": best(self.atoll),
+            "ratio": self.ratio,
+            "note": METHODS[self.method].note,
+            "error": self.error,
+            "runs": {"peer": self.peer, "atoll": self.atoll},
+        }
+
+
+def best(runs: list[dict[str, Any]]) -> float | None:
+    """Seconds per round of the run that the machine's other load disturbed least."""
+    return min((run["seconds_per_round"] for run in runs), default=None)
+
+
+def run_peer(python: Path, method: str, work: Work) -> dict[str, Any]:
+    """Runs the peer once; seconds per round are the median after the warm-up rounds."""
+    rounds = work.rounds_of(method)
+    run = _capture(
+        [
+            *(str(python), "-I", str(RUNNER), method, "--raw", str(work.data_root / RAW)),
+            *("--rounds", str(rounds), "--clients", str(work.clients)),
+            *("--epochs", str(work.epochs), "--threads", str(work.threads)),
+        ],
+        f"the peer's {method}",
+        # The peer's torch.load reads whole pickled objects, which torch has refused since 2.6.
+        {**_environment(work.threads), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
+    )
+    after_warm_up = run["round_seconds"][min(WARM_UP, rounds // 2) :]
+    return {"seconds_per_round": median(after_warm_up), **run}
+
+
+def run_atoll(method: str, work: Work) -> dict[str, Any]:
+    """Runs Atoll once through its command line and reads the JSON object that it prints."""
+    run = _capture(
+        [
+            *(sys.executable, "-m", "atoll", "run", method, "--data", "cora"),
+            *("--clients", str(work.clients), "--partition", "louvain"),
+            *("--rounds", str(work.rounds_of(method)), "--epochs", str(work.epochs)),
+            *("--seeds", "1", "--engine", "auto", "--device", "cpu", "--json", "--quiet"),
+            *("--data-root", str(work.data_root)),
+        ],
+        f"Atoll's {method}",
+        _environment(work.threads),
+    )
+    try:
+        return {
+            "seconds_per_round": run["seconds"]["per_round"],
+            "test_accuracy": run["metrics"]["test_accuracy"]["mean"],
+            **{key: run.get(key) for key in ("engine", "scored", "seconds")},
+            **{key: run[key] for key in ("process_seconds", "process_cpu_seconds")},
+        }
+    except (KeyError, TypeError) as error:
+        raise RunError(f"the JSON object of Atoll's {method} lacks {error}.") from error
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Returns the variables that hold both sides to the same threads and to the CPU."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**os.environ, **dict.fromkeys(names, str(threads)), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _capture(command: list[str], name: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Runs a command in an empty folder and returns the JSON object in its last line of output."""
+    start, cpu_start = time.perf_counter(), _children_cpu()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"{name} was stopped after {TIME_LIMIT} seconds.") from error
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-4:])
+        raise RunError(
+            f"{name} ended with exit status {done.returncode}; its last lines were:\n{tail}"
+        )
+    try:
+        result = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, json.JSONDecodeError) as error:
+        raise RunError(f"{name} printed no JSON object as its last line.") from error
+    return {
+        **result,
+        "process_seconds": time.perf_counter() - start,
+        "process_cpu_seconds": _children_cpu() - cpu_start,
+    }
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def compare(
+    method: str,
+    work: Work,
+    *,
+    python: Path,
+    repeats: int,
+    peer_only: bool,
+    tell: Callable[[str], object],
+) -> Row:
+    """Measures one method, peer and Atoll in turn so that both meet the same load of the machine.
+
+    Args:
+        method: A name in `METHODS`.
+        work: What a run does.
+        python: The peer's interpreter.
+        repeats: Runs of each side.
+        peer_only: Leave Atoll out.
+        tell: Called before each run with a few words about it.
+
+    Returns:
+        The row, with the runs so far and `error` set if a run failed.
+    """
+    row = Row(method, work.rounds_of(method))
+    try:
+        for repeat in range(1, repeats + 1):
+            tell(f"{method}: peer, run {repeat} of {repeats}")
+            row.peer.append(run_peer(python, method, work))
+            if not peer_only:
+                tell(f"{method}: Atoll, run {repeat} of {repeats}")
+                row.atoll.append(run_atoll(method, work))
+    except RunError as error:
+        row.error = str(error)
+    return row
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Describes the processor, without anything that names the machine itself."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    return {"cpu": model, "cores": os.cpu_count(), "threads": threads, "load": os.getloadavg()[0]}
+
+
+def report(rows: list[Row], work: Work, load: float) -> dict[str, Any]:
+    """Returns everything that was measured as one JSON-ready object."""
+    peer_versions = next((run["versions"] for row in rows for run in row.peer), None)
+    atoll_versions = {"python": platform.python_version()} | {p: version(p) for p in ATOLL_PACKAGES}
+    return {
+        "benchmark": "peer",
+        "machine": {**machine(work.threads), "load": load},
+        "work": {
+            "data": "cora",
+            "partition": "louvain",
+            "net": "gcn-64",
+            "lr": 0.01,
+            "clients": work.clients,
+            "epochs": work.epochs,
+            "rounds": work.rounds,
+        },
+        "versions": {"peer": peer_versions, "atoll": atoll_versions},
+        "results": [row.to_json() for row in rows],
+    }
+
+
+def table(rows: list[Row]) -> Table:
+    """Draws the comparison; a star marks a row with a note."""
+    drawn = Table(title="Seconds per round: openfgl-lib against Atoll (Cora, 10 clients, GCN-64)")
+    drawn.add_column("method")
+    for heading in ("peer s/round", "Atoll s/round", "ratio", "peer acc.", "Atoll acc.", "rounds"):
+        drawn.add_column(heading, justify="right")
+    for row in rows:
+        star = "*" if METHODS[row.method].note or row.error else ""
+        drawn.add_row(
+            row.method + star,
+            _cell(best(row.peer), "{:.4f}"),
+            _cell(best(row.atoll), "{:.4f}"),
+            _cell(row.ratio, "{:.1f}x"),
+            _cell(row.peer[-1]["test_accuracy"] if row.peer else None, "{:.3f}"),
+            _cell(row.atoll[-1]["test_accuracy"] if row.atoll else None, "{:.3f}"),
+            str(row.rounds),
+        )
+    return drawn
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

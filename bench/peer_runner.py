@@ -1,0 +1,146 @@
+"""Runs one method of `openfgl-lib` and prints one JSON line with the seconds of every round.
+
+The peer's Python executes this file as a script, so it imports neither atoll nor the rest of
+`bench`. The peer's training loop runs as published: the only thing added is a clock that reads the
+time whenever the trainer's own `evaluate`, the last step of each round, returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("openfgl-lib", "torch", "torch_geometric", "numpy", "scikit-network")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How the peer offers a method.
+
+    Attributes:
+        algorithm: The peer's name of it (`--fl_algorithm`).
+        max_rounds: The most rounds that one run of either side takes, for methods slow there.
+        note: What a reader of the figure has to know, such as why the method crashes there.
+    """
+
+    algorithm: str
+    max_rounds: int | None = None
+    note: str = ""
+
+
+METHODS = {  # Atoll's name: the peer's
+    "local": Peer("isolate"),
+    "fedavg": Peer("fedavg"),
+    "fedprox": Peer("fedprox"),
+    "scaffold": Peer("scaffold"),
+    "moon": Peer("moon"),
+    "feddc": Peer("feddc"),
+    "fedproto": Peer("fedproto"),
+    "fedtgp": Peer("fedtgp"),
+    "fedgta": Peer("fedgta"),
+    "fedtad": Peer("fedtad", max_rounds=3),
+    "fedsage_plus": Peer(
+        "fedsage_plus",
+        max_rounds=3,
+        note="the peer's first 10 rounds train its generator, and only those are timed here; "
+        "its later rounds take about as long as FedGTA's",
+    ),
+    "adafgl": Peer(
+        "adafgl",
+        note="the peer's first 50 rounds are FedAvg, and it crashes in round 51: phase two loads "
+        "a library from a path on its author's machine",
+    ),
+    "gcfl_plus": Peer(
+        "gcfl_plus",
+        note="the peer crashes: its model pools the graph into one row, whatever the task",
+    ),
+    "fedpub": Peer("fedpub", note="the peer crashes: it imports torch_scatter and torch_sparse"),
+    "fgssl": Peer("fgssl", note="the peer crashes: it imports torch_scatter"),
+}
+
+
+def parse() -> argparse.Namespace:
+    """Reads this script's own options; the peer's are built from them in `load_args`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--raw", type=Path, required=True, help="folder with Cora's raw files")
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def load_args(options: argparse.Namespace, root: Path) -> Any:
+    """Returns the peer's global options, which it reads from `sys.argv` while it is imported."""
+    sys.argv = [
+        "openfgl",
+        *("--root", str(root), "--dataset", "Cora", "--simulation_mode", "subgraph_fl_louvain"),
+        *("--fl_algorithm", METHODS[options.method].algorithm, "--seed", str(options.seed)),
+        *("--num_clients", str(options.clients), "--num_rounds", str(options.rounds)),
+        *("--num_epochs", str(options.epochs), "--model", "gcn", "--hid_dim", "64"),
+        *("--num_layers", "2", "--lr", "0.01", "--metrics", "accuracy"),
+    ]
+    from openfgl.config import args
+
+    args.use_cuda = False  # the flag is `type=bool`, so no word on the command line turns it off
+    return args
+
+
+def timed_rounds(trainer: Any) -> list[float]:
+    """Runs the trainer's loop and returns the seconds of each round, evaluation included."""
+    marks = []
+    evaluate = trainer.evaluate
+
+    def evaluate_and_mark() -> None:
+        evaluate()
+        marks.append(time.perf_counter())
+
+    trainer.evaluate = evaluate_and_mark
+    start = time.perf_counter()
+    trainer.train()
+    return [end - begin for begin, end in zip([start, *marks], marks, strict=False)]
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Trains one method in a fresh folder, for the peer caches partitions under seedless names."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="bench-peer-") as folder:
+        root = Path(folder)
+        shutil.copytree(options.raw, root / "global" / "subgraph_fl" / "Cora" / "raw")
+        args = load_args(options, root)
+        from openfgl.flcore.trainer import FGLTrainer
+        from openfgl.utils.basic_utils import seed_everything
+
+        start = time.perf_counter()
+        seed_everything(args.seed)
+        trainer = FGLTrainer(args)
+        setup = time.perf_counter() - start
+        rounds = timed_rounds(trainer)
+    return {
+        "round_seconds": rounds,
+        "setup_seconds": setup,
+        "test_accuracy": float(trainer.evaluation_result["best_test_accuracy"]),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
+    }
+
+
+if __name__ == "__main__":
+    chosen = parse()
+    with contextlib.redirect_stdout(sys.stderr):  # the peer reports every client of every round
+        result = run(chosen)
+    print(json.dumps(result))

@@ -1,0 +1,1 @@
+"""The mechanism: trees, keys, graphs, steps, aggregation. Imports torch and nothing else."""

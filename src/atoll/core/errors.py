@@ -1,0 +1,58 @@
+"""Every error that Atoll raises on purpose.
+
+AtollError
+├── ConfigError   a name, option or value that Atoll does not know or cannot use
+├── DataError     a graph, split, partition or file that cannot be used
+├── WireError     a message that is not what the other side declared
+├── StepError     a client step failed (client, step, round)
+└── ClientLost    a client did not answer
+
+A message is one sentence: what was given, what is allowed, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AtollError(Exception):
+    """Root of the tree; the command line prints it as one sentence and exits with 2."""
+
+
+class ConfigError(AtollError):
+    """A name, option or value that Atoll does not know or cannot use."""
+
+
+class DataError(AtollError):
+    """A graph, split, partition or file that cannot be used."""
+
+
+class WireError(AtollError):
+    """A message that is not what the other side declared."""
+
+
+class StepError(AtollError):
+    """A client step failed; says which client, step and round."""
+
+    def __init__(self, client: int, step: str, round: int, problem: str) -> None:
+        super().__init__(f"client {client}, step {step}, round {round}: {problem}")
+        self.client = client
+        self.step = step
+        self.round = round
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[StepError], tuple[int, str, int, str]]:
+        return type(self), (self.client, self.step, self.round, self.problem)
+
+
+class ClientLost(AtollError):
+    """A client did not answer in time."""
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
+    """The error for a name that does not exist, with the nearest names that do."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(names)}"
+    return ConfigError(f"unknown {kind} '{given}'; {hint}")

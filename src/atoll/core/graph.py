@@ -1,0 +1,176 @@
+"""One client's graph as a record of tensors, and the sparse matrices that networks multiply with.
+
+`Graph` holds what a client owns. What a network precomputes from it once (a normalised adjacency, the
+product of adjacency and features) stands in `views`, built by the functions that the network names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atoll.core.tree import Tree, record, static, tree_map
+
+
+@record
+class Sparse:
+    """A sparse matrix (R, C) in row order, together with its transpose.
+
+    Multiply with `atoll.nn.ops`; do not read the index tensors. When the fused engine stacks clients,
+    they number rows, columns and entries over *all* clients, so that a product under `vmap` is one
+    block-diagonal product without any index arithmetic.
+
+    Attributes:
+        offsets: First entry of each row, (R,) int32.
+        columns: Column of each entry, (E,) int32.
+        rows: Row of each entry, (E,) int32.
+        values: Value of each entry, (E,); zero where an entry is only padding.
+        t_offsets: First entry of each row of the transpose, (C,) int32.
+        t_columns: Column of each entry of the transpose, (E,) int32.
+        t_order: Where each entry of the transpose stands in row order, (E,) int32.
+        t_values: Value of each entry of the transpose, (E,).
+        square: Whether columns are nodes too (an adjacency) or something else (features).
+    """
+
+    offsets: Tensor
+    columns: Tensor
+    rows: Tensor
+    values: Tensor
+    t_offsets: Tensor
+    t_columns: Tensor
+    t_order: Tensor
+    t_values: Tensor
+    square: bool = static(True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.offsets.shape[-1], self.t_offsets.shape[-1]
+
+    def to_dense(self) -> Tensor:
+        """The matrix with all its zeros, (R, C)."""
+        dense = self.values.new_zeros(self.shape)
+        return dense.index_put((self.rows.long(), self.columns.long()), self.values, accumulate=True)
+
+
+@record
+class Graph:
+    """What one client owns. N nodes, E directed edges, D features.
+
+    Attributes:
+        x: Features, (N, D), dense or `Sparse`.
+        edges: Directed edges source -> target, (2, E) int64.
+        edge_weight: (E,); one where the data has no weights, zero for padding.
+        y: Labels, (N,) int64; zero where unknown (no mask then selects the node).
+        train: One for training nodes, else zero, (N,).
+        val: One for validation nodes, (N,).
+        test: One for test nodes, (N,).
+        real: One for nodes, zero for padding, (N,). Never a mean over nodes without it.
+        ids: Numbers of the nodes for keyed noise, (N,) int32; they follow a node when it moves.
+        views: What the networks precompute: matrices, and tensors whose first axis is N.
+    """
+
+    x: Tensor | Sparse
+    edges: Tensor
+    edge_weight: Tensor
+    y: Tensor
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    real: Tensor
+    ids: Tensor
+    views: dict[str, Tensor | Sparse]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.y.shape[-1]
+
+    @property
+    def num_features(self) -> int:
+        return self.x.shape[-1]
+
+    def size(self, by: str) -> Tensor:
+        """The client's weight in an average: its "nodes", its "train" nodes, or one ("uniform")."""
+        if by == "uniform":
+            return self.real.sum() * 0 + 1
+        return (self.train if by == "train" else self.real).sum()
+
+
+View = Callable[[Graph], "Tensor | Sparse"]
+"""A pure function of a graph, evaluated once per client before training."""
+
+
+def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:
+    """The graph with the named views filled in."""
+    return replace(graph, views={name: view(graph) for name, view in views.items()})
+
+
+def sparse_matrix(
+    rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], *, square: bool
+) -> Sparse:
+    """Build a `Sparse` from its entries, in any order; entries at one place stay separate."""
+    by_column = torch.argsort(columns, stable=True)
+    order = by_column[torch.argsort(rows[by_column], stable=True)]
+    rows, columns, values = rows[order], columns[order], values[order]
+    t_order = torch.argsort(columns, stable=True)
+    return Sparse(
+        offsets=_starts(rows, shape[0]),
+        columns=columns.to(torch.int32),
+        rows=rows.to(torch.int32),
+        values=values,
+        t_offsets=_starts(columns, shape[1]),
+        t_columns=rows[t_order].to(torch.int32),
+        t_order=t_order.to(torch.int32),
+        t_values=values[t_order],
+        square=square,
+    )
+
+
+def _starts(groups: Tensor, size: int) -> Tensor:
+    """First position of each group among sorted group numbers."""
+    counts = torch.bincount(groups, minlength=size)
+    return (torch.cumsum(counts, 0) - counts).to(torch.int32)
+
+
+def make_graph(
+    x: Tensor | Sparse,
+    edges: Tensor,
+    y: Tensor,
+    *,
+    train: Tensor | None = None,
+    val: Tensor | None = None,
+    test: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    ids: Tensor | None = None,
+    views: Mapping[str, View] | None = None,
+) -> Graph:
+    """A graph with the usual defaults: no padding, unit weights, ids in order.
+
+    Masks may be boolean; a node without a known label (-1) must be in none of them.
+    """
+    like = x.values if isinstance(x, Sparse) else x
+    size, dtype = y.shape[0], like.dtype
+    none = torch.zeros(size, dtype=dtype, device=like.device)
+    ones = torch.ones(edges.shape[1], dtype=dtype, device=like.device)
+    graph = Graph(
+        x=x,
+        edges=edges,
+        edge_weight=ones if edge_weight is None else edge_weight.to(dtype),
+        y=y.clamp(min=0),
+        train=none if train is None else train.to(dtype),
+        val=none if val is None else val.to(dtype),
+        test=none if test is None else test.to(dtype),
+        real=none + 1,
+        ids=torch.arange(size, dtype=torch.int32, device=like.device) if ids is None else ids,
+        views={},
+    )
+    return graph if views is None else with_views(graph, views)
+
+
+def cast(tree: Tree, *, dtype: torch.dtype, device: torch.device | str) -> Tree:
+    """The tree with its floating-point tensors in `dtype`, everything on `device`."""
+    return tree_map(
+        lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype), tree
+    )

@@ -1,0 +1,27 @@
+"""Losses over a graph's nodes; every mean is over a mask, so padding never counts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.graph import Graph
+from atoll.core.tree import Tree, leaves
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of values, (N,), where mask is one; zero if it is one nowhere."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
+    """Mean cross entropy over the training nodes."""
+    picked = functional.log_softmax(logits, dim=-1).gather(-1, graph.y.unsqueeze(-1))
+    return masked_mean(-picked.squeeze(-1), graph.train)
+
+
+def sq_distance(a: Tree, b: Tree) -> Tensor:
+    """Squared Euclidean distance between two trees of one structure."""
+    parts = [((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
+    return torch.stack(parts).sum()

@@ -1,0 +1,44 @@
+"""What the server sends: the same tree to all clients, or one row of a stacked tree to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.core.tree import Tree, num_bytes, take
+
+
+@dataclass(frozen=True, eq=False)
+class ToAll:
+    """The same tree for every client."""
+
+    tree: Tree
+
+    def for_one(self, position: int) -> Tree:
+        return self.tree
+
+    def bytes_for_one(self, total: int) -> int:
+        return num_bytes(self.tree)
+
+
+@dataclass(frozen=True, eq=False)
+class ToEach:
+    """One row of a stacked tree for each client of the *whole* federation, in its order.
+
+    Under partial participation the rows of the others are simply not sent.
+    """
+
+    tree: Tree
+
+    def for_one(self, position: int) -> Tree:
+        return take(self.tree, position)
+
+    def rows(self, positions: Tensor) -> Tree:
+        return take(self.tree, positions)
+
+    def bytes_for_one(self, total: int) -> int:
+        return num_bytes(self.tree) // max(total, 1)
+
+
+Message = ToAll | ToEach

@@ -1,0 +1,171 @@
+"""What a method is: what one client does, and what the server does with the replies.
+
+A method is a frozen dataclass of hyper-parameters. Its `client_step`s are pure functions of (the
+client's graph, what it received, its private state, a key); `round` calls them through `Clients.map`
+and never learns where they run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, overload
+
+from torch import Tensor
+
+from atoll.core.graph import Graph, View
+from atoll.core.message import Message
+from atoll.core.tree import Tree
+
+
+class Net(Protocol):
+    """A network: `init` makes a parameter tree, a call turns it and a graph into logits."""
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """What the network precomputes from a graph, by name."""
+
+    def init(self, key: Tensor) -> Tree:
+        """Fresh parameters."""
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C); with a key dropout is on, without one the network predicts."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A client step of one method, ready to be mapped over clients.
+
+    Attributes:
+        owner: The method (or evaluator) that the step belongs to.
+        function: The undecorated function.
+        name: Its name; also part of every key that it gets.
+        vectorize: Whether `fused` may run many clients in one program.
+        keeps_state: True if the step only reads the private state; it then returns just the reply.
+        discloses: Reply fields with a node or edge axis, each with the reason why it must leave.
+    """
+
+    owner: Any  # a method; typed by its own module
+    function: Callable[..., Any]
+    name: str
+    vectorize: bool = True
+    keeps_state: bool = False
+    discloses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+
+    def __call__(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        result = self.function(self.owner, graph, message, state, key)
+        if self.keeps_state:
+            return result, state
+        reply, state = result
+        return reply, state
+
+
+class StepDefinition:
+    """The class attribute that `client_step` leaves behind; reading it on a method gives a `Step`."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function = function
+        self.options = options
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> StepDefinition: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Step: ...
+    def __get__(self, instance: object | None, owner: type) -> Step | StepDefinition:
+        if instance is None:
+            return self
+        return Step(owner=instance, function=self.function, name=self.name, **self.options)
+
+
+@overload
+def client_step(function: Callable[..., Any]) -> StepDefinition: ...
+@overload
+def client_step(
+    *, vectorize: bool = ..., keeps_state: bool = ..., discloses: Mapping[str, str] = ...
+) -> Callable[[Callable[..., Any]], StepDefinition]: ...
+def client_step(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
+
+    The state is None on a client's first visit. See `Step` for the options.
+    """
+    if function is not None:
+        return StepDefinition(function)
+    return lambda given: StepDefinition(given, **options)
+
+
+class Clients(Protocol):
+    """The clients that take part in a round, as the server sees them."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Which of the federation's clients take part, ascending, (K,) int64."""
+
+    @property
+    def total(self) -> int:
+        """How many clients the federation has."""
+
+    @property
+    def round(self) -> int:
+        """The number of the round; -1 while `init` runs."""
+
+    @property
+    def key(self) -> Tensor:
+        """A key for the server's own noise in this round."""
+
+    def __len__(self) -> int:
+        """How many take part."""
+
+    def map(self, step: Step, message: Message) -> Any:
+        """Run the step on every participant; the replies come back stacked, in client order."""
+
+    def sample(self, fraction: float) -> Clients:
+        """A share of them for this round, at least one, drawn by the round's key."""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """What every method offers. Subclasses are frozen dataclasses of hyper-parameters.
+
+    The step that trains is called `train`; everything a method keeps is in the server's tree or in
+    the clients' private states, never on `self`.
+    """
+
+    net: Net
+
+    paper: ClassVar[str]
+    """Authors, title, venue and year, for `atoll methods`."""
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """What the clients precompute; the network's views unless a method needs more."""
+        return self.net.views
+
+    @abstractmethod
+    def init(self, clients: Clients) -> Tree:
+        """The server's first tree."""
+
+    @abstractmethod
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        """One round: map steps over the clients, aggregate, return the server's next tree."""
+
+    @abstractmethod
+    def deploy(self, server: Tree) -> Message:
+        """What each client needs from the server to predict: ToAll a global model, ToEach its own."""
+
+    def local(self, reply: Any) -> Tree:
+        """What a client predicts with right after `train`, before it hears from the server again.
+
+        Args:
+            reply: Replies of `train`, stacked.
+        """
+        return reply.model
+
+    def predict(self, graph: Graph, message: Tree, state: Tree) -> Tensor:
+        """Logits on a client's own graph, from what was deployed and its private state."""
+        return self.net(message, graph)

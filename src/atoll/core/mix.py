@@ -1,0 +1,39 @@
+"""The only aggregations. `mix` multiplies stacked models by a matrix; an average is one row of it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.core.tree import tree_map
+
+T = TypeVar("T")
+
+
+def average(stacked: T, weight: Tensor | None = None) -> T:
+    """Weighted mean over clients of stacked trees (K, ...); uniform without weights."""
+
+    def mean(leaf: Tensor) -> Tensor:
+        if weight is None:
+            return leaf.mean(0)
+        share = (weight / weight.sum()).to(leaf.dtype)
+        return torch.tensordot(share, leaf, dims=1)
+
+    return tree_map(mean, stacked)
+
+
+def mix(stacked: T, matrix: Tensor) -> T:
+    """New model i = sum_j matrix[i, j] * model j, for stacked trees (K, ...) and matrix (M, K)."""
+    return tree_map(lambda leaf: torch.tensordot(matrix.to(leaf.dtype), leaf, dims=1), stacked)
+
+
+def put(stacked: T, positions: Tensor, rows: T) -> T:
+    """Stacked trees (N, ...) with the rows at `positions` replaced: how participants are updated."""
+    return tree_map(lambda old, new: old.index_copy(0, positions, new), stacked, rows)
+
+
+def spread(tree: T, size: int) -> T:
+    """The same tree `size` times, stacked: a common start for personalised models."""
+    return tree_map(lambda leaf: leaf.expand(size, *leaf.shape).clone(), tree)

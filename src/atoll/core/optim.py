@@ -1,0 +1,163 @@
+"""Functional optimizers, as pairs (init, update); they match `torch.optim` to rounding.
+
+Weight decay is L2 in the gradient, as in `torch.optim.Adam` and everywhere in this literature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.optim.adam import adam as fused_adam
+from torch.utils import _pytree as pytree
+
+from atoll.core.tree import Tree, leaves, record, tree_map
+
+
+class Optimizer(Protocol):
+    """`init` makes the state for some parameters, `update` takes one step."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+
+    def init(self, params: Tree) -> Tree:
+        """The state before the first step."""
+
+    def update(self, grads: Tree, params: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """Parameters and state after one step."""
+
+
+@record
+class AdamState:
+    """Steps taken, and running means of the gradient and of its square."""
+
+    steps: Tensor
+    mean: Tree
+    square: Tree
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba, 2015)."""
+
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, params: Tree) -> AdamState:
+        zeros = tree_map(torch.zeros_like, params)
+        first = leaves(params)[0]
+        # A sum of zeros, not a constant: under vmap every client then counts its own steps.
+        steps = (first.flatten()[:1].detach() * 0).sum().to(torch.float32)
+        return AdamState(steps=steps, mean=zeros, square=tree_map(torch.clone, zeros))
+
+    def update(self, grads: Tree, params: Tree, state: AdamState) -> tuple[Tree, AdamState]:
+        spec = pytree.tree_structure(params)
+        flat = [leaves(tree) for tree in (params, grads, state.mean, state.square)]
+        count = len(flat[0])
+        steps, *out = _AdamStep.apply(self, state.steps, *(leaf for part in flat for leaf in part))
+        params, mean, square = (
+            pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
+        )
+        return params, AdamState(steps=steps, mean=mean, square=square)
+
+
+class _AdamStep(Function):
+    """One step of torch's fused Adam on all leaves of all clients at once."""
+
+    @staticmethod
+    def forward(settings: Adam, steps: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        count = len(flat) // 4
+        params, grads, mean, square = (list(flat[i * count : (i + 1) * count]) for i in range(4))
+        return _adam_in_place(
+            settings, steps + 0, [p.clone() for p in params], grads,
+            [m.clone() for m in mean], [s.clone() for s in square], batched=False,
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None,) * (2 + 4 * (len(grads) // 3))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, settings: Adam, steps: Tensor, *flat: Tensor) -> Any:
+        size = info.batch_size
+
+        def whole(leaf: Tensor, dim: int | None) -> Tensor:
+            return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
+
+        count = len(flat) // 4
+        full = [whole(leaf, dim) for leaf, dim in zip(flat, in_dims[2:], strict=True)]
+        params, grads, mean, square = (full[i * count : (i + 1) * count] for i in range(4))
+        copy = torch.contiguous_format
+        out = _adam_in_place(
+            settings,
+            whole(steps, in_dims[1]).clone(memory_format=copy),
+            [p.clone(memory_format=copy) for p in params],
+            [g.contiguous() for g in grads],
+            [m.clone(memory_format=copy) for m in mean],
+            [s.clone(memory_format=copy) for s in square],
+            batched=True,
+        )
+        return out, (0,) * len(out)
+
+
+def _adam_in_place(
+    settings: Adam, steps: Tensor, params: list[Tensor], grads: list[Tensor],
+    mean: list[Tensor], square: list[Tensor], *, batched: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    lists = [params, grads, mean, square]
+    if not batched:
+        counts = [steps] * len(params)
+    elif steps.device.type == "cpu" and bool((steps == steps[0]).all()):
+        # All clients are equally old: their leaves are one long leaf.
+        counts = [steps[0].clone() for _ in params]
+    else:
+        lists = [[leaf[k] for leaf in part for k in range(steps.shape[0])] for part in lists]
+        counts = [steps[k].clone() for _ in params for k in range(steps.shape[0])]
+    counts = [count.clone() for count in counts]
+    fused_adam(
+        *lists, [], counts, fused=True, amsgrad=False, beta1=settings.beta1, beta2=settings.beta2,
+        lr=settings.lr, weight_decay=settings.weight_decay, eps=settings.eps, maximize=False,
+    )  # fmt: skip
+    return (steps + 1, *params, *mean, *square)
+
+
+@record
+class SGDState:
+    """Running mean of the gradient; None without momentum."""
+
+    velocity: Tree
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent, with momentum if asked."""
+
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+    def init(self, params: Tree) -> SGDState:
+        return SGDState(tree_map(torch.zeros_like, params) if self.momentum else None)
+
+    def update(self, grads: Tree, params: Tree, state: SGDState) -> tuple[Tree, SGDState]:
+        if self.weight_decay:
+            grads = tree_map(lambda g, p: g + self.weight_decay * p, grads, params)
+        if self.momentum:
+            # torch starts from the first gradient itself, which is what zero velocity gives here.
+            grads = tree_map(lambda v, g: self.momentum * v + g, state.velocity, grads)
+            state = SGDState(grads)
+        return tree_map(lambda p, g: p - self.lr * g, params, grads), state
+
+
+OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "sgd": SGD}

@@ -1,0 +1,141 @@
+"""Keyed randomness: noise is a hash of (seed, round, client, purpose, index), never a stream.
+
+The same key gives the same noise on every engine, in any order, on CPU and GPU, and a resumed run
+draws what the stopped one would have drawn. A key is a scalar int64 tensor, so that a captured GPU
+graph can replay it and `vmap` can carry one per client. Per-node noise is indexed by the node's id,
+not by its row, so that padding and relabelling do not change it.
+
+Keys are mixed with 64-bit splitmix; elements with a 32-bit avalanche hash, which vectorises.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_B = 0x94D049BB133111EB - (1 << 64)
+_MIX32_A = 0x7FEB352D
+_MIX32_B = 0x846CA68B - (1 << 32)
+
+
+def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """The root key of a seed."""
+    return fold(torch.zeros((), dtype=torch.int64, device=device), seed)
+
+
+def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
+    """Derive a key: `fold(key, "dropout", layer)`. Tensors may carry a batch of numbers."""
+    for part in parts:
+        if isinstance(part, Tensor):
+            salt = part.to(torch.int64) * _MIX_A + _GOLDEN
+        else:
+            # Names live above every number that is used as a part, so "a" never equals some index.
+            number = zlib.crc32(part.encode()) + (1 << 33) if isinstance(part, str) else part
+            salt = _wrap64(number * _MIX_A + _GOLDEN)
+        key = _mix64(key * _MIX_B + salt)
+    return key
+
+
+def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
+    """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
+    bits: Tensor = _Bits.apply(key, rows, width)
+    return bits
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers in (0, 1) of any shape, indexed by position."""
+    width = shape[-1] if shape else 1
+    rows = torch.arange(math.prod(shape[:-1]) if shape else 1, device=key.device, dtype=torch.int32)
+    bits = random_bits(key, rows, width)
+    # 24 bits are exact in float32; the half step keeps zero and one out.
+    return (((bits >> 8) + 2**23).to(dtype) + 0.5).mul(2.0**-24).reshape(shape)
+
+
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers of any shape (Box-Muller)."""
+    radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, "radius"), shape, dtype)))
+    return radius * torch.cos(2.0 * math.pi * uniform(fold(key, "angle"), shape, dtype))
+
+
+def dropout(h: Tensor, key: Tensor | None, rows: Tensor, rate: float) -> Tensor:
+    """Zero entries of h, (N, D), with probability `rate` and rescale; the identity without a key.
+
+    Args:
+        h: The activations.
+        key: Where the noise comes from; None when predicting.
+        rows: Node ids, (N,): noise belongs to a node, wherever it is stored.
+        rate: Probability of a zero.
+    """
+    if key is None or rate == 0.0:
+        return h
+    # The smallest integer whose bits survive; int32 bits are uniform in [-2^31, 2^31).
+    keep = random_bits(key, rows, h.shape[-1]) >= int(rate * 2**32) - 2**31
+    return h * keep.to(h.dtype).mul_(1.0 / (1.0 - rate))
+
+
+def _wrap64(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _mix64(z: Tensor) -> Tensor:
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MIX_A
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MIX_B
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def _mix32(z: Tensor) -> Tensor:
+    z = z ^ ((z >> 16) & 0xFFFF)
+    z = z * _MIX32_A
+    z = z.bitwise_xor_((z >> 15).bitwise_and_(0x1FFFF))
+    z = z.mul_(_MIX32_B)
+    return z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF))
+
+
+def _grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
+    """Bits for keys (...,), rows (..., N) -> (..., N, width); batch axes broadcast."""
+    low = (key << 32 >> 32).to(torch.int32).unsqueeze(-1)
+    high = (key >> 32).to(torch.int32).unsqueeze(-1)
+    columns = torch.arange(width, dtype=torch.int32, device=key.device)
+    row_hash = _mix32(rows.to(torch.int32) ^ low).unsqueeze(-1)
+    column_hash = _mix32(columns + high).unsqueeze(-2)
+    return _mix32(row_hash + column_hash)
+
+
+def _batch_first(dims: tuple[Any, ...], size: int, *args: Any) -> list[Any]:
+    """Move every batched argument's batch axis to the front and give the others an axis of one."""
+    out = []
+    for arg, dim in zip(args, dims, strict=False):
+        if not isinstance(arg, Tensor):
+            out.append(arg)
+        elif dim is None:
+            out.append(arg.unsqueeze(0))
+        else:
+            out.append(arg.movedim(dim, 0))
+    return out
+
+
+class _Bits(torch.autograd.Function):
+    """`_grid_bits` as one op: transforms see one call instead of thirty integer ops."""
+
+    @staticmethod
+    def forward(key: Tensor, rows: Tensor, width: int) -> Tensor:
+        return _grid_bits(key, rows, width)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, int]:
+        key, rows, width = _batch_first(in_dims, info.batch_size, key, rows, width)
+        return _Bits.apply(key, rows, width), 0

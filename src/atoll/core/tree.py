@@ -1,0 +1,123 @@
+"""Trees of tensors: nested records, dicts, tuples and lists with tensors at the leaves.
+
+Models, messages, replies, private states and server states are all trees. `record` makes a frozen
+dataclass a tree node, so that `torch.func.vmap`, the wire and the checkpoints see through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Tree = Any  # a recursive type that no checker follows through records; leaves are tensors
+T = TypeVar("T")
+
+RECORDS: dict[str, type[Any]] = {}
+"""Every record type by its dotted name: the only types that bytes may be decoded into."""
+
+
+def static(default: Any) -> Any:
+    """A record field that is not a tensor tree: it is part of the structure (a flag, a name)."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static,))
+def record(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass that is a tree of its fields."""
+    made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(made)
+    leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
+    fixed = tuple(f.name for f in fields if f.metadata.get("static"))
+
+    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(node, n) for n in leaves], tuple(getattr(node, n) for n in fixed)
+
+    def unflatten(children: Any, context: Any) -> Any:
+        return made(**dict(zip(leaves, children, strict=True)), **dict(zip(fixed, context, strict=True)))
+
+    def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children, context = flatten(node)
+        named = [(pytree.GetAttrKey(n), c) for n, c in zip(leaves, children, strict=True)]
+        return named, context
+
+    pytree.register_pytree_node(made, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
+    RECORDS[f"{made.__module__}.{made.__qualname__}"] = made
+    return made  # type: ignore[no-any-return]  # dataclass() is typed through Any above
+
+
+@record
+class Empty:
+    """A tree without leaves: a message or a reply that carries nothing."""
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """All tensors of a tree, in a fixed order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a tree with their dotted paths, for example `model.0.weight`."""
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        if isinstance(leaf, Tensor):
+            yield ".".join(_step_name(step) for step in path), leaf
+
+
+def _step_name(step: Any) -> str:
+    if isinstance(step, pytree.GetAttrKey):
+        return step.name
+    return str(step.key if isinstance(step, pytree.MappingKey) else step.idx)
+
+
+def tree_map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:
+    """Apply `fn` to the tensors of one tree, or of several trees of the same structure."""
+    return pytree.tree_map_only(Tensor, fn, tree) if not rest else pytree.tree_map(fn, tree, *rest)
+
+
+def structure(tree: Tree) -> pytree.TreeSpec:
+    """The shape of a tree without its tensors; two trees can be mapped together if it is equal."""
+    return pytree.tree_structure(tree)
+
+
+def stack(trees: Sequence[T]) -> T:
+    """Trees of one structure -> one tree whose tensors have a new leading axis."""
+    return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:]) if len(
+        trees
+    ) > 1 else tree_map(lambda part: part.unsqueeze(0), trees[0])
+
+
+def concat(trees: Sequence[T]) -> T:
+    """Stacked trees -> one stacked tree, joined along the leading axis."""
+    if len(trees) == 1:
+        return trees[0]
+    return tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+
+
+def take(tree: T, index: int | Tensor | slice) -> T:
+    """Row, or rows, of a stacked tree."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def unstack(tree: T, size: int) -> list[T]:
+    """The rows of a stacked tree, each a tree of its own."""
+    return [take(tree, row) for row in range(size)]
+
+
+def num_bytes(tree: Tree) -> int:
+    """Bytes of all tensors of a tree."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def all_finite(tree: Tree) -> bool:
+    """Whether every floating-point tensor of a tree is finite (one pass, one read-back)."""
+    # A sum is finite if all its terms are, except for an overflow of the sum itself, which the
+    # exact check below then clears.
+    floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
+    if not floats:
+        return True
+    total = torch.stack([leaf.sum(dtype=torch.float64) for leaf in floats]).sum()
+    return bool(torch.isfinite(total)) or all(bool(torch.isfinite(leaf).all()) for leaf in floats)

@@ -1,0 +1,324 @@
+"""What comes from outside: bytes, pickles, archives, and other packages' loaders.
+
+A mirror is somebody else's machine. Nothing of an archive is believed: not its bytes (SHA-256), not
+its paths, not its sizes, and not the pickles that some published sets consist of. PyG's and OGB's
+classes read the raw files, but may not download, print, or leave a half-written cache behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import lzma
+import os
+import pickle
+import pickletools
+import platform
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from atoll.core.errors import ConfigError, DataError
+
+MAX_BYTES = 4 * 2**30
+"""The most that one archive may unpack to; the largest known set (COLLAB) takes 0.35 GiB."""
+
+MAX_MEMBERS = 10_000
+"""The most files and folders in one archive; the largest known set has 22."""
+
+MAX_READ = 64 * 2**20
+"""The most that one header may make the reader hold in memory."""
+
+WORK_PREFIX = ".atoll-work-"
+STALE_SECONDS = 24 * 3600
+
+PUBLISHED: dict[str, str] = {
+    "ind.cora.x": "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab",
+    "ind.cora.tx": "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a",
+    "ind.cora.allx": "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543",
+    "ind.cora.y": "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1",
+    "ind.cora.ty": "41f5ac76596a1699cc33f53084a2419e92961c42bb75f36fc38e616d348532ad",
+    "ind.cora.ally": "2b998f5cc7fedc86e7f97ca2498f47a1ffc1462c29e2d578b23bf3f62b6e7d71",
+    "ind.cora.graph": "58f13302f39dde8852dad6fe6d15b89b077b6d7f837626bce671ef80344b383d",
+    "ind.cora.test.index": "297ce89af2b51a6a194181c7dbe1796c6a1cf9cd9349a88383b1b1e227867875",
+    "ind.citeseer.x": "d20de19150741e555de0ed037195630fc194114ebc7fd72ced62810148aa22f6",
+    "ind.citeseer.tx": "539a8906a2da97628d212f2fdd668c109a8b3f0d36574b59e5d3fd5b5303da21",
+    "ind.citeseer.allx": "2ac30345d95c9ec933a817ee0bdd6a5f077f8c184a20e696910192d534414668",
+    "ind.citeseer.y": "8ba87e515d8e3ee3cf52f6d2c5b86aa73f11ecad825a808455209ec26cd54924",
+    "ind.citeseer.ty": "55e5bd1ba1e733a04598753ad1a8d57957f4b8f89e74519f41f4f4938767e4ce",
+    "ind.citeseer.ally": "f704b2d986dde6c2669934de1f3ae5696a6cf9455c0f6b2646a2d135ea0a1c95",
+    "ind.citeseer.graph": "d79a4ef9d3e7169aee8946145f6b7306e35bc79bffad26346cfb94e10e9912a7",
+    "ind.citeseer.test.index": "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
+    "ind.pubmed.x": "fbe9cb5c47200d1b7769a26e579be3b7130b556831f9d850e77c4c74f2599b33",
+    "ind.pubmed.tx": "4eb5f5d0f30f26497eb0ac6ac9719d09c67e284f1ed0385c93f3ef27a671da3d",
+    "ind.pubmed.allx": "508e538e2abdccdd54c4d3e9f49d638b4af7107d85845f66ddea5a5152658b7e",
+    "ind.pubmed.y": "e6c807633307a07ed659249006536a147c7999c797f11a2560752990181b41b3",
+    "ind.pubmed.ty": "ee2e0d4819d9fbcc403689c3bf2e49face401b605932f093bc58ab6461130fdd",
+    "ind.pubmed.ally": "0c37bbe3b5014ec365e9d393cf4791925e5ed94fb194305d74f064a8d7b50f0e",
+    "ind.pubmed.graph": "5b89f0036ca22909471f1e6558eb42fa06e0c730a577bde5b058b40638f81dc9",
+    "ind.pubmed.test.index": "b101d421688bbaecbd82e8a18f1e282378d6830f3a37666f28ebc47f844341b5",
+    "minesweeper.npz": "e664c8dacf1e8ac466c2c09ed4b237bd2c5541f47a6eae9c6092cb87f16412b3",
+}
+"""SHA-256 of published raw files, by file name; only those that were checked against real bytes."""
+
+_PICKLED_NAMES = {
+    # Planetoid's files, written by Python 2, name these and nothing else; none of them runs code.
+    "numpy.core.multiarray _reconstruct",
+    "numpy ndarray",
+    "numpy dtype",
+    "scipy.sparse.csr csr_matrix",
+    "collections defaultdict",
+    "__builtin__ list",
+}
+_NAMING_OPCODES = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
+_LOADED_BY_UNPICKLING = {".pt", ".pth", ".pkl", ".pickle"}
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in lower-case hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_published(path: Path) -> None:
+    """Refuse a raw file whose bytes differ from the published ones, where those are known."""
+    wanted = PUBLISHED.get(path.name)
+    if wanted is not None and (found := sha256(path)) != wanted:
+        raise DataError(
+            f"the file {path.name} has SHA-256 {found[:12]}…, but the published one has "
+            f"{wanted[:12]}…; it is damaged or changed, fetch it from another mirror"
+        )
+
+
+def check_pickle(path: Path) -> None:
+    """Refuse a pickle that names anything but arrays, sparse matrices, lists and dictionaries.
+
+    Unpickling calls whatever the file names. Reading the opcodes calls nothing.
+    """
+    try:
+        for opcode, argument, _ in pickletools.genops(path.read_bytes()):
+            if opcode.name in _NAMING_OPCODES and argument not in _PICKLED_NAMES:
+                raise DataError(
+                    f"the file {path.name} is a pickle that names "
+                    f"'{str(argument).replace(' ', '.')}', which a data set has no use for and "
+                    "which could run code; do not use this file"
+                )
+    except (ValueError, pickle.UnpicklingError) as error:
+        raise DataError(f"the file {path.name} is not a complete pickle: {error}") from error
+
+
+def check_pickles(home: Path) -> None:
+    """Check every pickle among a set's raw files; Planetoid alone has any."""
+    for file in sorted(home.glob("raw/ind.*")):
+        if not file.name.endswith(".test.index"):  # its one text file
+            check_pickle(file)
+
+
+class _BoundedXZ(lzma.LZMAFile):
+    """Decompressed bytes, refused past a limit: a small file can unpack to any size."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        # tarfile reads blocks and headers of a stated size; a huge one is a forged header.
+        if size is None or not 0 <= size <= MAX_READ or self.tell() + size > MAX_BYTES + MAX_READ:
+            raise DataError(f"unpacks to more than {MAX_BYTES / 2**30:.3g} GiB")
+        return super().read(size)
+
+
+def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
+    """Unpack a `.tar.xz` below `target`, which must be empty and private.
+
+    Args:
+        archive: The archive.
+        target: The folder to unpack in.
+        inside: The only folder, relative to `target`, that the archive may fill.
+
+    Raises:
+        DataError: It is no archive, or holds something that a data set has no business to hold.
+    """
+    total = 0
+    try:
+        with _BoundedXZ(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+            for count, member in enumerate(tar, start=1):
+                problem = _member_problem(member, inside)
+                total += member.size
+                if problem is None and total > MAX_BYTES:
+                    problem = f"unpacks to more than {MAX_BYTES / 2**30:.3g} GiB"
+                if problem is None and count > MAX_MEMBERS:
+                    problem = f"holds more than {MAX_MEMBERS} files"
+                if problem is not None:
+                    raise DataError(problem)
+                tar.extract(member, target, filter="data")
+    except DataError as error:
+        raise DataError(f"the archive {archive.name} {error}; it was not unpacked") from error
+    except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as error:
+        raise DataError(
+            f"the file {archive.name} is not a complete .tar.xz archive ({error}); get it again"
+        ) from error
+
+
+def _member_problem(member: tarfile.TarInfo, inside: PurePosixPath) -> str | None:
+    """Why this member may not be unpacked, or None."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or re.match(r"[A-Za-z]:", member.name) or "\\" in member.name:
+        return f"holds the absolute or foreign path '{member.name}'"
+    if ".." in path.parts:
+        return f"holds the path '{member.name}', which leaves the target folder"
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+        # No published set has links; a link is how an archive writes where it may not.
+        return f"holds '{member.name}', which is neither a file nor a folder (a link or a device)"
+    if not path.is_relative_to(inside) and not (member.isdir() and inside.is_relative_to(path)):
+        return f"holds '{member.name}', but this set belongs in '{inside}'"
+    folders = {part.casefold() for part in path.parts}
+    if path.suffix.lower() in _LOADED_BY_UNPICKLING or "processed" in folders:
+        return f"holds '{member.name}', a cache that loading would unpickle; only raw files belong"
+    return None
+
+
+@contextmanager
+def workspace(parent: Path) -> Iterator[Path]:
+    """A private folder below `parent` that is gone afterwards, whatever happens.
+
+    It lies below `parent` so that moving a finished result into place is one rename. Folders that
+    killed processes left behind are removed first.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for entry in parent.glob(f"{WORK_PREFIX}*"):
+        if _is_stale(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}{os.getpid()}-{_host()}-", dir=parent))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9.]", "", platform.node())
+
+
+def _is_stale(entry: Path) -> bool:
+    """Whether the process that made this work folder is gone."""
+    try:
+        if time.time() - entry.stat().st_mtime > STALE_SECONDS:
+            return True
+    except OSError:
+        return False  # another process removed it meanwhile
+    pid, _, rest = entry.name.removeprefix(WORK_PREFIX).partition("-")
+    # A process number means something only on its own machine, and only POSIX can ask harmlessly.
+    if os.name != "posix" or not pid.isdigit() or rest.rpartition("-")[0] != _host():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep another package's prints and warnings from the user, but not the two that matter."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # A cache made with other transforms is other data.
+        warnings.filterwarnings("error", message="The `pre_(transform|filter)` argument differs")
+        # After this warning PyG would unpickle the cache without any restriction.
+        warnings.filterwarnings("error", message="Weights only load failed")
+        yield
+
+
+def loader_class(loader: str, **replaced: Callable[..., None]) -> Any:
+    """A PyG or OGB class with some methods replaced; `Any`, since neither package is typed."""
+    if loader == "PygNodePropPredDataset":
+        try:
+            from ogb.nodeproppred import PygNodePropPredDataset as found
+        except ImportError as error:
+            raise ConfigError(
+                f"this data set is read by OGB's own package, which is missing ({error}); "
+                "install it with: pip install ogb"
+            ) from error
+    else:
+        import torch_geometric.datasets
+
+        found = getattr(torch_geometric.datasets, loader)
+    return type(loader, (found,), dict(replaced))
+
+
+@contextmanager
+def open_raw(loader: str, arguments: Mapping[str, Any], root: Path, home: Path) -> Iterator[Any]:
+    """Let a PyG or OGB class read raw files, or the cache that it made of them.
+
+    The class writes its cache in a private folder, from where it is moved into place: an
+    interruption or a second process never meets half a cache. Where the data folder is read-only
+    the cache goes to a folder of the user.
+
+    Args:
+        loader: Name of the class.
+        arguments: What it is called with, besides `root`.
+        root: The folder that the class takes as `root`.
+        home: The folder, at or below `root`, that holds `raw/`.
+    """
+    relative = home.relative_to(root)
+    cache = "geometric_data_processed.pt" if loader.startswith("Pyg") else "data.pt"
+    with ExitStack() as stack:
+        with quiet():
+            cls = loader_class(loader, download=_refuse_download)
+        if not (home / "processed" / cache).is_file() and not _writable(home):
+            root = _shelf(home, stack)
+            _link_raw(home, root / relative)
+            home = root / relative
+        if not (home / "processed" / cache).is_file():
+            check_pickles(home)
+            with workspace(home) as work, quiet():
+                _link_raw(home, work / relative)
+                cls(root=str(work), **arguments)
+                made, kept = work / relative / "processed", home / "processed"
+                kept.mkdir(exist_ok=True)
+                # The file whose presence says that the cache is complete comes last.
+                for file in sorted(made.iterdir(), key=lambda file: file.name == cache):
+                    os.replace(file, kept / file.name)
+        with quiet():
+            dataset = cls(root=str(root), **arguments)
+        yield dataset
+
+
+def _refuse_download(_: object) -> None:
+    raise DataError("raw files are missing, and loading does not download; run: atoll data fetch")
+
+
+def _writable(home: Path) -> bool:
+    return all(os.access(path, os.W_OK) for path in (home, home / "processed") if path.exists())
+
+
+def _shelf(home: Path, stack: ExitStack) -> Path:
+    """A folder of this user for the cache of raw files in a read-only folder."""
+    # The inode time, since archives set the other one to whatever they like.
+    stamp = [(str(file), file.stat().st_ctime_ns) for file in sorted(home.resolve().rglob("*"))]
+    key = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
+    shelf = Path("~/.cache/atoll/processed").expanduser() / key
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-")))
+    return shelf
+
+
+def _link_raw(home: Path, other: Path) -> None:
+    """Make everything but the cache of `home` appear in `other`."""
+    other.mkdir(parents=True, exist_ok=True)
+    for entry in home.iterdir():
+        twin = other / entry.name
+        if entry.name.startswith(("processed", WORK_PREFIX)) or twin.exists():
+            continue
+        try:
+            twin.symlink_to(entry.resolve(), target_is_directory=entry.is_dir())
+        except OSError:  # some systems allow no links
+            (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, twin)

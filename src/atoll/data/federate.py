@@ -1,0 +1,128 @@
+"""From one whole graph to a federation: induced subgraphs, roles, tensors, and the checks on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from atoll.core.errors import DataError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
+from atoll.data.partition import Partition, divide
+from atoll.data.source import TEST, TRAIN, VAL, Source, check_source
+from atoll.data.split import split as assign_roles
+
+DEGENERATE = ("no-edge", "single-class")
+"""Clients that are refused unless the user allows them."""
+
+
+def federate(
+    source: Source,
+    *,
+    clients: int | None,
+    partition: str = "louvain",
+    split: str = "stratified",
+    ratios: tuple[float, float, float] | None = None,
+    seed: int = 0,
+    partition_seed: int | None = None,
+    allow: Collection[str] = (),
+    partition_options: dict[str, Any] | None = None,
+    split_options: dict[str, Any] | None = None,
+) -> Federation:
+    """Divide a graph among clients and give every node its role.
+
+    Args:
+        source: The whole graph.
+        clients: How many; None where the recipe knows (a column).
+        partition: Recipe of `data.partition`.
+        split: Recipe of `data.split`.
+        ratios: Shares of training, validation and test nodes; the recipe's own by default.
+        seed: Seed of the split, and of the partition unless `partition_seed` is given.
+        partition_seed: Seed of the partition alone.
+        allow: Names from `DEGENERATE` that are accepted.
+        partition_options: Further options of the partition recipe.
+        split_options: Further options of the split recipe.
+    """
+    check_source(source)
+    first = seed if partition_seed is None else partition_seed
+    parts = divide(source, partition, clients, first, **(partition_options or {}))
+    roles = assign_roles(
+        source, parts.parts, split, seed=seed, ratios=ratios, **(split_options or {})
+    )
+    graphs = tuple(
+        client_graph(source, ids, role) for ids, role in zip(parts.parts, roles, strict=True)
+    )
+    check_clients(source, parts, roles, graphs, allow)
+    about = {
+        "partition": partition, "split": split, "clients": len(graphs), "sha1": parts.sha1,
+        "nodes": [int(ids.size) for ids in parts.parts],
+        "edges": [int(graph.edges.shape[1]) for graph in graphs],
+        "edges_total": int(source.edges.shape[1]),
+    }  # fmt: skip
+    return Federation(graphs, source.classes, name=source.name, metric=source.metric, about=about)
+
+
+def client_graph(source: Source, ids: np.ndarray, roles: np.ndarray) -> Graph:
+    """The subgraph that the nodes `ids` induce, as tensors."""
+    place = np.full(source.num_nodes, -1, dtype=np.int64)
+    place[ids] = np.arange(ids.size)
+    ends = place[source.edges]
+    inside = (ends >= 0).all(axis=0)
+    weight = None if source.weight is None else torch.from_numpy(source.weight[inside])
+    labels = source.y[ids]
+    known = labels >= 0
+    return make_graph(
+        _features(source.x, ids),
+        torch.from_numpy(np.ascontiguousarray(ends[:, inside])),
+        torch.from_numpy(labels),
+        train=torch.from_numpy((roles == TRAIN) & known),
+        val=torch.from_numpy((roles == VAL) & known),
+        test=torch.from_numpy((roles == TEST) & known),
+        edge_weight=weight,
+        ids=torch.from_numpy(ids.astype(np.int32)),
+    )
+
+
+def _features(x: np.ndarray | sp.csr_array, ids: np.ndarray) -> torch.Tensor | Sparse:
+    if not sp.issparse(x):
+        return torch.from_numpy(np.ascontiguousarray(x[ids], dtype=np.float32))
+    rows = x[ids].tocoo()
+    return sparse_matrix(
+        torch.from_numpy(rows.row.astype(np.int64)),
+        torch.from_numpy(rows.col.astype(np.int64)),
+        torch.from_numpy(rows.data.astype(np.float32)),
+        (ids.size, x.shape[1]),
+        square=False,
+    )
+
+
+def check_clients(
+    source: Source,
+    partition: Partition,
+    roles: list[np.ndarray],
+    graphs: tuple[Graph, ...],
+    allow: Collection[str],
+) -> None:
+    """Refuse clients that cannot take part, in one sentence that says what to do."""
+    for number, (ids, role) in enumerate(zip(partition.parts, roles, strict=True)):
+        of = f"client {number} of {len(graphs)} ({ids.size} nodes of '{source.name}')"
+        labels = source.y[ids]
+        if not ((role == TRAIN) & (labels >= 0)).any():
+            raise DataError(
+                f"{of} has no training node; use fewer clients, another partition or split, or a "
+                "larger training share"
+            )
+        if graphs[number].edges.shape[1] == 0 and "no-edge" not in allow:
+            raise DataError(
+                f"{of} has no edge; use fewer clients or another partition, or accept such clients "
+                "with --allow no-edge"
+            )
+        if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:
+            raise DataError(
+                f"{of} has nodes of a single class; use fewer clients or another partition, or "
+                "accept such clients with --allow single-class"
+            )

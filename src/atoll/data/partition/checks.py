@@ -1,0 +1,33 @@
+"""Checks of recipe options, each with one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.core.errors import ConfigError, unknown
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a whole number of at least {least}, but is {value!r}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuse what is not a finite number above zero."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not 0 < value < np.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a number above 0, but is {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is not true or false; the text "false" would otherwise count as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, but is {value!r}")
+
+
+def check_compat(given: str | None, *allowed: str) -> None:
+    """Refuse a `compat` name that this recipe does not know."""
+    if given is not None and given not in allowed:
+        raise unknown("compat", str(given), allowed)

@@ -1,0 +1,89 @@
+"""Partitions that skew labels, features or topology, as OpenFGL defines them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.core.errors import DataError
+from atoll.data.partition.checks import check_positive, check_whole
+from atoll.data.partition.packing import members
+from atoll.data.source import GraphSet, Source
+
+TRIES = 100  # OpenFGL's number
+
+
+def dirichlet(
+    source: Source | GraphSet,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float = 10.0,
+    least: int = 5,
+) -> list[np.ndarray]:
+    """Label skew: each class is shared out by Dirichlet(alpha), drawn again until all have enough.
+
+    Args:
+        source: One graph or one set of graphs; unknown labels count as one more class.
+        clients: Number of clients.
+        seed: Seed of the generator.
+        alpha: Small is skewed, large is even.
+        least: The fewest members that a client may have.
+    """
+    check_whole("least", least, 1)
+    check_positive("alpha", alpha)
+    count = len(source.y)
+    if clients * least > count:
+        raise DataError(
+            f"partition 'dirichlet' gives each client at least {least} of the {count} members of "
+            f"'{source.name}', too few for {clients} clients; "
+            f"use at most {count // least} clients, or a smaller least"
+        )
+    rng = np.random.default_rng(seed)
+    for _ in range(TRIES):
+        owner = _draw_owners(source.y, clients, alpha, rng)
+        if np.bincount(owner, minlength=clients).min() >= least:
+            return members(owner, clients)
+    raise DataError(
+        f"partition 'dirichlet' with alpha = {alpha} left a client of '{source.name}' with fewer "
+        f"than {least} members in each of {TRIES} draws; use fewer than {clients} clients, "
+        f"a larger alpha or a smaller least"
+    )
+
+
+def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    owner = np.empty(len(y), dtype=np.int64)
+    held = np.zeros(clients, dtype=np.int64)
+    for label in np.unique(y):
+        ids = rng.permutation(np.flatnonzero(y == label))
+        still_open = held < len(y) / clients
+        share = rng.dirichlet(np.full(clients, alpha)) * still_open
+        if share.sum() == 0:  # a small alpha put everything on clients that are full
+            share = still_open.astype(float)
+        cuts = np.floor(np.cumsum(share / share.sum()) * len(ids)).astype(np.int64)
+        cuts[-1] = len(ids)
+        taken = np.diff(cuts, prepend=0)
+        owner[ids] = np.repeat(np.arange(clients), taken)
+        held += taken
+    return owner
+
+
+def feature_skew(source: GraphSet, clients: int, seed: int) -> list[np.ndarray]:
+    """Graphs sorted by their mean feature value, cut into equal runs; the seed has no effect."""
+    del seed
+    totals = np.bincount(
+        source.graph_of_node(), weights=source.x.sum(axis=1), minlength=source.num_graphs
+    )
+    return _runs(totals / np.maximum(np.diff(source.node_ptr) * source.num_features, 1), clients)
+
+
+def topology_skew(source: GraphSet, clients: int, seed: int) -> list[np.ndarray]:
+    """Graphs sorted by their mean degree, cut into equal runs; the seed has no effect."""
+    del seed
+    edges = np.bincount(source.graph_of_node()[source.edges[0]], minlength=source.num_graphs)
+    return _runs(edges / np.maximum(np.diff(source.node_ptr), 1), clients)
+
+
+def _runs(value: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Equal runs of the ids in ascending order of value; the last run takes the rest."""
+    length = len(value) // clients
+    return np.split(np.argsort(value, kind="stable"), length * np.arange(1, clients))

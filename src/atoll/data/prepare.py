@@ -1,0 +1,59 @@
+"""What a protocol does to the whole graph before it is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components
+
+from atoll.data.source import Source
+
+
+def undirected(source: Source) -> Source:
+    """Every edge in both directions, without self-loops and duplicates."""
+    return source.undirected_simple()
+
+
+def largest_component(source: Source) -> Source:
+    """The largest connected component alone; the lowest node number decides between equals."""
+    n = source.num_nodes
+    ones = np.ones(source.edges.shape[1], dtype=np.int8)
+    adjacency = sp.coo_array((ones, (source.edges[0], source.edges[1])), shape=(n, n))
+    _, label = connected_components(adjacency, directed=False)
+    return induced(source, np.flatnonzero(label == np.bincount(label).argmax()))
+
+
+def row_normalized(source: Source) -> Source:
+    """Features divided by their row's sum (a row of zeros stays)."""
+    total = np.asarray(source.x.sum(axis=1)).reshape(-1)
+    scale = np.divide(1.0, total, out=np.zeros(total.shape), where=total != 0).astype(np.float32)
+    if sp.issparse(source.x):
+        return replace(source, x=sp.csr_array(sp.diags_array(scale) @ source.x))
+    return replace(source, x=source.x * scale[:, None])
+
+
+def induced(source: Source, ids: np.ndarray) -> Source:
+    """The graph that the nodes `ids` induce, numbered in that order."""
+    place = np.full(source.num_nodes, -1, dtype=np.int64)
+    place[ids] = np.arange(ids.size)
+    ends = place[source.edges]
+    inside = (ends >= 0).all(axis=0)
+    return replace(
+        source,
+        x=source.x[ids],
+        edges=np.ascontiguousarray(ends[:, inside]),
+        y=source.y[ids],
+        weight=None if source.weight is None else source.weight[inside],
+        split=None if source.split is None else source.split[ids],
+        columns={name: values[ids] for name, values in source.columns.items()},
+    )
+
+
+PREPARATIONS: dict[str, Callable[[Source], Source]] = {
+    "undirected": undirected,
+    "largest-component": largest_component,
+    "row-normalized": row_normalized,
+}

@@ -1,0 +1,334 @@
+"""What a user says about their own graph (schema, options), and what Atoll answers (report).
+
+A schema gives columns their roles. What it does not say follows convention: `id`, `label`, `split`,
+`client`, `source`, `target`, `weight` and a few synonyms, in any case; every other column of the
+node table is a feature.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import ConfigError, DataError, unknown
+
+CONVENTION = {
+    "id": ("id", "node", "node_id"),
+    "label": ("label", "y", "class", "target"),
+    "split": ("split",),
+    "source": ("source", "src", "from"),
+    "target": ("target", "dst", "to"),
+    "weight": ("weight",),
+}
+OWNERS = ("client", "owner")
+"""Columns that are kept as owners without a schema."""
+
+_STRING, _LIST, _BOOL = "a text", "a list of texts", "true or false"
+_KEYS: dict[str, dict[str, str]] = {
+    "nodes": {
+        "id": _STRING,
+        "label": _STRING,
+        "split": _STRING,
+        "owner": _STRING,
+        "features": _LIST,
+        "categories": _LIST,
+        "ignore": _LIST,
+    },
+    "edges": {"source": _STRING, "target": _STRING, "weight": _STRING, "directed": _BOOL},
+}
+_CHOICES = {
+    "dangling": ("error", "drop"),
+    "duplicate_nodes": ("error", "first"),
+    "self_loops": ("drop", "keep", "error"),
+    "duplicate_edges": ("drop", "keep", "sum", "error"),
+}
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """What to do with what is found in a user's graph.
+
+    Attributes:
+        dangling: An edge to a node that is not there: "error" or "drop".
+        duplicate_nodes: An id given twice: "error", or "first" keeps the first row.
+        self_loops: An edge from a node to itself: "drop", "keep" or "error".
+        duplicate_edges: An edge given again: "drop" keeps the first, "keep" keeps every row, "sum"
+            adds the weights (a missing weight counts one), "error" refuses. In an undirected graph
+            a-b and b-a are one edge: "drop" and "sum" merge them, and "error" allows them, because
+            many files list both directions.
+        directed: Keep directions; None takes the schema's word, or else undirected.
+        owner: A node column that names each node's owner; it is kept out of the features.
+        max_categories: The most distinct texts that one column may hold.
+    """
+
+    dangling: str = "error"
+    duplicate_nodes: str = "error"
+    self_loops: str = "drop"
+    duplicate_edges: str = "drop"
+    directed: bool | None = None
+    owner: str | None = None
+    max_categories: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(f"choice for {name}", str(getattr(self, name)), allowed)
+        if self.max_categories < 1:
+            raise ConfigError(f"max_categories is {self.max_categories}; give 1 or more")
+
+
+@dataclass(frozen=True)
+class OwnReport:
+    """What was found in a user's graph and what was done about it.
+
+    Attributes:
+        nodes: Nodes of the graph, after duplicates were dropped.
+        edges: Edge rows as given, before anything was dropped, merged or mirrored.
+        classes: The name of every class, in the order of the label numbers.
+        features: The name of every column of `Source.x` (`kind=shop` for a category); empty where
+            the file gives none.
+        messages: Sentences for a person, in the order they came up.
+        dangling_edges: Edges to nodes that are not there.
+        duplicate_nodes: Rows whose id was given before.
+        self_loops: Edges from a node to itself.
+        duplicate_edges: Rows that repeat an earlier (source, target).
+        mirrored_edges: Undirected edges that were given in both directions and merged.
+        unlabelled: Nodes without a label.
+    """
+
+    nodes: int
+    edges: int
+    classes: tuple[str, ...]
+    features: tuple[str, ...]
+    messages: tuple[str, ...] = ()
+    dangling_edges: int = 0
+    duplicate_nodes: int = 0
+    self_loops: int = 0
+    duplicate_edges: int = 0
+    mirrored_edges: int = 0
+    unlabelled: int = 0
+
+
+@dataclass
+class Findings:
+    """The counts and sentences of one load, while it runs; `OwnReport` is its frozen form."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+    def count(self, name: str, number: int) -> None:
+        """Add to one of the counts of `OwnReport`."""
+        self.counts[name] = self.counts.get(name, 0) + int(number)
+
+    def say(self, sentence: str) -> None:
+        """Add a sentence for a person."""
+        self.messages.append(sentence)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The roles of columns that a `schema.toml` gives; None and empty mean "by convention"."""
+
+    file: str = "schema.toml"
+    id: str | None = None
+    label: str | None = None
+    split: str | None = None
+    owner: str | None = None
+    features: tuple[str, ...] | None = None
+    categories: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    source: str | None = None
+    target: str | None = None
+    weight: str | None = None
+    directed: bool | None = None
+
+
+@dataclass(frozen=True)
+class NodeRoles:
+    """Which column of a node table is what; `numbers` and `categories` were asked for by name."""
+
+    id: str | None
+    label: str
+    split: str | None
+    owners: tuple[str, ...]
+    numbers: tuple[str, ...]
+    categories: tuple[str, ...]
+    inferred: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Columns that become features."""
+        return (*self.numbers, *self.categories, *self.inferred)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Columns that are read at all."""
+        roles = [name for name in (self.id, self.label, self.split) if name is not None]
+        return (*roles, *self.owners, *self.features)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Columns whose values are names even where they look like numbers (007 is not 7)."""
+        roles = [name for name in (self.id, self.split) if name is not None]
+        return (*roles, *self.owners, *self.categories)
+
+
+@dataclass(frozen=True)
+class EdgeRoles:
+    """Which column of an edge table is what."""
+
+    source: str
+    target: str
+    weight: str | None
+    ignored: tuple[str, ...]
+
+
+def read_schema(path: Path) -> Schema:
+    """Read and check a schema file; an unknown key is an error that names the nearest known one."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no schema file '{path}'; give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
+        raise ConfigError(f"schema '{path}' is not readable as TOML ({problem})") from None
+    values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
+    for section, entries in raw.items():
+        if section not in _KEYS:
+            raise unknown(f"section of {path.name}", section, _KEYS)
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{path.name}: write [{section}] as a section, not as a value")
+        for key, value in entries.items():
+            if key not in _KEYS[section]:
+                raise unknown(f"{path.name} [{section}] key", key, _KEYS[section])
+            values[key] = _checked(value, _KEYS[section][key], f"{path.name} [{section}] {key}")
+    schema = Schema(file=path.name, **values)
+    _no_double_role(schema)
+    return schema
+
+
+def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ...]:
+    if kind == _BOOL and isinstance(value, bool):
+        return value
+    if kind == _STRING and isinstance(value, str) and value:
+        return value
+    if kind == _LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    raise ConfigError(f"{where} is {value!r}; it must be {kind}")
+
+
+def _no_double_role(schema: Schema) -> None:
+    roles: dict[str, str] = {}
+    for role in _KEYS["nodes"]:
+        given = getattr(schema, role)
+        names = (given,) if isinstance(given, str) else given or ()
+        for name in names:
+            if name in roles:
+                raise ConfigError(
+                    f"{schema.file} [nodes] gives column '{name}' as {roles[name]} and as {role}; "
+                    f"a column has one role"
+                )
+            roles[name] = role
+
+
+def node_roles(
+    columns: Sequence[str], schema: Schema, owner: str | None, file: str, *, with_id: bool = True
+) -> NodeRoles:
+    """Give every column of a node table its role.
+
+    Args:
+        columns: The table's columns.
+        schema: The user's word, or `Schema()`.
+        owner: A further owner column (`OwnOptions.owner`).
+        file: The table's name, for sentences.
+        with_id: False where nodes are named outside the table (GraphML, NetworkX).
+    """
+    asked = {*(schema.features or ()), *schema.categories, *schema.ignore}
+    free = [name for name in columns if name not in asked]
+    node_id = _role("id", free, columns, schema, file) if with_id else None
+    if with_id and node_id is None:
+        raise DataError(_absent("id", "nodes", columns, file))
+    free = [name for name in free if name != node_id]
+    label = _role("label", free, columns, schema, file)
+    if label is None:
+        word = "column" if with_id else "attribute"
+        raise DataError(_absent("label", "nodes", columns, file, word))
+    split = _role("split", free, columns, schema, file)
+    owners = [name for name in (owner, schema.owner) if name is not None]
+    for name in (*owners, *(schema.features or ()), *schema.categories, *schema.ignore):
+        _present(name, columns, "option owner" if name == owner else schema.file, file)
+    owners += [name for name in free if name.lower() in OWNERS]
+    rest = [name for name in free if name not in (label, split, *owners)]
+    unnamed = [name for name in rest if not name or name.startswith("__index_level_")]
+    inferred = [name for name in rest if name not in unnamed] if schema.features is None else []
+    return NodeRoles(
+        id=node_id,
+        label=label,
+        split=split,
+        owners=tuple(dict.fromkeys(owners)),
+        numbers=tuple(name for name in schema.features or () if name not in owners),
+        categories=tuple(name for name in schema.categories if name not in owners),
+        inferred=tuple(inferred),
+        ignored=(*schema.ignore, *(name for name in rest if name not in inferred)),
+    )
+
+
+def edge_roles(columns: Sequence[str], schema: Schema, file: str) -> EdgeRoles:
+    """Give every column of an edge table its role."""
+    found = {role: _role(role, columns, columns, schema, file) for role in ("source", "target")}
+    for role, name in found.items():
+        if name is None:
+            raise DataError(_absent(role, "edges", columns, file))
+    weight = _role("weight", columns, columns, schema, file)
+    used = (*found.values(), weight)
+    ignored = tuple(name for name in columns if name not in used)
+    return EdgeRoles(str(found["source"]), str(found["target"]), weight, ignored)
+
+
+def _role(
+    role: str, free: Sequence[str], columns: Sequence[str], schema: Schema, file: str
+) -> str | None:
+    """The column of one role: what the schema says, or the one column that convention names."""
+    given = getattr(schema, role)
+    if given is not None:
+        _present(given, columns, schema.file, file)
+        return str(given)
+    found = [name for name in free if name.lower() in CONVENTION[role]]
+    if len(found) > 1:
+        section = "edges" if role in _KEYS["edges"] else "nodes"
+        raise DataError(
+            f"{file} has columns '{found[0]}' and '{found[1]}', and either could be the {role}; "
+            f'say which in schema.toml: [{section}] {role} = "{found[0]}"'
+        )
+    return found[0] if found else None
+
+
+def _present(name: str, columns: Sequence[str], origin: str, file: str) -> None:
+    if name not in columns:
+        near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"its columns are {listed(columns)}"
+        raise ConfigError(f"{origin} names column '{name}', which {file} does not have; {hint}")
+
+
+def _absent(
+    role: str, section: str, columns: Sequence[str], file: str, word: str = "column"
+) -> str:
+    allowed = ", ".join(CONVENTION[role])
+    hint = ""
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        hint = " (separate the columns with commas)"
+    return (
+        f"{file} has no {role} {word}{hint}: its {word}s are {listed(columns)}; name one of them "
+        f'{allowed}, or say which it is in schema.toml: [{section}] {role} = "..."'
+    )
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """Names for a sentence, quoted, and cut short when there are many."""
+    every = [f"'{name}'" for name in names]
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return (", ".join(every[:most]) + more) or "none"

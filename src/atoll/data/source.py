@@ -1,0 +1,141 @@
+"""What a loader hands over: one whole graph, or one set of small graphs, still undivided.
+
+A `Source` is plain NumPy and SciPy, checked once by `check_source`; partitions and splits read it and
+`data/federate.py` turns it into the tensors of a `Federation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+import scipy.sparse as sp
+
+from atoll.core.errors import DataError
+
+TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
+"""Roles of a node (or a graph) in `Source.split` and in every split function."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One whole graph, before it is divided among owners.
+
+    Attributes:
+        name: The data set's name, for tables.
+        x: Features, (N, D) float32; a CSR array when most entries are zero.
+        edges: (2, E) int64 directed edges source -> target; an undirected edge stands twice.
+        y: Labels, (N,) int64 in 0..classes-1, or -1 where unknown.
+        classes: Number of classes.
+        weight: Edge weights, (E,) float32, or None when all are one.
+        split: Given roles, (N,) int8 of TRAIN/VAL/TEST/UNUSED, or None.
+        columns: Further node columns by name, (N,) each, for example an owner.
+        metric: "accuracy" or "auc", what this data set is usually scored by.
+    """
+
+    name: str
+    x: np.ndarray | sp.csr_array
+    edges: np.ndarray
+    y: np.ndarray
+    classes: int
+    weight: np.ndarray | None = None
+    split: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
+    metric: str = "accuracy"
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+    def undirected_simple(self) -> Source:
+        """The same graph with every edge in both directions, without self-loops and duplicates."""
+        if self.num_nodes == 0 or self.edges.shape[1] == 0:
+            return self
+        low, high = self.edges.min(axis=0), self.edges.max(axis=0)
+        keep = low != high
+        keys = low[keep].astype(np.int64) * self.num_nodes + high[keep]
+        pairs, first = np.unique(keys, return_index=True)
+        low, high = pairs // self.num_nodes, pairs % self.num_nodes
+        edges = np.stack([np.concatenate([low, high]), np.concatenate([high, low])])
+        order = np.lexsort((edges[1], edges[0]))
+        weight = None
+        if self.weight is not None:
+            # The two directions of an undirected edge carry one weight: the first one given.
+            once = self.weight[keep][first]
+            weight = np.concatenate([once, once])[order]
+        return replace(self, edges=edges[:, order], weight=weight)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSet:
+    """A set of small graphs with one label each, stored end to end.
+
+    Attributes:
+        name: The data set's name.
+        x: Features of all nodes of all graphs, (N, D) float32.
+        edges: (2, E) int64, node numbers counted over the whole set.
+        node_ptr: (G+1,) int64; graph g owns nodes node_ptr[g]:node_ptr[g+1].
+        y: One label per graph, (G,) int64.
+        classes: Number of classes.
+        metric: "accuracy" or "auc".
+    """
+
+    name: str
+    x: np.ndarray
+    edges: np.ndarray
+    node_ptr: np.ndarray
+    y: np.ndarray
+    classes: int
+    metric: str = "accuracy"
+
+    @property
+    def num_graphs(self) -> int:
+        return int(self.y.shape[0])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+    def graph_of_node(self) -> np.ndarray:
+        """The graph that each node belongs to, (N,)."""
+        return np.repeat(np.arange(self.num_graphs), np.diff(self.node_ptr))
+
+
+def check_source(source: Source) -> Source:
+    """Refuse a graph that no method could use; each refusal is one sentence."""
+    name, n = source.name, source.num_nodes
+    if n == 0:
+        raise DataError(f"data '{name}' has no nodes; give a graph with at least one node")
+    values = source.x.data if sp.issparse(source.x) else source.x
+    finite = np.isfinite(values)
+    if not finite.all():
+        where = np.argwhere(~finite)[0]
+        if sp.issparse(source.x):
+            row = int(np.searchsorted(source.x.indptr, where[0], side="right") - 1)
+            column = int(source.x.indices[where[0]])
+        else:
+            row, column = int(where[0]), int(where[1])
+        raise DataError(
+            f"data '{name}' has a NaN or infinite feature at node {row}, column {column} "
+            f"({int((~finite).sum())} in all); replace such values before training"
+        )
+    if source.y.shape != (n,):
+        raise DataError(f"data '{name}' has {source.y.shape[0]} labels for {n} nodes")
+    if source.y.size and (source.y.max() >= source.classes or source.y.min() < -1):
+        bad = int(np.flatnonzero((source.y >= source.classes) | (source.y < -1))[0])
+        raise DataError(
+            f"data '{name}': node {bad} has label {int(source.y[bad])}; labels are 0 to "
+            f"{source.classes - 1}, or -1 where unknown"
+        )
+    if source.edges.shape[1] and (source.edges.min() < 0 or source.edges.max() >= n):
+        raise DataError(
+            f"data '{name}' has an edge to node {int(source.edges.max())}, but its nodes are "
+            f"numbered 0 to {n - 1}"
+        )
+    return source

@@ -1,0 +1,267 @@
+"""Which nodes (or graphs) of each client are for training, validation and testing.
+
+`split` is a pure function of (source, parts, recipe, seed, ratios, options); a recipe draws from a
+generator of its own. Whatever has no label (-1) is UNUSED. Recipes:
+
+    stratified  the strict default: per client and class, totals within one of the ratios
+    openfgl     per client and class, cut at int(.2 n), int(.6 n)
+    fedtad      per client and class, int(.2 n) and int(.4 n), the rest for testing
+    gcfl        per client, scikit-learn's stratified draw in two stages
+    random      per client, classes ignored (FedGTA, AdaFGL)
+    global      one draw over all nodes before they are divided, classes ignored (FED-PUB, FedIIH)
+    given       the roles that came with the data
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
+
+Ratios = tuple[float, float, float]
+"""Shares for training, validation and testing; they sum to one."""
+
+NODE_RATIOS: Ratios = (0.2, 0.4, 0.4)
+GRAPH_RATIOS: Ratios = (0.8, 0.1, 0.1)
+
+
+def split(
+    source: Source | GraphSet,
+    parts: Sequence[np.ndarray],
+    recipe: str = "stratified",
+    seed: int = 0,
+    ratios: Ratios | None = None,
+    **options: int,
+) -> list[np.ndarray]:
+    """Give every node (or graph) of every client a role.
+
+    Args:
+        source: The graph or the set of graphs that was divided.
+        parts: Ids of each client, as in `Partition.parts`.
+        recipe: A name of `SPLITS`.
+        seed: Seed of the recipe's own generator.
+        ratios: Train, validation and test shares; None is 20/40/40 for the nodes of a graph and
+            80/10/10 for graphs.
+        **options: `draw` of the recipe "global".
+
+    Returns:
+        For each client int8 roles (TRAIN, VAL, TEST, UNUSED), in the order of its ids.
+    """
+    if recipe not in SPLITS:
+        raise unknown("split", recipe, SPLITS)
+    function = SPLITS[recipe]
+    parameters = inspect.signature(function).parameters.values()
+    allowed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in allowed:
+            raise ConfigError(f"split '{recipe}' has no option '{option}'")
+    if ratios is None:
+        ratios = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
+    _check_ratios(ratios)
+    roles = function(source, parts, seed, ratios, **options)
+    return [
+        np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8)
+        for ids, own in zip(parts, roles, strict=True)
+    ]
+
+
+def stratified(
+    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
+) -> list[np.ndarray]:
+    """Per client and class, without the drift of per-class rounding.
+
+    A client's nodes stand in a row, class after class, shuffled inside a class, and the roles are
+    spread evenly along the row: each class gets its share to within about one node and the client's
+    totals are the rounded ratios. A client whose row is too short for a training node gets one. A
+    node that several clients hold has the same role at all of them, so that nobody trains on what
+    another is tested on.
+    """
+    role_of = np.full(len(source.y), UNUSED, dtype=np.int8)
+    for client, ids in enumerate(parts):
+        rng = np.random.default_rng([seed, client])
+        fresh = np.unique(ids)
+        fresh = rng.permutation(fresh[(source.y[fresh] >= 0) & (role_of[fresh] == UNUSED)])
+        # In a random order of classes, or the first class would round down at every client.
+        rank = rng.permutation(source.classes)
+        row = fresh[np.argsort(rank[source.y[fresh]], kind="stable")]
+        role_of[row] = _spread(len(row), ratios)
+        if len(row) and not (role_of[ids] == TRAIN).any():
+            role_of[row[0]] = TRAIN
+    return [role_of[ids] for ids in parts]
+
+
+def _spread(count: int, ratios: Ratios) -> np.ndarray:
+    """Roles for a row of `count` places: each role at even distances, totals rounded."""
+    roles = np.full(count, TEST, dtype=np.int8)
+    train = _evenly(count, ratios[0])
+    rest = np.flatnonzero(~train)
+    held_out = ratios[1] + ratios[2]
+    roles[train] = TRAIN
+    if held_out > 0:
+        roles[rest[_evenly(len(rest), ratios[1] / held_out)]] = VAL
+    return roles
+
+
+def _evenly(count: int, share: float) -> np.ndarray:
+    """True at round(share * count) of `count` places, evenly spread."""
+    steps = np.floor(share * np.arange(count + 1) + 0.5)
+    return np.asarray(steps[1:] > steps[:-1])
+
+
+def openfgl(
+    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
+) -> list[np.ndarray]:
+    """Per client and class: cut at int(train · n) and int((train + validation) · n)."""
+
+    def cuts(count: int) -> tuple[int, int]:
+        return int(ratios[0] * count), int((ratios[0] + ratios[1]) * count)
+
+    return _per_class(source.y, parts, seed, cuts)
+
+
+def fedtad(
+    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
+) -> list[np.ndarray]:
+    """Per client and class: int(train · n), then int(validation · n), the rest for testing."""
+
+    def cuts(count: int) -> tuple[int, int]:
+        train = int(ratios[0] * count)
+        return train, train + int(ratios[1] * count)
+
+    return _per_class(source.y, parts, seed, cuts)
+
+
+def _per_class(
+    y: np.ndarray,
+    parts: Sequence[np.ndarray],
+    seed: int,
+    cuts: Callable[[int], tuple[int, int]],
+) -> list[np.ndarray]:
+    result = []
+    for client, ids in enumerate(parts):
+        rng = np.random.default_rng([seed, client])
+        roles = np.full(len(ids), UNUSED, dtype=np.int8)
+        for label in np.unique(y[ids]):
+            places = rng.permutation(np.flatnonzero(y[ids] == label))
+            roles[places] = _three_runs(len(places), *cuts(len(places)))
+        result.append(roles)
+    return result
+
+
+def _three_runs(count: int, first: int, second: int) -> np.ndarray:
+    """TRAIN up to `first`, VAL up to `second`, TEST up to `count`."""
+    sizes = [first, second - first, count - second]
+    return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), sizes)
+
+
+def gcfl(
+    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
+) -> list[np.ndarray]:
+    """Per client: scikit-learn's stratified draw of training against the rest, then of the rest."""
+    from sklearn.model_selection import train_test_split
+
+    result = []
+    for client, ids in enumerate(parts):
+        y = source.y[ids]
+        held_out = ratios[1] + ratios[2]
+        try:
+            train, rest = train_test_split(
+                np.arange(len(ids)), test_size=held_out, stratify=y, random_state=seed
+            )
+            val, test = train_test_split(
+                rest, test_size=ratios[2] / held_out, stratify=y[rest], random_state=seed
+            )
+        except (ValueError, ZeroDivisionError) as error:
+            raise DataError(
+                f"split 'gcfl' cannot stratify client {client} with class counts "
+                f"{np.unique(y, return_counts=True)[1].tolist()}; use split 'stratified' or fewer "
+                f"clients"
+            ) from error
+        roles = np.empty(len(ids), dtype=np.int8)
+        roles[train], roles[val], roles[test] = TRAIN, VAL, TEST
+        result.append(roles)
+    return result
+
+
+def random(
+    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
+) -> list[np.ndarray]:
+    """Per client: one shuffle, classes ignored, cut at the rounded ratios."""
+    result = []
+    for client, ids in enumerate(parts):
+        roles = np.full(len(ids), UNUSED, dtype=np.int8)
+        labelled = np.flatnonzero(source.y[ids] >= 0)
+        order = np.random.default_rng([seed, client]).permutation(labelled)
+        count = len(order)
+        cuts = round(ratios[0] * count), round((ratios[0] + ratios[1]) * count)
+        roles[order] = _three_runs(count, *cuts)
+        result.append(roles)
+    return result
+
+
+def global_(
+    source: Source | GraphSet,
+    parts: Sequence[np.ndarray],
+    seed: int,
+    ratios: Ratios,
+    *,
+    draw: int = 0,
+) -> list[np.ndarray]:
+    """One torch permutation of all nodes: training, then testing, then the rest for validation.
+
+    FED-PUB draws its settings from one seed in order, so its split for 5, 10 and 20 clients is
+    `draw` 0, 1 and 2 of seed 1234. A node has one role, whoever holds it. Not stratified, and a
+    client may be left without a training node.
+    """
+    import torch
+
+    if isinstance(draw, bool) or not isinstance(draw, int) or draw < 0:
+        raise ConfigError(f"draw must be a whole number of at least 0, but is {draw!r}")
+    stream = torch.Generator().manual_seed(seed)
+    count = len(source.y)
+    for _ in range(draw):
+        torch.randperm(count, generator=stream)
+    order = torch.randperm(count, generator=stream).numpy()
+    train, test = round(ratios[0] * count), round(ratios[2] * count)
+    role_of = np.full(count, VAL, dtype=np.int8)
+    role_of[order[:train]] = TRAIN
+    role_of[order[train : train + test]] = TEST
+    return [role_of[ids] for ids in parts]
+
+
+def given(
+    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
+) -> list[np.ndarray]:
+    """The roles that came with the data; seed and ratios have no effect."""
+    del seed, ratios
+    if isinstance(source, GraphSet) or source.split is None:
+        raise DataError(
+            f"data '{source.name}' comes without a split, so split 'given' is not possible; "
+            f"use split 'stratified'"
+        )
+    roles = source.split
+    return [roles[ids] for ids in parts]
+
+
+def _check_ratios(ratios: Ratios) -> None:
+    numbers = len(ratios) == 3 and all(0 <= share <= 1 for share in ratios)
+    if not numbers or abs(sum(ratios) - 1) > 1e-6 or ratios[0] == 0:
+        raise ConfigError(
+            f"ratios {tuple(ratios)} are not usable; give three shares for training, validation "
+            f"and testing that sum to 1, the first above 0"
+        )
+
+
+SPLITS: dict[str, Callable[..., list[np.ndarray]]] = {
+    "stratified": stratified,
+    "openfgl": openfgl,
+    "fedtad": fedtad,
+    "gcfl": gcfl,
+    "random": random,
+    "global": global_,
+    "given": given,
+}

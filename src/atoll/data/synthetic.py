@@ -1,0 +1,153 @@
+"""Lagoon, the built-in data: several owners' parts of one citation-like graph.
+
+Every document has a class (its field), an owner (a library), a popularity, and a bag of words drawn
+from its field's vocabulary. It cites popular documents, mostly of its own field (homophily) and mostly
+of its own library. Four knobs make the owners differ: label skew (libraries specialise), topology skew
+(they cite differently), feature noise and size. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import scipy.sparse as sp
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.data.source import Source
+
+
+@dataclass(frozen=True)
+class Lagoon:
+    """The knobs.
+
+    Attributes:
+        nodes: Documents in all.
+        classes: Fields.
+        words: Size of the vocabulary.
+        words_per_node: Words in a document.
+        degree: Mean number of neighbours.
+        homophily: Share of citations inside the field.
+        label_skew: 0 every owner has all fields alike, towards 1 each owner has few.
+        topology_skew: How far owners' homophily spreads around `homophily`.
+        feature_noise: Share of words that say nothing about the field.
+        own_library: Share of citations inside the owner's library.
+    """
+
+    nodes: int = 3000
+    classes: int = 6
+    words: int = 600
+    words_per_node: int = 12
+    degree: float = 4.0
+    homophily: float = 0.75
+    label_skew: float = 0.4
+    topology_skew: float = 0.15
+    feature_noise: float = 0.7
+    own_library: float = 0.85
+
+    def __post_init__(self) -> None:
+        for name in ("homophily", "label_skew", "topology_skew", "feature_noise", "own_library"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"lagoon: {name} is {getattr(self, name)}; it lies in 0 to 1")
+        for name in ("nodes", "classes", "words", "words_per_node"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"lagoon: {name} is {getattr(self, name)}; it must be positive")
+        if not self.degree > 0:
+            raise ConfigError(f"lagoon: degree is {self.degree}; it must be positive")
+
+
+def parse_lagoon(text: str) -> Lagoon:
+    """The knobs in `lagoon:homophily=0.3,nodes=5000`."""
+    kinds = {f.name: type(f.default) for f in fields(Lagoon)}
+    knobs: dict[str, float] = {}
+    for item in filter(None, text.partition(":")[2].split(",")):
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name not in kinds:
+            raise unknown("lagoon knob", name, kinds)
+        try:
+            knobs[name] = kinds[name](value)
+        except ValueError:
+            kind = kinds[name].__name__
+            raise ConfigError(f"lagoon: {name} cannot be '{value}'; it is a {kind}") from None
+    return Lagoon(**knobs)  # type: ignore[arg-type]  # each value has its field's own type
+
+
+def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
+    """Draw the graph; its owners stand in the column `owner`."""
+    if owners < 1 or knobs.nodes < 10 * owners:
+        raise ConfigError(
+            f"lagoon with {knobs.nodes} nodes cannot have {owners} clients; give 1 to "
+            f"{knobs.nodes // 10}, or more nodes (--data lagoon:nodes=...)"
+        )
+    rng = np.random.default_rng([seed, owners])
+    owner = np.sort(rng.integers(owners, size=knobs.nodes))
+    y = _labels(knobs, owner, owners, rng)
+    return Source(
+        name="lagoon",
+        x=_words(knobs, y, rng),
+        edges=_citations(knobs, owner, y, owners, rng),
+        y=y,
+        classes=knobs.classes,
+        columns={"owner": owner},
+    ).undirected_simple()
+
+
+def _labels(knobs: Lagoon, owner: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
+    # A Dirichlet draw per owner; a skew of 0 is (nearly) uniform, of 1 (nearly) one field each.
+    strength = max(1e-2, 4.0 * (1.0 - knobs.label_skew) / max(knobs.label_skew, 1e-3))
+    shares = rng.dirichlet(np.full(knobs.classes, strength), size=owners)
+    draw = rng.random(owner.size)[:, None]
+    return (draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1).astype(np.int64)
+
+
+def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> sp.csr_array:
+    # Words are ranked by a power law in the common vocabulary and, shuffled, in every field's own.
+    weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
+    orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])
+    size = (y.size, knobs.words_per_node)
+    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random(size)).clip(max=knobs.words - 1)
+    common = rng.random(size) < knobs.feature_noise
+    topic = np.where(common, knobs.classes, y[:, None])
+    columns = orders[topic, rank].reshape(-1)
+    rows = np.repeat(np.arange(y.size), knobs.words_per_node)
+    x = sp.csr_array((np.ones(rows.size, np.float32), (rows, columns)), shape=(y.size, knobs.words))
+    x.sum_duplicates()
+    x.data[:] = 1.0
+    return x
+
+
+def _citations(
+    knobs: Lagoon, owner: np.ndarray, y: np.ndarray, owners: int, rng: np.random.Generator
+) -> np.ndarray:
+    n = owner.size
+    source = np.repeat(np.arange(n), rng.poisson(knobs.degree / 2, size=n))
+    spread = np.linspace(-1, 1, owners) if owners > 1 else np.zeros(1)
+    homophily = np.clip(knobs.homophily + knobs.topology_skew * spread, 0, 1)
+    inside = rng.random(source.size) < knobs.own_library
+    same = rng.random(source.size) < homophily[owner[source]]
+    library = np.where(inside, owner[source], rng.integers(owners, size=source.size))
+    shift = rng.integers(1, max(knobs.classes, 2), size=source.size)
+    field = np.where(same, y[source], (y[source] + shift) % knobs.classes)
+    return np.stack([source, _popular(library, field, owner, y, knobs.classes, rng)])
+
+
+def _popular(
+    library: np.ndarray, field: np.ndarray, owner: np.ndarray, y: np.ndarray, classes: int,
+    rng: np.random.Generator,
+) -> np.ndarray:  # fmt: skip
+    """For each citation a document of the wished library and field, by popularity."""
+    popularity = rng.pareto(2.5, size=y.size) + 0.1
+    group = owner * classes + y
+    order = np.argsort(group, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(popularity[order])])
+    groups = int(group.max()) + 1
+    first = np.searchsorted(group[order], np.arange(groups + 1))
+    wished = np.minimum(library * classes + field, groups - 1)
+    # A library without the field: cite anything of that library instead.
+    low, high = first[wished], first[wished + 1]
+    whole = np.searchsorted(owner[order], np.stack([library, library + 1]))
+    empty = low == high
+    low, high = np.where(empty, whole[0], low), np.where(empty, whole[1], high)
+    point = total[low] + rng.random(low.size) * (total[high] - total[low])
+    place = np.searchsorted(total, point, side="right") - 1
+    return order[np.clip(place, low, np.maximum(high - 1, low))]

@@ -1,0 +1,1 @@
+"""Where client steps run: one by one, through bytes, all at once, or on real sites."""

@@ -1,0 +1,111 @@
+"""Trees to bytes and back, without pickle.
+
+The arrays travel as safetensors; the structure as JSON in the same file. Only the record types that
+Atoll and the method declared can be decoded into, so bytes can never run code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from atoll.core.errors import WireError
+from atoll.core.tree import RECORDS, Tree, named_leaves, structure
+
+LIMIT = 1 << 30
+"""Largest message accepted, in bytes."""
+
+
+def encode(tree: Tree) -> bytes:
+    """A tree as bytes."""
+    tensors: dict[str, Tensor] = {}
+    plan = json.dumps(_plan(tree, tensors))
+    contiguous = {name: leaf.detach().cpu().contiguous() for name, leaf in tensors.items()}
+    # safetensors refuses a file without arrays, so an empty tree carries one empty array.
+    return save(contiguous or {"": torch.zeros(0)}, metadata={"tree": plan})
+
+
+def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
+    """The tree that `encode` wrote; anything else is a `WireError`."""
+    if len(data) > limit:
+        raise WireError(f"a message of {len(data)} bytes was refused; the limit is {limit} bytes")
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        plan = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"])
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise WireError("a message was refused: it is not an Atoll message") from error
+    for name, leaf in tensors.items():
+        if finite and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise WireError(f"a message was refused: '{name}' holds a NaN or infinite number")
+    return _build(plan, tensors)
+
+
+def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
+    """Refuse a reply that has not the names, shapes and types that were declared.
+
+    Args:
+        tree: What arrived.
+        template: What the step gives on a probe graph.
+        free: Fields that declare a node or edge axis; their shapes may differ.
+    """
+    if structure(tree) != structure(template):
+        raise WireError(
+            f"a reply was refused: it holds {sorted(n for n, _ in named_leaves(tree))}, but the "
+            f"method declares {sorted(n for n, _ in named_leaves(template))}"
+        )
+    for (name, leaf), (_, like) in zip(named_leaves(tree), named_leaves(template), strict=True):
+        if leaf.dtype != like.dtype:
+            raise WireError(f"a reply was refused: '{name}' is {leaf.dtype}, declared {like.dtype}")
+        if leaf.shape != like.shape and name.split(".")[0] not in free:
+            raise WireError(
+                f"a reply was refused: '{name}' has shape {tuple(leaf.shape)}, declared "
+                f"{tuple(like.shape)}; a node or edge axis must be declared with its reason "
+                f"(client_step(discloses=...))"
+            )
+
+
+def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """The structure as JSON; tensors are put aside under their paths."""
+    name = type(tree).__module__ + "." + type(tree).__qualname__
+    if isinstance(tree, Tensor):
+        tensors[path] = tree
+        return {"tensor": path}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return {"value": tree}
+    if isinstance(tree, dict):
+        items = {k: _plan(v, tensors, f"{path}.{k}".lstrip(".")) for k, v in tree.items()}
+        return {"dict": items}
+    if isinstance(tree, list | tuple):
+        rows = [_plan(v, tensors, f"{path}.{i}".lstrip(".")) for i, v in enumerate(tree)]
+        return {"list" if isinstance(tree, list) else "tuple": rows}
+    if name in RECORDS:
+        fields = tree.__dataclass_fields__
+        items = {k: _plan(getattr(tree, k), tensors, f"{path}.{k}".lstrip(".")) for k in fields}
+        return {"record": name, "fields": items}
+    raise WireError(f"a {name} cannot be sent: use tensors, records, dicts, lists and tuples")
+
+
+def _build(plan: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    """The tree that a plan describes."""
+    try:
+        if "tensor" in plan:
+            return tensors[plan["tensor"]]
+        if "value" in plan:
+            return plan["value"]
+        if "dict" in plan:
+            return {k: _build(v, tensors) for k, v in plan["dict"].items()}
+        if "list" in plan:
+            return [_build(v, tensors) for v in plan["list"]]
+        if "tuple" in plan:
+            return tuple(_build(v, tensors) for v in plan["tuple"])
+        fields = {k: _build(v, tensors) for k, v in plan["fields"].items()}
+        return RECORDS[plan["record"]](**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise WireError("a message was refused: its structure is not one Atoll knows") from error

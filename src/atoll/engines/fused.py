@@ -1,0 +1,257 @@
+"""All clients at once in one tensor program: `vmap` of the step over padded, stacked graphs.
+
+Padding, buckets and chunks live here and nowhere else. Clients of similar size share a bucket, so
+that little is padded; a bucket has at most `chunk` clients, so that memory is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import AtollError, StepError
+from atoll.core.graph import Graph, Sparse
+from atoll.core.message import Message, ToAll
+from atoll.core.method import Step
+from atoll.core.tree import Tree, concat, stack, structure, take
+from atoll.engines.serial import Serial
+
+log = logging.getLogger(__name__)
+
+CHUNK = 256
+"""Clients per program unless the user says otherwise."""
+
+
+class Fused:
+    """Runs a step on whole buckets of clients; private states stay stacked between rounds."""
+
+    name = "fused"
+
+    def __init__(self, graphs: Sequence[Graph], chunk: int = 0) -> None:
+        self.graphs = tuple(graphs)
+        self.chunk = chunk or CHUNK
+        self.looped = Serial(graphs)
+        self.stacked: dict[tuple[int, ...], Graph] = {}
+        self.buckets: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        self.states = _States(len(graphs))
+
+    def run(
+        self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        """Replies of the clients at `positions`, stacked."""
+        if not step.vectorize:
+            return self._loop(step, positions, message, keys, round)
+        where = {position: row for row, position in enumerate(positions)}
+        order: list[int] = []
+        replies = []
+        for bucket in self._buckets(tuple(positions)):
+            for members in self.states.same_structure(bucket):
+                rows = torch.tensor([where[p] for p in members], device=keys.device)
+                replies.append(self._run_bucket(step, members, message, keys[rows], round))
+                order += members
+        return _in_order(concat(replies), order, positions)
+
+    def _run_bucket(
+        self, step: Step, members: tuple[int, ...], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        shared = isinstance(message, ToAll)
+        tree = message.tree if shared else message.rows(torch.tensor(members, device=keys.device))
+        state = self.states.get(members)
+        dims = (0, None if shared else 0, None if state is None else 0, 0)
+        program = torch.func.vmap(step, in_dims=dims, out_dims=0, randomness="error")
+        try:
+            with torch.no_grad():
+                reply, state = program(self._graph(members), tree, state, keys)
+        except AtollError:
+            raise
+        except Exception as error:
+            who = members[0]
+            problem = f"{type(error).__name__} in a program of {len(members)} clients: {error}"
+            raise StepError(who, step.name, round, problem) from error
+        if not step.keeps_state:
+            self.states.put(members, state)
+        return reply
+
+    def _loop(
+        self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        log.info("step %s declares vectorize=False: its clients run one by one", step.name)
+        self.looped.import_states(self.states.export())
+        replies = self.looped.run(step, positions, message, keys, round)
+        if not step.keeps_state:
+            self.states.replace(self.looped.export_states())
+        return replies
+
+    def _buckets(self, positions: tuple[int, ...]) -> list[tuple[int, ...]]:
+        if positions not in self.buckets:
+            self.buckets = {positions: make_buckets(self.graphs, positions, self.chunk)}
+        return self.buckets[positions]
+
+    def _graph(self, members: tuple[int, ...]) -> Graph:
+        """The members' graphs, stacked; the last round's stacks are kept."""
+        if members not in self.stacked:
+            if len(self.stacked) >= max(2, len(next(iter(self.buckets.values()), []))):
+                self.stacked.clear()
+            self.stacked[members] = stack_graphs([self.graphs[p] for p in members])
+        return self.stacked[members]
+
+    def export_states(self) -> list[Tree]:
+        """Every client's private state, for a checkpoint."""
+        return self.states.export()
+
+    def import_states(self, states: Sequence[Tree]) -> None:
+        """Continue from stored private states."""
+        self.states.replace(states)
+
+
+class _States:
+    """Private states: stacked where a bucket left them, so that a steady roster copies nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.home: list[tuple[tuple[int, ...], int] | None] = [None] * size
+        self.stacks: dict[tuple[int, ...], Tree] = {}
+
+    def get(self, members: tuple[int, ...]) -> Tree:
+        homes = [self.home[p] for p in members]
+        if homes[0] is None:
+            return None
+        if members in self.stacks and all(h is not None and h[0] == members for h in homes):
+            return self.stacks[members]
+        return stack([self._one(p) for p in members])
+
+    def put(self, members: tuple[int, ...], state: Tree) -> None:
+        self.stacks[members] = state
+        for row, position in enumerate(members):
+            self.home[position] = (members, row)
+        used = {home[0] for home in self.home if home is not None}
+        self.stacks = {key: tree for key, tree in self.stacks.items() if key in used}
+
+    def same_structure(self, bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Split a bucket where some members have a state and others have none yet."""
+        groups: dict[object, list[int]] = {}
+        for position in bucket:
+            home = self.home[position]
+            kind = None if home is None else structure(self.stacks[home[0]])
+            groups.setdefault(kind, []).append(position)
+        return [tuple(group) for group in groups.values()]
+
+    def export(self) -> list[Tree]:
+        return [self._one(position) for position in range(len(self.home))]
+
+    def replace(self, states: Sequence[Tree]) -> None:
+        self.home, self.stacks = [None] * len(states), {}
+        for position, state in enumerate(states):
+            if state is not None:
+                self.put((position,), stack([state]))
+
+    def _one(self, position: int) -> Tree:
+        home = self.home[position]
+        return None if home is None else take(self.stacks[home[0]], home[1])
+
+
+def make_buckets(
+    graphs: Sequence[Graph], positions: Sequence[int], chunk: int
+) -> list[tuple[int, ...]]:
+    """Group clients so that padding wastes at most a quarter, or too little to matter."""
+    by_size = sorted(positions, key=lambda p: (str(structure(graphs[p])), graphs[p].num_nodes, p))
+    buckets: list[list[int]] = []
+    total = 0
+    for position in by_size:
+        size = graphs[position].num_nodes
+        current = buckets[-1] if buckets else []
+        waste = (len(current) + 1) * size - (total + size)
+        fits = (
+            current
+            and len(current) < chunk
+            and structure(graphs[current[0]]) == structure(graphs[position])
+            and waste <= max(0.25 * (total + size), 4096)
+        )
+        if fits:
+            current.append(position)
+            total += size
+        else:
+            buckets.append([position])
+            total = size
+    return [tuple(sorted(bucket)) for bucket in buckets]
+
+
+def stack_graphs(graphs: Sequence[Graph]) -> Graph:
+    """Graphs -> one graph with a leading client axis, padded to common numbers of nodes and edges.
+
+    There is always one node of padding: padded edges loop on it.
+    """
+    nodes = max(graph.num_nodes for graph in graphs) + 1
+    edges = max(graph.edges.shape[1] for graph in graphs)
+
+    def rows(name: str) -> Tensor:
+        return torch.stack([_pad(getattr(graph, name), nodes) for graph in graphs])
+
+    return Graph(
+        x=_stack_matrix([graph.x for graph in graphs], nodes),
+        edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
+        edge_weight=torch.stack([_pad(graph.edge_weight, edges) for graph in graphs]),
+        y=rows("y"),
+        train=rows("train"),
+        val=rows("val"),
+        test=rows("test"),
+        real=rows("real"),
+        ids=rows("ids"),
+        views={
+            name: _stack_matrix([graph.views[name] for graph in graphs], nodes)
+            for name in graphs[0].views
+        },
+    )
+
+
+def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Sparse:
+    if isinstance(parts[0], Tensor):
+        return torch.stack([_pad(part, nodes) for part in parts if isinstance(part, Tensor)])
+    return stack_sparse([part for part in parts if isinstance(part, Sparse)], nodes)
+
+
+def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
+    """Sparse matrices with a leading axis, numbered as the blocks of one block-diagonal matrix.
+
+    Padding entries stand last, in the last row and column, with value zero.
+    """
+    square = parts[0].square
+    columns = rows if square else parts[0].shape[1]
+    entries = max(part.values.shape[0] for part in parts)
+    blocks = []
+    for k, part in enumerate(parts):
+        used = part.values.shape[0]
+        order = torch.arange(used, entries, dtype=torch.int32, device=part.values.device)
+        blocks.append(
+            Sparse(
+                offsets=_pad(part.offsets, rows, used) + k * entries,
+                columns=_pad(part.columns, entries, columns - 1) + k * columns,
+                rows=_pad(part.rows, entries, rows - 1) + k * rows,
+                values=_pad(part.values, entries),
+                t_offsets=_pad(part.t_offsets, columns, used) + k * entries,
+                t_columns=_pad(part.t_columns, entries, rows - 1) + k * rows,
+                t_order=torch.cat([part.t_order, order]) + k * entries,
+                t_values=_pad(part.t_values, entries),
+                square=square,
+            )
+        )
+    return stack(blocks)
+
+
+def _pad(leaf: Tensor, size: int, value: float = 0) -> Tensor:
+    """Lengthen the first axis to `size`."""
+    missing = size - leaf.shape[0]
+    return functional.pad(leaf, [0, 0] * (leaf.dim() - 1) + [0, missing], value=value)
+
+
+def _in_order(replies: Tree, order: Sequence[int], positions: Sequence[int]) -> Tree:
+    if list(order) == list(positions):
+        return replies
+    row = {position: i for i, position in enumerate(order)}
+    return take(replies, torch.tensor([row[p] for p in positions]))
+
+
+

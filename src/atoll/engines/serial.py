@@ -1,0 +1,70 @@
+"""The readable reference: one client after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError, StepError
+from atoll.core.graph import Graph
+from atoll.core.message import Message
+from atoll.core.method import Step
+from atoll.core.tree import Tree, named_leaves, stack
+
+
+class Serial:
+    """Runs a step on each client in turn and keeps the private states."""
+
+    name = "serial"
+
+    def __init__(self, graphs: Sequence[Graph]) -> None:
+        self.graphs = tuple(graphs)
+        self.states: list[Tree] = [None] * len(graphs)
+
+    def run(
+        self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        """Replies of the clients at `positions`, stacked."""
+        replies = []
+        for key, position in zip(keys, positions, strict=True):
+            try:
+                reply = self.run_one(step, position, message.for_one(position), key)
+            except AtollError:
+                raise
+            except Exception as error:
+                raise StepError(position, step.name, round, f"{type(error).__name__}: {error}") from error
+            replies.append(reply)
+        return stack_replies(replies, positions, step)
+
+    def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
+        """One client's reply; its new private state is kept."""
+        with torch.no_grad():
+            reply, self.states[position] = step(
+                self.graphs[position], message, self.states[position], key
+            )
+        return reply
+
+    def export_states(self) -> list[Tree]:
+        """Every client's private state, for a checkpoint."""
+        return list(self.states)
+
+    def import_states(self, states: Sequence[Tree]) -> None:
+        """Continue from stored private states."""
+        self.states = list(states)
+
+
+def stack_replies(replies: Sequence[Tree], positions: Sequence[int], step: Step) -> Tree:
+    """Stack replies; a shape that depends on the client is a node or an edge axis."""
+    first = dict(named_leaves(replies[0]))
+    for position, reply in zip(positions, replies, strict=True):
+        for name, leaf in named_leaves(reply):
+            if name in first and leaf.shape != first[name].shape:
+                raise StepError(
+                    position, step.name, -1,
+                    f"reply '{name}' has shape {tuple(leaf.shape)} here and "
+                    f"{tuple(first[name].shape)} on client {positions[0]}; a reply must not have a "
+                    "node or edge axis",
+                )  # fmt: skip
+    return stack(replies)

@@ -1,0 +1,116 @@
+"""Serial, with every message, reply and private state sent through bytes, and replies checked.
+
+What runs here can leave the machine: nothing is shared by reference, everything is serialisable, and
+each reply is what the method declares. The declaration is found by running the step on two probe
+clients of different size: what does not depend on the size may cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import WireError
+from atoll.core.graph import Graph, View, make_graph, with_views
+from atoll.core.method import Step
+from atoll.core.random import fold, make_key, uniform
+from atoll.core.tree import Tree, named_leaves
+from atoll.engines.codec import check_like, decode, encode
+from atoll.engines.serial import Serial
+
+
+class Wire(Serial):
+    """The serial engine behind a wire."""
+
+    name = "wire"
+
+    def __init__(self, graphs: Sequence[Graph], probe: Probe) -> None:
+        super().__init__(graphs)
+        self.states = [encode(None) for _ in graphs]
+        self.probe = probe
+
+    def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
+        down = encode(message)
+        template = self.probe.template(step, message)
+        with torch.no_grad():
+            reply, state = step(
+                self.graphs[position],
+                decode(down),
+                decode(self.states[position], finite=False),
+                decode(encode(key)),
+            )
+        self.states[position] = encode(state)
+        arrived = decode(encode(reply), finite=False)
+        check_like(arrived, template, step.discloses)
+        return arrived
+
+    def export_states(self) -> list[Tree]:
+        return [decode(state, finite=False) for state in self.states]
+
+    def import_states(self, states: Sequence[Tree]) -> None:
+        self.states = [encode(state) for state in states]
+
+
+@dataclass
+class Probe:
+    """Two made-up clients on which each step is tried once, to learn what it replies.
+
+    Attributes:
+        graphs: Graphs of different size with the federation's features and classes.
+        templates: Replies found so far, by step.
+        states: The probes' own private states, so that later steps find what earlier ones left.
+    """
+
+    graphs: tuple[Graph, Graph]
+    templates: dict[str, Tree] = field(default_factory=dict)
+    states: list[Tree] = field(default_factory=lambda: [None, None])
+
+    def template(self, step: Step, message: Tree) -> Tree:
+        """What `step` replies; refuses an undeclared node or edge axis."""
+        if step.name not in self.templates:
+            replies = []
+            for i, graph in enumerate(self.graphs):
+                with torch.no_grad():
+                    reply, self.states[i] = step(graph, message, self.states[i], make_key(i))
+                replies.append(reply)
+            _refuse_hidden_axes(step, *replies)
+            self.templates[step.name] = replies[0]
+        return self.templates[step.name]
+
+
+def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
+    for (name, a), (_, b) in zip(named_leaves(small), named_leaves(large), strict=True):
+        if a.shape != b.shape and name.split(".")[0] not in step.discloses:
+            raise WireError(
+                f"step '{step.name}' would send '{name}', whose size depends on the client's graph "
+                f"({tuple(a.shape)} or {tuple(b.shape)} on two probes); declare it with its reason: "
+                f"client_step(discloses={{'{name.split('.')[0]}': '...'}})"
+            )
+
+
+def make_probe(features: int, classes: int, views: dict[str, View], like: Tensor) -> Probe:
+    """Probe clients for a federation with so many features and classes."""
+    graphs = (
+        probe_graph(classes + 5, features, classes, like),
+        probe_graph(classes + 8, features, classes, like),
+    )
+    return Probe((with_views(graphs[0], views), with_views(graphs[1], views)))
+
+
+def probe_graph(size: int, features: int, classes: int, like: Tensor) -> Graph:
+    """A ring with chords and every class, in the given type and on the given device."""
+    nodes = torch.arange(size, device=like.device)
+    one_way = torch.stack([torch.cat([nodes, nodes]), torch.cat([nodes + 1, nodes + 2]) % size])
+    key = fold(make_key(size, like.device), "probe")
+    role = nodes % 3
+    return make_graph(
+        uniform(key, (size, features), like.dtype),
+        torch.cat([one_way, one_way.flip(0)], dim=1),
+        nodes % classes,
+        train=(role == 0) | (nodes < classes),
+        val=role == 1,
+        test=role == 2,
+    )

@@ -1,0 +1,69 @@
+"""FedAvg: train locally, average by size (McMahan et al., 2017).
+
+    θ <- Σ_i n_i θ_i / Σ_i n_i   over the participants, n_i = nodes of client i
+
+Wire, per client and round:  down  model      up  model, num_nodes
+Private state: the optimizer's moments (kept over rounds, as the literature does; `reset` drops them).
+Floats per client and round: 2P + 1 for P parameters.
+Departures from the reference code: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from atoll.core.fit import fit
+from atoll.core.graph import Graph
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.tree import Tree, record
+
+
+@record
+class Update:
+    """The only thing that leaves a client."""
+
+    model: Tree
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Federated averaging."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    paper: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, "
+        "AISTATS 2017"
+    )
+
+    def init(self, clients: Clients) -> Tree:
+        return self.net.init(clients.key)
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        reply = clients.map(self.train, ToAll(server))
+        return average(reply.model, weight=reply.weight)
+
+    def deploy(self, server: Tree) -> ToAll:
+        return ToAll(server)
+
+    @client_step
+    def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
+        """Minimise the cross entropy on the training nodes, from the received model."""
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        state = state if self.optimizer_state == "keep" else None
+        model, state = fit(loss, model, self.optimizer, state, self.epochs, key)
+        return Update(model, graph.size(self.weight_by)), state

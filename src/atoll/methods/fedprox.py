@@ -1,0 +1,75 @@
+"""FedProx: FedAvg with a pull towards the received model (Li et al., 2020).
+
+    min_w  f_i(w) + μ/2 ‖w - θ‖²,   i.e. gradient  ∇f_i(w) + μ (w - θ);   θ <- Σ_i n_i θ_i / Σ_i n_i
+
+Wire, per client and round:  down  model      up  model, num_nodes
+Private state: the optimizer's moments.
+Floats per client and round: 2P + 1 for P parameters.
+Departures from the reference code: clients are sampled uniformly and averaged by size, as the authors'
+code does (the paper samples by size and averages plainly). The pull is added to the gradient: the same
+number, without differentiating a squared norm, and it can never reach the server's copy of the model.
+With Adam the pull is preconditioned like the rest of the gradient; `optimizer=sgd` is the paper's step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from atoll.core.fit import fit
+from atoll.core.graph import Graph
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.tree import Tree, record, tree_map
+
+
+@record
+class Update:
+    """The only thing that leaves a client."""
+
+    model: Tree
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """Federated averaging with a proximal term."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    mu: float = 0.01
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    paper: ClassVar[str] = (
+        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    )
+
+    def init(self, clients: Clients) -> Tree:
+        return self.net.init(clients.key)
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        reply = clients.map(self.train, ToAll(server))
+        return average(reply.model, weight=reply.weight)
+
+    def deploy(self, server: Tree) -> ToAll:
+        return ToAll(server)
+
+    @client_step
+    def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
+        """Minimise the cross entropy near the received model."""
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        def pull(grads: Tree, params: Tree) -> Tree:
+            return tree_map(lambda g, w, anchor: g + self.mu * (w - anchor), grads, params, received)
+
+        state = state if self.optimizer_state == "keep" else None
+        model, state = fit(loss, received, self.optimizer, state, self.epochs, key, adjust=pull)
+        return Update(model, graph.size(self.weight_by)), state

@@ -1,0 +1,72 @@
+"""Local: every client starts from the same model and trains alone.
+
+    θ_i <- fit(θ_i) on its own graph;   nothing is aggregated
+
+Wire, per client and round:  down  the seed of the common initial model      up  nothing
+Private state: the model and the optimizer's moments.
+Floats per client and round: one number down, none up.
+Departures from the reference code: public codes draw another initial model for each client (OpenFGL) or
+train fewer epochs than the federated methods (GCFL); here the start is common and the budget equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from atoll.core.fit import fit
+from atoll.core.graph import Graph
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.tree import Empty, Tree, record
+
+
+@record
+class Private:
+    """What a client keeps."""
+
+    model: Tree
+    moments: Tree
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """No federation: the baseline that a federation must beat."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+
+    paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
+
+    def init(self, clients: Clients) -> Tensor:
+        return clients.key
+
+    def round(self, server: Tensor, clients: Clients) -> Tensor:
+        clients.map(self.train, ToAll(server))
+        return server
+
+    def deploy(self, server: Tensor) -> ToAll:
+        return ToAll(server)
+
+    def local(self, reply: Empty) -> Empty:
+        return reply
+
+    def predict(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
+        return self.net(self.net.init(message) if state is None else state.model, graph)
+
+    @client_step
+    def train(
+        self, graph: Graph, seed: Tensor, state: Private | None, key: Tensor
+    ) -> tuple[Empty, Private]:
+        """Continue training the client's own model."""
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        state = Private(self.net.init(seed), None) if state is None else state
+        model, moments = fit(loss, state.model, self.optimizer, state.moments, self.epochs, key)
+        return Empty(), Private(model, moments)

@@ -1,0 +1,52 @@
+"""Graph convolutional network (Kipf and Welling, 2017).
+
+    H <- dropout(relu(Â H W + b)),   Â = D^-1/2 (A + I) D^-1/2,   no activation after the last layer.
+
+Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph, View
+from atoll.core.random import dropout, fold
+from atoll.core.tree import Tree
+from atoll.nn import views
+from atoll.nn.init import glorot, zeros
+from atoll.nn.ops import matmul
+
+
+@dataclass(frozen=True)
+class GCN:
+    """Layers of width `hidden`, the last of width `classes`."""
+
+    features: int
+    classes: int
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.5
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {"gcn": views.gcn_adjacency, "gcn_x": views.gcn_features}
+
+    def init(self, key: Tensor) -> Tree:
+        widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
+        return [
+            {"weight": glorot(fold(key, layer), n_in, n_out), "bias": zeros(key, n_out)}
+            for layer, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False))
+        ]
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        adjacency = graph.views["gcn"]
+        h = matmul(graph.views["gcn_x"], params[0]["weight"]) + params[0]["bias"]
+        for number, layer in enumerate(params[1:], start=1):
+            noise = None if key is None else fold(key, "dropout", number)
+            h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
+            h = matmul(adjacency, h @ layer["weight"]) + layer["bias"]
+        return h

@@ -1,0 +1,34 @@
+"""Initial values, drawn from a key; the ranges are those of the stock PyG and torch layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from atoll.core.random import uniform
+
+
+def glorot(key: Tensor, n_in: int, n_out: int) -> Tensor:
+    """(n_in, n_out) uniform in ±sqrt(6 / (n_in + n_out)), as in PyG's graph convolutions."""
+    return _between(key, (n_in, n_out), math.sqrt(6.0 / (n_in + n_out)))
+
+
+def kaiming(key: Tensor, n_in: int, n_out: int) -> Tensor:
+    """(n_in, n_out) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
+    return _between(key, (n_in, n_out), 1.0 / math.sqrt(n_in))
+
+
+def kaiming_bias(key: Tensor, n_in: int, n_out: int) -> Tensor:
+    """(n_out,) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
+    return _between(key, (n_out,), 1.0 / math.sqrt(n_in))
+
+
+def zeros(key: Tensor, size: int) -> Tensor:
+    """(size,) zeros on the key's device."""
+    return torch.zeros(size, dtype=torch.get_default_dtype(), device=key.device)
+
+
+def _between(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
+    return (uniform(key, shape, torch.get_default_dtype()) * 2 - 1) * bound

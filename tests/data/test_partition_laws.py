@@ -1,0 +1,166 @@
+"""Laws that every recipe keeps on 200 random (graph, K, seed) cases."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.errors import DataError
+from atoll.data.partition import GRAPH_PARTITIONS, NODE_PARTITIONS, Partition, divide
+from atoll.data.source import GraphSet, Source
+
+CASES = range(200)
+DISJOINT = [name for name in NODE_PARTITIONS if name not in {"metis-overlap", "column"}]
+
+
+def random_source(rng: np.random.Generator) -> Source:
+    """1 to 120 nodes; from no edge to dense, directed, with self-loops, repeats, unknown labels."""
+    nodes = int(rng.integers(1, 121))
+    edges = rng.integers(0, nodes, size=(2, int(nodes * rng.choice([0, 0.3, 1, 3, 10]))))
+    classes = int(rng.integers(1, 6))
+    y = rng.integers(-1 if rng.random() < 0.3 else 0, classes, size=nodes)
+    return Source("noise", np.ones((nodes, 1), np.float32), edges, y, classes)
+
+
+def random_graph_set(rng: np.random.Generator) -> GraphSet:
+    lengths = rng.integers(1, 9, size=int(rng.integers(1, 200)))
+    ptr = np.concatenate([[0], np.cumsum(lengths)])
+    offset, size = np.repeat(ptr[:-1], lengths), np.repeat(lengths, lengths)
+    edges = np.stack([np.arange(ptr[-1]), offset + rng.integers(0, size)])
+    x = rng.normal(size=(ptr[-1], 2)).astype(np.float32)
+    return GraphSet("noise", x, edges, ptr, rng.integers(0, 3, size=len(lengths)), 3)
+
+
+def try_divide(source: Source | GraphSet, recipe: str, clients: int, seed: int) -> Partition | None:
+    """None where the recipe refuses with a sentence that says what to use instead."""
+    try:
+        return divide(source, recipe, clients, seed)
+    except DataError as error:
+        assert "; use " in str(error)
+        return None
+
+
+def assert_each_exactly_once(partition: Partition, count: int) -> None:
+    assert np.array_equal(np.sort(np.concatenate(partition.parts)), np.arange(count))
+
+
+@pytest.mark.parametrize("recipe", DISJOINT)
+def test_laws_of_disjoint_node_partitions(recipe):
+    done = 0
+    for case in CASES:
+        rng = np.random.default_rng([11, case])
+        source = random_source(rng)
+        clients = int(rng.integers(1, min(source.num_nodes, 12) + 1))
+        partition = try_divide(source, recipe, clients, case)
+        if partition is None:
+            continue
+        done += 1
+        assert_each_exactly_once(partition, source.num_nodes)
+        assert partition.clients == clients == len(partition.parts)
+        assert min(partition.sizes) >= 1
+        assert all(ids.dtype == np.int64 for ids in partition.parts)
+        if case < 40:
+            again = divide(source, recipe, clients, case)
+            assert all(map(np.array_equal, partition.parts, again.parts))
+    # The recipes with a lower limit on sizes refuse many of these small graphs.
+    assert done >= 40
+
+
+@pytest.mark.parametrize(
+    "recipe", ["louvain", "louvain-fedgta", "metis", "metis-recursive", "random"]
+)
+def test_any_number_of_clients_up_to_the_number_of_nodes(recipe):
+    for case in range(60):
+        rng = np.random.default_rng([12, case])
+        source = random_source(rng)
+        clients = int(rng.integers(1, source.num_nodes + 1))
+        partition = divide(source, recipe, clients, case)
+        assert_each_exactly_once(partition, source.num_nodes)
+        assert min(partition.sizes) >= 1
+        if recipe == "louvain":
+            assert min(partition.sizes) >= source.num_nodes // clients // 2
+
+
+def test_louvain_of_one_node_per_client():
+    source = random_source(np.random.default_rng(0))
+    partition = divide(source, "louvain", source.num_nodes)
+    assert set(partition.sizes) == {1}
+
+
+def test_laws_of_overlapping_clients():
+    done = 0
+    for case in CASES:
+        rng = np.random.default_rng([13, case])
+        source = random_source(rng)
+        per_community = int(rng.integers(1, 6))
+        clients = per_community * int(rng.integers(1, 5))
+        try:
+            partition = divide(source, "metis-overlap", clients, case, per_community=per_community)
+        except DataError:
+            continue
+        done += 1
+        assert min(partition.sizes) >= 1
+        for ids in partition.parts:
+            assert len(np.unique(ids)) == len(ids)
+            assert set(ids.tolist()) <= set(range(source.num_nodes))
+        if per_community < clients:  # nothing is shared across communities
+            assert not np.intersect1d(partition.parts[0], partition.parts[-1]).size
+    assert done >= 100
+
+
+@pytest.mark.parametrize("recipe", list(GRAPH_PARTITIONS))
+def test_laws_of_graph_set_partitions(recipe):
+    done = 0
+    for case in CASES:
+        rng = np.random.default_rng([14, case])
+        source = random_graph_set(rng)
+        clients = int(rng.integers(1, min(source.num_graphs, 12) + 1))
+        partition = try_divide(source, recipe, clients, case)
+        if partition is None:
+            continue
+        done += 1
+        assert_each_exactly_once(partition, source.num_graphs)
+        assert min(partition.sizes) >= 1
+        assert partition.sha1 == divide(source, recipe, clients, case).sha1
+    assert done >= 100
+
+
+def global_state() -> tuple[object, ...]:
+    name, keys, *rest = np.random.get_state()
+    return (random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize("recipe", [*DISJOINT, "metis-overlap"])
+def test_global_generators_play_no_part(recipe):
+    y = np.arange(300) % 3
+    ring = np.stack([np.arange(300), np.roll(np.arange(300), -1)])
+    source = Source("ring", np.ones((300, 1), np.float32), ring, y, 3)
+    clients = 2 if recipe.endswith("plus") else 5
+    hashes = set()
+    for noise in (1, 2):
+        random.seed(noise)
+        np.random.seed(noise)
+        torch.manual_seed(noise)
+        before = global_state()
+        hashes.add(divide(source, recipe, clients, 0).sha1)
+        assert global_state() == before
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("recipe", list(GRAPH_PARTITIONS))
+def test_global_generators_play_no_part_for_graph_sets(recipe):
+    source = random_graph_set(np.random.default_rng(3))
+    before = global_state()
+    divide(source, recipe, 2, 0)
+    assert global_state() == before
+
+
+@pytest.mark.parametrize("recipe", ["louvain", "louvain-fedtad", "dirichlet", "random"])
+def test_seeded_recipes_follow_the_seed(recipe):
+    rng = np.random.default_rng(5)
+    edges = rng.integers(0, 400, size=(2, 1200))
+    source = Source("noise", np.ones((400, 1), np.float32), edges, rng.integers(0, 4, 400), 4)
+    assert len({divide(source, recipe, 4, seed).sha1 for seed in range(4)}) > 1
