@@ -64,8 +64,11 @@ METHODS = {  # Atoll's name: the peer's
         "gcfl_plus",
         note="the peer crashes: its model pools the graph into one row, whatever the task",
     ),
-    "fedpub": Peer("fedpub", note="the peer crashes: it imports torch_scatter and torch_sparse"),
-    "fgssl": Peer("fgssl", note="the peer crashes: it imports torch_scatter"),
+    "fedpub": Peer(
+        "fedpub",
+        note="the peer imports torch_scatter and torch_sparse, to be compiled by hand (README)",
+    ),
+    "fgssl": Peer("fgssl", note="the peer imports torch_scatter, to be compiled by hand (README)"),
 }
 
 

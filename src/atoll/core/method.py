@@ -141,6 +141,9 @@ class Method(ABC):
     paper: ClassVar[str]
     """Authors, title, venue and year, for `atoll methods`."""
 
+    deployed: ClassVar[str] = "global"
+    """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
+
     @property
     def views(self) -> Mapping[str, View]:
         """What the clients precompute; the network's views unless a method needs more."""
@@ -166,6 +169,11 @@ class Method(ABC):
         """
         return reply.model
 
-    def predict(self, graph: Graph, message: Tree, state: Tree) -> Tensor:
-        """Logits on a client's own graph, from what was deployed and its private state."""
-        return self.net(message, graph)
+    def predict(
+        self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
+    ) -> Tensor:
+        """Logits on a client's own graph, from what was deployed and its private state.
+
+        A key is given only to reproduce papers that scored with dropout on; pass it to the network.
+        """
+        return self.net(message, graph, key)

@@ -36,6 +36,7 @@ MAX_MEMBERS = 10_000
 MAX_READ = 64 * 2**20
 """The most that one header may make the reader hold in memory."""
 
+OGB_CLASS = "PygNodePropPredDataset"
 WORK_PREFIX = ".atoll-work-"
 STALE_SECONDS = 24 * 3600
 
@@ -155,6 +156,8 @@ def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
                 if problem is not None:
                     raise DataError(problem)
                 tar.extract(member, target, filter="data")
+            while stream.read(2**20):  # to the end, where the compressed stream proves itself whole
+                pass
     except DataError as error:
         raise DataError(f"the archive {archive.name} {error}; it was not unpacked") from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as error:
@@ -237,7 +240,7 @@ def quiet() -> Iterator[None]:
 
 def loader_class(loader: str, **replaced: Callable[..., None]) -> Any:
     """A PyG or OGB class with some methods replaced; `Any`, since neither package is typed."""
-    if loader == "PygNodePropPredDataset":
+    if loader == OGB_CLASS:
         try:
             from ogb.nodeproppred import PygNodePropPredDataset as found
         except ImportError as error:
@@ -267,10 +270,12 @@ def open_raw(loader: str, arguments: Mapping[str, Any], root: Path, home: Path) 
         home: The folder, at or below `root`, that holds `raw/`.
     """
     relative = home.relative_to(root)
-    cache = "geometric_data_processed.pt" if loader.startswith("Pyg") else "data.pt"
+    cache = "geometric_data_processed.pt" if loader == OGB_CLASS else "data.pt"
     with ExitStack() as stack:
         with quiet():
             cls = loader_class(loader, download=_refuse_download)
+        if loader == OGB_CLASS:
+            stack.enter_context(_ogb_cache_readable())
         if not (home / "processed" / cache).is_file() and not _writable(home):
             root = _shelf(home, stack)
             _link_raw(home, root / relative)
@@ -288,6 +293,17 @@ def open_raw(loader: str, arguments: Mapping[str, Any], root: Path, home: Path) 
         with quiet():
             dataset = cls(root=str(root), **arguments)
         yield dataset
+
+
+@contextmanager
+def _ogb_cache_readable() -> Iterator[None]:
+    """Let torch's restricted unpickler read what OGB 1.3.6 saves: whole PyG objects."""
+    import torch
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    with torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+        yield
 
 
 def _refuse_download(_: object) -> None:

@@ -275,10 +275,11 @@ def load_dataset(
         )
     try:
         if info.loader == "structure":
-            return check_source(_structure(info, base / info.home))
+            return check_source(_structure(info, base / info.home, split_index))
         paths = base / info.folder, base / info.home
         with open_raw(info.loader, info.arguments, *paths) as dataset:
             if info.task == "graph":
+                _roles(info, [], split_index)  # graph sets come without splits
                 return _graph_set(info, dataset, max_degree)
             return check_source(_source(info, dataset, split_index))
     except (AtollError, MemoryError):
@@ -300,8 +301,8 @@ def _source(info: DatasetInfo, dataset: Any, split_index: int) -> Source:
         x = sp.csr_array(x)
     masks: list[np.ndarray] = []
     if info.loader == _OGBN:
-        order, rows = dataset.get_idx_split(), np.arange(y.size)
-        masks = [np.isin(rows, order[part].numpy()) for part in ("train", "valid", "test")]
+        order = dataset.get_idx_split()
+        masks = [np.isin(np.arange(y.size), order[part]) for part in ("train", "valid", "test")]
     elif "train_mask" in data:
         masks = [data[f"{part}_mask"].numpy() for part in ("train", "val", "test")]
     columns = {"year": data.node_year.reshape(-1).numpy()} if "node_year" in data else {}
@@ -333,23 +334,21 @@ def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray
     return split
 
 
-def _structure(info: DatasetInfo, home: Path) -> Source:
+def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
     """The topology of ogbn-arxiv, which OGB's class refuses without its features."""
 
     def column(file: str) -> np.ndarray:
         return np.loadtxt(home / file, dtype=np.int64, delimiter=",", ndmin=2)
 
     y = column("raw/node-label.csv.gz")[:, 0]
-    split = np.full(y.size, UNUSED, dtype=np.int8)
-    for part, role in (("train", TRAIN), ("valid", VAL), ("test", TEST)):
-        split[column(f"split/time/{part}.csv.gz")[:, 0]] = role
+    parts = [column(f"split/time/{part}.csv.gz") for part in ("train", "valid", "test")]
     return Source(
         name=info.name,
         x=np.zeros((y.size, 0), dtype=np.float32),
         edges=np.ascontiguousarray(column("raw/edge.csv.gz").T),
         y=y,
         classes=int(y.max()) + 1,
-        split=split,
+        split=_roles(info, [np.isin(np.arange(y.size), part) for part in parts], split_index),
         columns={"year": column("raw/node_year.csv.gz")[:, 0]},
     )
 

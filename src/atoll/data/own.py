@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.own_edges import Ends, check_weights, clean_edges, no_dangling
 from atoll.data.schema import (
     OWNERS,
     Findings,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from atoll.data.own_columns import Nodes
+    from atoll.data.own_edges import Ends
 
 __all__ = ["OwnOptions", "OwnReport", "from_networkx", "load_own"]
 
@@ -84,6 +84,8 @@ def _assemble(
     name: str, nodes: Nodes, ends: Ends, options: OwnOptions, findings: Findings, *, directed: bool
 ) -> tuple[Source, OwnReport]:
     """Clean the edges, check roles against labels, and hand over source and report."""
+    from atoll.data.own_edges import clean_edges
+
     n, dangling = len(nodes.y), findings.counts.get("dangling_edges", 0)
     given = ends.source.size + dangling
     if dangling:
@@ -112,7 +114,8 @@ def _assemble(
 
 
 def _load_folder(path: Path, schema: Schema, options: OwnOptions) -> tuple[Source, OwnReport]:
-    from atoll.data.own_tables import find_parts, read_edges, read_nodes
+    from atoll.data.own_edges import read_edges
+    from atoll.data.own_tables import find_parts, read_nodes
 
     findings = Findings()
     parts = find_parts(path)
@@ -166,6 +169,8 @@ def from_networkx(
 
 
 def _networkx_edges(graph: nx.Graph, ids: list[Any], name: str, key: str) -> Ends:
+    from atoll.data.own_edges import Ends, check_weights
+
     index = {node: row for row, node in enumerate(ids)}
     pairs = [(u, v, data.get(key)) for u, v, data in graph.edges(data=True)]
     ends = np.array([(index[u], index[v]) for u, v, _ in pairs], dtype=np.int64).reshape(-1, 2)
@@ -232,6 +237,8 @@ def _load_tensors(path: Path, options: OwnOptions) -> tuple[Source, OwnReport]:
 def _tensor_edges(
     values: Mapping[str, Any], name: str, n: int, options: OwnOptions, findings: Findings
 ) -> Ends:
+    from atoll.data.own_edges import Ends, check_weights, no_dangling
+
     index = _array(values, "edge_index", name, 2, "two rows: sources and targets")
     if index.shape[0] != 2 or index.dtype.kind not in "iu":  # signed or unsigned
         raise DataError(

@@ -118,7 +118,6 @@ def refuse_missing(column: pa.ChunkedArray, name: str, rows: Rows) -> None:
 
 def as_ids(column: pa.ChunkedArray, name: str, rows: Rows) -> pa.ChunkedArray:
     """Ids as int64 or text; a fraction or a date names nothing."""
-    refuse_missing(column, name, rows)
     if pa.types.is_integer(column.type) and column.type != pa.uint64():
         return column.cast(pa.int64())
     if is_text(column.type) or pa.types.is_null(column.type) or column.type == pa.uint64():

@@ -6,7 +6,7 @@ A CSV file is read with its types inferred, except where a column's values are n
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +23,15 @@ from atoll.data.own_columns import (
     clean_text,
     encode_nodes,
     first_text,
-    is_number,
     lookup,
     plain,
     refuse_missing,
 )
-from atoll.data.own_edges import Ends, check_weights, no_dangling
 from atoll.data.schema import (
     Findings,
     NodeRoles,
     OwnOptions,
     Schema,
-    edge_roles,
     listed,
     node_roles,
 )
@@ -74,9 +71,39 @@ class TableFile:
             if self.is_csv:
                 self._explain()
             raise self._unreadable(problem) from None
-        for index, name in enumerate(table.column_names):
-            table = table.set_column(index, name, self._clean(table.column(index), name))
-        return table
+        return self._cleaned(table)
+
+    def batches(self, ends: Sequence[str], weight: str | None) -> Iterator[pa.Table]:
+        """The columns of an edge table, a million rows or so at a time, to keep memory low."""
+        names = [*ends, *([weight] if weight else [])]
+        try:
+            if self.is_csv:
+                numbers = (weight,) if weight else ()
+                convert, parse = self._csv_options(names, texts=ends, numbers=numbers)
+                size = pa.csv.ReadOptions(block_size=2**24)
+                stream = pa.csv.open_csv(
+                    self.path, read_options=size, parse_options=parse, convert_options=convert
+                )
+            else:
+                stream = pa.parquet.ParquetFile(self.path).iter_batches(2**20, columns=names)
+            for batch in stream:
+                table = pa.Table.from_batches([batch]).rename_columns(names)
+                yield self._cleaned(table)
+        except (pa.ArrowException, OSError) as problem:
+            if self.is_csv:
+                self._explain()
+                if weight and "conversion error" in str(problem):
+                    raise self.not_a_number(weight) from None
+            raise self._unreadable(problem) from None
+
+    def not_a_number(self, name: str) -> DataError:
+        """The error for a column of numbers that holds something else."""
+        column = self.read([name], [name])[name]
+        row = first_text(column)
+        return DataError(
+            f"{self.where(row)}, column '{name}' holds '{column[row].as_py()}'; a weight is a "
+            f"finite number, zero or more"
+        )
 
     def where(self, row: int) -> str:
         """Where data row `row` stands; in a CSV file, the line that an editor shows."""
@@ -107,19 +134,30 @@ class TableFile:
             raise self._unreadable(problem) from None
 
     def _read_csv(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
-        raw = {name.strip(): name for name in self._header()}
-        convert = pa.csv.ConvertOptions(
-            include_columns=[raw[name] for name in names],
-            column_types={raw[name]: pa.string() for name in texts},
-            null_values=[""],  # "NA" may be Namibia: marks other than nothing are judged later
-            strings_can_be_null=True,
-        )
-        parse = pa.csv.ParseOptions(newlines_in_values=True)
+        convert, parse = self._csv_options(names, texts)
         table = pa.csv.read_csv(self.path, parse_options=parse, convert_options=convert)
         return table.rename_columns(list(names))
 
+    def _csv_options(
+        self, names: Sequence[str], texts: Sequence[str], numbers: Sequence[str] = ()
+    ) -> tuple[pa.csv.ConvertOptions, pa.csv.ParseOptions]:
+        raw = {name.strip(): name for name in self._header()}
+        kinds = {raw[name]: pa.string() for name in texts}
+        convert = pa.csv.ConvertOptions(
+            include_columns=[raw[name] for name in names],
+            column_types=kinds | {raw[name]: pa.float64() for name in numbers},
+            null_values=[""],  # "NA" may be Namibia: marks other than nothing are judged later
+            strings_can_be_null=True,
+        )
+        return convert, pa.csv.ParseOptions(newlines_in_values=True)
+
     def _read_parquet(self, names: Sequence[str]) -> pa.Table:
-        return pa.parquet.read_table(self.path, columns=list(names), pre_buffer=False)
+        return pa.parquet.read_table(self.path, columns=list(names))
+
+    def _cleaned(self, table: pa.Table) -> pa.Table:
+        for index, name in enumerate(table.column_names):
+            table = table.set_column(index, name, self._clean(table.column(index), name))
+        return table
 
     def _clean(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         column = clean_text(column)
@@ -241,7 +279,14 @@ def read_nodes(
     merged = _concatenate(tables, parts)
     nodes = encode_nodes(merged, roles, Rows(parts[0].nodes.name, where), options, findings)
     _add_names(nodes, parts, ids, findings)
+    del merged, tables, table
+    release()
     return nodes, ids
+
+
+def release() -> None:
+    """Give back the memory that Arrow keeps for its next table: NumPy needs it now."""
+    pa.default_memory_pool().release_unused()
 
 
 def _same_columns(
@@ -262,6 +307,7 @@ def _unique(
     table: pa.Table, name: str, file: TableFile, options: OwnOptions, findings: Findings
 ) -> tuple[pa.Table, np.ndarray]:
     """The table with every id once, and the row of the file that each of its rows was."""
+    refuse_missing(table[name], name, Rows(file.name, file.where))
     ids = as_ids(table[name], name, Rows(file.name, file.where))
     rows = np.arange(len(ids))
     again = lookup(ids, ids) != rows
@@ -314,67 +360,3 @@ def _add_names(
     shared = len(joined) - len(joined.unique())
     if shared:
         findings.say(f"{shared} ids are used by more than one client; they stay different nodes")
-
-
-def read_edges(
-    parts: Sequence[Part],
-    ids: Sequence[pa.ChunkedArray],
-    schema: Schema,
-    options: OwnOptions,
-    findings: Findings,
-) -> Ends:
-    """The edges of all parts, as indices over the nodes of all parts."""
-    found: list[Ends] = []
-    start = 0
-    for part, own in zip(parts, ids, strict=True):
-        ends = _part_edges(part, own, schema, options, findings)
-        found.append(Ends(ends.source + start, ends.target + start, ends.weight))
-        start += len(own)
-    weighted = [ends.weight is not None for ends in found]
-    if any(weighted) and not all(weighted):
-        raise DataError(
-            f"{parts[weighted.index(True)].edges.name} has weights and "
-            f"{parts[weighted.index(False)].edges.name} has none; give weights to all or to none"
-        )
-    if len(found) == 1:
-        return found[0]
-    return Ends(
-        np.concatenate([ends.source for ends in found]),
-        np.concatenate([ends.target for ends in found]),
-        np.concatenate([e.weight for e in found if e.weight is not None]) if weighted[0] else None,
-    )
-
-
-def _part_edges(
-    part: Part, ids: pa.ChunkedArray, schema: Schema, options: OwnOptions, findings: Findings
-) -> Ends:
-    file = part.edges
-    roles = edge_roles(file.columns(), schema, file.name)
-    if roles.ignored:
-        findings.say(f"{file.name}: ignored {listed(roles.ignored)}")
-    names = [roles.source, roles.target, *([roles.weight] if roles.weight else [])]
-    table = file.read(names, [roles.source, roles.target])
-    rows = Rows(file.name, file.where)
-    given = [as_ids(table[name], name, rows) for name in names[:2]]
-    source, target = (lookup(column, ids) for column in given)
-    weight = None
-    if roles.weight:
-        refuse_missing(table[roles.weight], roles.weight, rows)
-        weight = check_weights(_as_numbers(table[roles.weight], roles.weight, rows), rows.where)
-
-    def sentence(row: int) -> str:
-        side = 0 if source[row] < 0 else 1
-        value = given[side][row].as_py()
-        return f"{file.where(row)} names the {names[side]} '{value}', not in {part.nodes.name}"
-
-    return no_dangling(Ends(source, target, weight), len(ids), sentence, options, findings)
-
-
-def _as_numbers(column: pa.ChunkedArray, name: str, rows: Rows) -> np.ndarray:
-    if not is_number(column.type):
-        row = first_text(column)
-        raise DataError(
-            f"{rows.where(row)}, column '{name}' holds '{column[row].as_py()}'; a weight is a "
-            f"finite number, zero or more"
-        )
-    return np.asarray(column.cast(pa.float64(), safe=False))

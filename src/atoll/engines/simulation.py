@@ -127,7 +127,7 @@ class Participants:
         self._stop_if_not_finite(step, reply)
         up = num_bytes(reply) // len(self)
         down = message.bytes_for_one(self.total)
-        sim.ledger.add(self.round, step.name, positions, down, [up] * len(self))
+        sim.ledger.add(self.round, step.name, positions, down, up)
         self.replies[step.name] = reply
         return reply
 

@@ -41,6 +41,7 @@ class Local(Method):
     epochs: int = 3
 
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
+    deployed: ClassVar[str] = "personalised"
 
     def init(self, clients: Clients) -> Tensor:
         return clients.key
@@ -55,8 +56,11 @@ class Local(Method):
     def local(self, reply: Empty) -> Empty:
         return reply
 
-    def predict(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
-        return self.net(self.net.init(message) if state is None else state.model, graph)
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        model = self.net.init(message) if state is None else state.model
+        return self.net(model, graph, key)
 
     @client_step
     def train(

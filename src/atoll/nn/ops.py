@@ -2,14 +2,18 @@
 
 Every op is an `autograd.Function` over one kernel, the sum over bags of rows (`embedding_bag`, the
 fastest sparse product that we measured on CPU: docs/adr/0005). Its `vmap` rule treats the clients'
-matrices as one block-diagonal matrix: a stacked `Sparse` already numbers its entries that way, so the
-rule only reshapes. A matrix may also be a dense tensor; then a product is `@`.
+matrices as one block-diagonal matrix: a stacked `Sparse` already numbers its entries that way, so
+the rule only reshapes. A matrix may also be a dense tensor; then a product is `@`.
+
+Second derivatives are there for dense factors and per-entry tensors, not for a matrix's values: the
+request for one raises.
 
 Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E, D).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,44 +24,40 @@ from torch.nn import functional
 
 from atoll.core.graph import Sparse
 
+NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
+
 
 def matmul(matrix: Tensor | Sparse, dense: Tensor) -> Tensor:
-    """matrix @ dense, (R, D); differentiable in `dense` and, if sparse, in `matrix.values`."""
+    """The product, (R, D); differentiable in `dense` and, if sparse, in `matrix.values`."""
     if isinstance(matrix, Tensor):
         return matrix @ dense
     m = matrix
-    out: Tensor = _Product.apply(
-        m.offsets, m.columns, m.values, m.rows, m.t_offsets, m.t_columns, m.t_values, dense
-    )
-    return out
+    return _call(
+        _Product,
+        m.offsets, m.columns, m.values, m.rows, m.t_offsets, m.t_columns, m.t_values, dense,
+    )  # fmt: skip
 
 
 def with_values(matrix: Sparse, values: Tensor) -> Sparse:
     """The same places with other values, (E,) in row order; padding stays zero."""
     values = torch.where(matrix.values != 0, values, torch.zeros_like(values))
-    # The transposed copy serves only the backward pass of `dense`, so it carries no gradient.
-    by_column: Tensor = _Gather.apply(
-        values.detach().unsqueeze(-1), matrix.t_order, None, None
-    ).squeeze(-1)
-    return replace(matrix, values=values, t_values=by_column)
+    by_column = _call(_Gather, values.unsqueeze(-1), matrix.t_order, None, None)
+    return replace(matrix, values=values, t_values=by_column.squeeze(-1))
 
 
 def at_rows(matrix: Sparse, dense: Tensor) -> Tensor:
     """`dense`, (R, D), read at each entry's row: (E, D). For an adjacency, the edge's target."""
-    out: Tensor = _Gather.apply(dense, matrix.rows, matrix.offsets, None)
-    return out
+    return _call(_Gather, dense, matrix.rows, matrix.offsets, None)
 
 
 def at_columns(matrix: Sparse, dense: Tensor) -> Tensor:
     """`dense`, (C, D), read at each entry's column: (E, D). For an adjacency, the edge's source."""
-    out: Tensor = _Gather.apply(dense, matrix.columns, matrix.t_offsets, matrix.t_order)
-    return out
+    return _call(_Gather, dense, matrix.columns, matrix.t_offsets, matrix.t_order)
 
 
 def row_sum(matrix: Sparse, entries: Tensor) -> Tensor:
     """Sum of per-entry numbers, (E, D), over each row: (R, D)."""
-    out: Tensor = _RowSum.apply(entries, matrix.offsets, matrix.rows)
-    return out
+    return _call(_RowSum, entries, matrix.offsets, matrix.rows)
 
 
 def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
@@ -65,10 +65,15 @@ def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
     real = (matrix.values != 0).to(scores.dtype).unsqueeze(-1)
     scores = torch.where(real > 0, scores, torch.full_like(scores, -1e30))
     # Subtracting the row's maximum changes nothing but the rounding: no gradient through it.
-    highest: Tensor = _RowMax.apply(scores.detach(), matrix.offsets)
+    highest = _call(_RowMax, scores.detach(), matrix.offsets)
     raised = torch.exp(scores - at_rows(matrix, highest)) * real
     total = row_sum(matrix, raised)
     return raised / at_rows(matrix, total.clamp(min=1e-16))
+
+
+def _call(function: type[Function], *args: Tensor | None) -> Tensor:
+    out: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]  # torch gives no types
+    return out
 
 
 def _bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
@@ -80,8 +85,8 @@ def _bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) 
     )
 
 
-def _joined(size: int, args: list[Tensor | None], dims: tuple[Any, ...]) -> list[Tensor | None]:
-    """Batched tensors -> their blocks end to end."""
+def _joined(args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """A stacked matrix's tensors -> their blocks end to end."""
     out: list[Tensor | None] = []
     for arg, dim in zip(args, dims, strict=True):
         if arg is None:
@@ -93,6 +98,17 @@ def _joined(size: int, args: list[Tensor | None], dims: tuple[Any, ...]) -> list
     return out
 
 
+def _blocks(dense: Tensor, dim: int | None, size: int) -> Tensor:
+    """Many dense matrices -> one below the other; one for all is repeated."""
+    batch = dense.expand(size, *dense.shape) if dim is None else dense.movedim(dim, 0)
+    return batch.flatten(0, 1)
+
+
+def _unblocks(out: Tensor, size: int) -> Tensor:
+    """(B*R, D) -> (B, R, D)."""
+    return out.reshape(size, out.shape[0] // size, *out.shape[1:])
+
+
 def _wide(dense: Tensor, dim: int) -> Tensor:
     """(..B.., C, D) -> (C, B*D): many dense matrices beside one sparse one."""
     return dense.movedim(dim, 1).flatten(1)
@@ -100,17 +116,15 @@ def _wide(dense: Tensor, dim: int) -> Tensor:
 
 def _unwide(out: Tensor, size: int) -> Tensor:
     """(R, B*D) -> (B, R, D)."""
-    return out.unflatten(1, (size, -1)).movedim(1, 0)
+    return out.reshape(out.shape[0], size, out.shape[1] // size).movedim(1, 0)
 
 
 class _Product(Function):
-    """matrix @ dense."""
+    """The arguments are the tensors of the matrix, ordered as in `matmul`, then dense."""
 
     @staticmethod
-    def forward(
-        offsets: Tensor, columns: Tensor, values: Tensor, rows: Tensor | None,
-        t_offsets: Tensor, t_columns: Tensor, t_values: Tensor, dense: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def forward(*args: Tensor) -> Tensor:
+        offsets, columns, values, *_, dense = args
         return _bags(dense, columns, offsets, values)
 
     @staticmethod
@@ -118,14 +132,14 @@ class _Product(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         offsets, columns, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
         by_value = by_dense = None
         if ctx.needs_input_grad[2]:
-            by_value = _EntryDot.apply(grad, dense, rows, columns)
+            by_value = _by_value(grad, dense, rows, columns)
         if ctx.needs_input_grad[7]:
-            by_dense = _Product.apply(
-                t_offsets, t_columns, t_values, None, offsets, columns, values, grad
+            by_dense = _call(
+                _Product, t_offsets, t_columns, t_values, None, offsets, columns, values, grad
             )
         return None, None, by_value, None, None, None, None, by_dense
 
@@ -135,23 +149,21 @@ class _Product(Function):
         *dims, dense_dim = in_dims
         size = info.batch_size
         if all(dim is None for dim in dims):
-            return _unwide(_Product.apply(*matrix, _wide(dense, dense_dim)), size), 0
-        joined = _joined(size, matrix, tuple(dims))
+            return _unwide(_call(_Product, *matrix, _wide(dense, dense_dim)), size), 0
+        joined = _joined(matrix, dims)
         if dense_dim is None:
-            out = _SharedProduct.apply(*joined, dense)
+            out = _call(_SharedProduct, *joined, dense)
         else:
-            out = _Product.apply(*joined, dense.movedim(dense_dim, 0).flatten(0, 1))
-        return out.unflatten(0, (size, -1)), 0
+            out = _call(_Product, *joined, _blocks(dense, dense_dim, size))
+        return _unblocks(out, size), 0
 
 
 class _SharedProduct(Function):
     """Block-diagonal matrix @ (the same dense matrix below itself, never copied)."""
 
     @staticmethod
-    def forward(
-        offsets: Tensor, columns: Tensor, values: Tensor, rows: Tensor | None,
-        t_offsets: Tensor, t_columns: Tensor, t_values: Tensor, dense: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def forward(*args: Tensor) -> Tensor:
+        offsets, columns, values, *_, dense = args
         return _bags(dense, columns.remainder(dense.shape[0]), offsets, values)
 
     @staticmethod
@@ -159,17 +171,24 @@ class _SharedProduct(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         offsets, columns, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
         by_value = by_dense = None
         if ctx.needs_input_grad[2]:
-            by_value = _EntryDot.apply(grad, dense, rows, columns.remainder(dense.shape[0]))
+            by_value = _by_value(grad, dense, rows, columns.remainder(dense.shape[0]))
         if ctx.needs_input_grad[7]:
-            blocks = _Product.apply(
-                t_offsets, t_columns, t_values, None, offsets, columns, values, grad
+            blocks = _call(
+                _Product, t_offsets, t_columns, t_values, None, offsets, columns, values, grad
             )
-            by_dense = blocks.unflatten(0, (-1, dense.shape[0])).sum(0)
+            by_dense = _unblocks(blocks, blocks.shape[0] // dense.shape[0]).sum(0)
         return None, None, by_value, None, None, None, None, by_dense
+
+
+def _by_value(grad: Tensor, dense: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
+    # Only a product with a transpose has no rows, and only a backward pass makes one.
+    if rows is None:
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
+    return _call(_EntryDot, grad, dense, rows, columns)
 
 
 class _EntryDot(Function):
@@ -184,26 +203,26 @@ class _EntryDot(Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        raise RuntimeError("second derivatives by the values of a sparse matrix are not available")
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, a: Tensor, b: Tensor, rows: Tensor, columns: Tensor
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
         size = info.batch_size
+        sides, index = list(args[:2]), list(args[2:])
         if in_dims[2] is None:
-            a = a.expand(size, *a.shape) if in_dims[0] is None else a.movedim(in_dims[0], 0)
-            b = b.expand(size, *b.shape) if in_dims[1] is None else b.movedim(in_dims[1], 0)
-            return (a.index_select(1, rows) * b.index_select(1, columns)).sum(-1), 0
-        flat_rows, flat_columns = _joined(size, [rows, columns], in_dims[2:])
-        assert flat_columns is not None
-        a = a.movedim(in_dims[0], 0).flatten(0, 1)
-        if in_dims[1] is None:
-            flat_columns = flat_columns.remainder(b.shape[0])
-        else:
-            b = b.movedim(in_dims[1], 0).flatten(0, 1)
-        return _EntryDot.apply(a, b, flat_rows, flat_columns).unflatten(0, (size, -1)), 0
+            a, b = (
+                side.expand(size, *side.shape) if dim is None else side.movedim(dim, 0)
+                for side, dim in zip(sides, in_dims, strict=False)
+            )
+            return (a.index_select(1, index[0]) * b.index_select(1, index[1])).sum(-1), 0
+        index = _joined(index, in_dims[2:])
+        for which, dim in enumerate(in_dims[:2]):
+            if dim is None:
+                index[which] = index[which].remainder(sides[which].shape[0])
+            else:
+                sides[which] = _blocks(sides[which], dim, size)
+        return _unblocks(_call(_EntryDot, *sides, *index), size), 0
 
 
 class _Gather(Function):
@@ -218,29 +237,21 @@ class _Gather(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
         index, offsets, order = ctx.saved_tensors
+        # The values of a transpose (`with_values`) have no offsets and never get a gradient.
+        if grad is None:
+            return None, None, None, None
         if order is None:
-            return _RowSum.apply(grad, offsets, index), None, None, None
-        return _BagSum.apply(grad, order, offsets, index), None, None, None
+            return _call(_RowSum, grad, offsets, index), None, None, None
+        return _call(_BagSum, grad, order, offsets, index), None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, dense: Tensor, index: Tensor, offsets: Any, order: Any
-    ) -> tuple[Tensor, int]:
-        size = info.batch_size
-        if in_dims[1] is None:
-            out = _Gather.apply(_wide(dense, in_dims[0]), index, offsets, order)
-            return _unwide(out, size), 0
-        if in_dims[0] is None:
-            dense, dim = dense.expand(size, *dense.shape), 0
-        else:
-            dim = in_dims[0]
-        joined = _joined(size, [index, offsets, order], in_dims[1:])
-        out = _Gather.apply(dense.movedim(dim, 0).flatten(0, 1), *joined)
-        return out.unflatten(0, (size, -1)), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _segment_rule(_Gather, info.batch_size, in_dims, args)
 
 
 class _BagSum(Function):
@@ -255,20 +266,13 @@ class _BagSum(Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         order, offsets, index = ctx.saved_tensors
-        return _Gather.apply(grad, index, offsets, order), None, None, None
+        return _call(_Gather, grad, index, offsets, order), None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, entries: Tensor, order: Tensor, offsets: Tensor, index: Tensor
-    ) -> tuple[Tensor, int]:
-        size = info.batch_size
-        if in_dims[1] is None:
-            out = _BagSum.apply(_wide(entries, in_dims[0]), order, offsets, index)
-            return _unwide(out, size), 0
-        joined = _joined(size, [entries, order, offsets, index], in_dims)
-        return _BagSum.apply(*joined).unflatten(0, (size, -1)), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _segment_rule(_BagSum, info.batch_size, in_dims, args)
 
 
 class _RowSum(Function):
@@ -284,19 +288,13 @@ class _RowSum(Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         offsets, rows = ctx.saved_tensors
-        return _Gather.apply(grad, rows, offsets, None), None, None
+        return _call(_Gather, grad, rows, offsets, None), None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, entries: Tensor, offsets: Tensor, rows: Tensor
-    ) -> tuple[Tensor, int]:
-        size = info.batch_size
-        if in_dims[1] is None:
-            return _unwide(_RowSum.apply(_wide(entries, in_dims[0]), offsets, rows), size), 0
-        joined = _joined(size, [entries, offsets, rows], in_dims)
-        return _RowSum.apply(*joined).unflatten(0, (size, -1)), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _segment_rule(_RowSum, info.batch_size, in_dims, args)
 
 
 class _RowMax(Function):
@@ -314,13 +312,20 @@ class _RowMax(Function):
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, entries: Tensor, offsets: Tensor) -> tuple[Tensor, int]:
-        size = info.batch_size
-        if in_dims[1] is None:
-            return _unwide(_RowMax.apply(_wide(entries, in_dims[0]), offsets), size), 0
-        joined = _joined(size, [entries, offsets], in_dims)
-        return _RowMax.apply(*joined).unflatten(0, (size, -1)), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _segment_rule(_RowMax, info.batch_size, in_dims, args)
+
+
+def _segment_rule(
+    function: type[Function], size: int, dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> tuple[Tensor, int]:
+    """The vmap rule of an op on (dense, *index tensors)."""
+    dense, *index = args
+    if dims[1] is None:
+        return _unwide(_call(function, _wide(dense, dims[0]), *index), size), 0
+    out = _call(function, _blocks(dense, dims[0], size), *_joined(index, dims[1:]))
+    return _unblocks(out, size), 0

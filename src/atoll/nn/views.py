@@ -1,4 +1,4 @@
-"""What networks precompute from a graph, once per client: adjacencies, and adjacency times features.
+"""What networks precompute from a graph, once per client: adjacencies, and their product with x.
 
 Each function is a `View`: a pure function of a `Graph`. Networks name the views that they read.
 Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)` gathers messages.
@@ -6,13 +6,19 @@ Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from atoll.core.graph import Graph, Sparse, sparse_matrix
+from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
+
+MAX_TERMS = 1 << 22
+"""Terms of a sparse product that are held at once; about 50 bytes each."""
 
 
 def plain_adjacency(graph: Graph) -> Sparse:
@@ -24,17 +30,32 @@ def plain_adjacency(graph: Graph) -> Sparse:
 
 def loop_adjacency(graph: Graph) -> Sparse:
     """A + I: the edges without self-loops, and one self-loop of weight one per node."""
-    source, target, weight = _with_loops(graph)
+    source, target, weight = _with_loops(graph, torch.ones_like(graph.real))
+    size = graph.num_nodes
+    return sparse_matrix(target, source, weight, (size, size), square=True)
+
+
+def sum_adjacency(graph: Graph) -> Sparse:
+    """A + I for GIN: self-loops of the data stay in A, so a node with one counts itself twice."""
+    nodes = torch.arange(graph.num_nodes, device=graph.edges.device)
+    source, target = torch.cat([graph.edges, nodes.expand(2, -1)], dim=1)
+    weight = torch.cat([graph.edge_weight, torch.ones_like(graph.real)])
     size = graph.num_nodes
     return sparse_matrix(target, source, weight, (size, size), square=True)
 
 
 def gcn_adjacency(graph: Graph) -> Sparse:
-    """D^-1/2 (A + I) D^-1/2 with D the degrees of A + I (Kipf and Welling, 2017)."""
-    source, target, weight = _with_loops(graph)
+    """D^-1/2 (A + I) D^-1/2 with D the degrees of A + I (Kipf and Welling, 2017).
+
+    As in PyG (`add_remaining_self_loops`), a self-loop of the data, the last one if there are
+    several, stands in the place of the one that would be added, with its own weight. An edge of
+    weight zero is padding, so such a self-loop counts as absent, where PyG would keep the zero.
+    """
+    source, target, weight = _with_loops(graph, _own_loops(graph))
     size = graph.num_nodes
-    degree = torch.zeros(size, dtype=weight.dtype, device=weight.device).index_add(0, target, weight)
-    scale = degree.clamp(min=1e-12).rsqrt()
+    degree = weight.new_zeros(size).index_add(0, target, weight)
+    # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
+    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return sparse_matrix(
         target, source, scale[target] * weight * scale[source], (size, size), square=True
     )
@@ -66,15 +87,24 @@ def mean_features(graph: Graph) -> Tensor | Sparse:
     return product(mean_adjacency(graph), graph.x)
 
 
+def sum_features(graph: Graph) -> Tensor | Sparse:
+    """(A + I) X, for a first GIN layer."""
+    return product(sum_adjacency(graph), graph.x)
+
+
+def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
+    """Â^hops X: all that SGC needs of a graph. A `View` once `hops` is bound by `partial`."""
+    adjacency, x = gcn_adjacency(graph), features(graph)
+    for _ in range(hops):
+        x = product(adjacency, x)
+    return x
+
+
 def product(adjacency: Sparse, x: Tensor | Sparse) -> Tensor | Sparse:
     """A X, sparse if both are and the result is worth it."""
-    left = _coo(adjacency)
     if isinstance(x, Tensor):
-        return _fastest(torch.sparse.mm(left, x))
-    out = torch.sparse.mm(left, _coo(x)).coalesce()
-    rows, columns = out.indices()
-    shape = (adjacency.shape[0], x.shape[1])
-    return _fastest(sparse_matrix(rows, columns, out.values(), shape, square=False))
+        return _fastest(matmul(adjacency, x))
+    return _fastest(_sparse_product(adjacency, x))
 
 
 def sparse_features(x: Tensor) -> Sparse:
@@ -84,22 +114,52 @@ def sparse_features(x: Tensor) -> Sparse:
     return sparse_matrix(rows, columns, x[rows, columns], shape, square=False)
 
 
-def _with_loops(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources, targets and weights of the edges, with `loops`, (N,), for their self-loops."""
     source, target = graph.edges
     others = source != target
     nodes = torch.arange(graph.num_nodes, device=source.device)
     return (
         torch.cat([source[others], nodes]),
         torch.cat([target[others], nodes]),
-        torch.cat([graph.edge_weight[others], torch.ones_like(graph.real)]),
+        torch.cat([graph.edge_weight[others], loops]),
     )
 
 
-def _coo(matrix: Sparse) -> Tensor:
-    index = torch.stack([matrix.rows.long(), matrix.columns.long()])
-    return torch.sparse_coo_tensor(
-        index, matrix.values, matrix.shape, check_invariants=False
-    ).coalesce()
+def _own_loops(graph: Graph) -> Tensor:
+    """The weight of each node's last self-loop, one if it has none, (N,)."""
+    source, target = graph.edges
+    place = ((source == target) & (graph.edge_weight != 0)).nonzero().squeeze(1)
+    last = torch.full_like(graph.y, -1).scatter_reduce(0, source[place], place, "amax")
+    # Where there is none, -1 reads the one at the end.
+    return torch.cat([graph.edge_weight, graph.edge_weight.new_ones(1)])[last]
+
+
+def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
+    """A X of two sparse matrices; entries that cancel stay, as zeros.
+
+    Own code, because torch's warns that its compressed matrices are a beta. Entry (i, j) of A adds
+    row j of X to row i: write out all terms, then sum those at one place; whole rows at a time.
+    """
+    width = x.shape[1]
+    a_rows, a_columns, x_columns = a.rows.long(), a.columns.long(), x.columns.long()
+    starts = x.offsets.long()
+    counts = torch.diff(starts, append=starts.new_tensor([x.values.shape[0]]))[a_columns]
+    before = counts.cumsum(0) - counts
+    block = before[a.offsets.long()[a_rows]] // MAX_TERMS
+    ends = torch.unique_consecutive(block, return_counts=True)[1].cumsum(0)
+    places, sums = [a_rows[:0]], [a.values[:0]]
+    for first, end in pairwise([0, *ends.tolist()]):
+        entry = torch.arange(first, end, device=a_rows.device)
+        entry = entry.repeat_interleave(counts[first:end])
+        number = torch.arange(entry.shape[0], device=entry.device) + before[first]
+        term = starts[a_columns[entry]] + number - before[entry]
+        place, where = torch.unique(a_rows[entry] * width + x_columns[term], return_inverse=True)
+        values = a.values[entry] * x.values[term]
+        places.append(place)
+        sums.append(values.new_zeros(place.shape[0]).index_add(0, where, values))
+    place, shape = torch.cat(places), (a.shape[0], width)
+    return sparse_matrix(place // width, place % width, torch.cat(sums), shape, square=False)
 
 
 def _fastest(x: Tensor | Sparse) -> Tensor | Sparse:

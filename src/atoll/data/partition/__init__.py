@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.data.partition.checks import check_whole
+from atoll.data.partition.checks import check_seed, check_whole
 from atoll.data.partition.gcfl import GROUPS, gcfl_oneds
 from atoll.data.partition.louvain import louvain, louvain_fedgta, louvain_fedtad, louvain_openfgl
 from atoll.data.partition.metis import metis, metis_overlap, metis_recursive
@@ -123,7 +123,7 @@ def divide(
     function = _recipe_for(source, name)
     given = {**options, "name": argument} if colon else options
     settings = _with_defaults(name, function, given)
-    _check_seed(seed)
+    check_seed(seed)
     if name != "column":
         _check_clients(source, recipe, clients)
     parts = tuple(
@@ -160,12 +160,6 @@ def _with_defaults(name: str, function: Recipe, given: Mapping[str, Option]) -> 
                 raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
             raise unknown(f"option of partition '{name}'", option, allowed)
     return {**allowed, **given}
-
-
-def _check_seed(seed: int) -> None:
-    check_whole("seed", seed, 0)
-    if seed >= 2**32:  # NumPy's old generator, which the public codes use, takes no more
-        raise ConfigError(f"seed must be below 2**32, but is {seed}")
 
 
 def _check_clients(source: Source | GraphSet, recipe: str, clients: int | None) -> None:

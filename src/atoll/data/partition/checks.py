@@ -14,6 +14,13 @@ def check_whole(name: str, value: object, least: int) -> None:
         raise ConfigError(f"{name} must be a whole number of at least {least}, but is {value!r}")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that some generator does not take."""
+    check_whole("seed", seed, 0)
+    if seed >= 2**32:  # NumPy's old generator, which the public codes use, takes no more
+        raise ConfigError(f"seed must be below 2**32, but is {seed}")
+
+
 def check_positive(name: str, value: object) -> None:
     """Refuse what is not a finite number above zero."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)

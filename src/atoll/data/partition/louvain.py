@@ -25,8 +25,8 @@ def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> list
     """
     check_whole("delta", delta, 0)
     target = source.num_nodes // clients
-    # The public rule never ends once N/K <= delta, so the slack stays within half of the target.
-    slack = min(delta, target // 2)
+    # The public rule never ends once N/K <= delta; within a quarter it also cuts few communities.
+    slack = min(delta, target // 4)
     groups = groups_of(scikit_louvain(source.undirected_simple(), seed))
     return pack(groups, clients, replace(_about(target, slack), least=max(1, target // 2)))
 

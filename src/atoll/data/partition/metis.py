@@ -18,7 +18,8 @@ def metis(source: Source, clients: int, seed: int, *, reseed: bool = False) -> l
     """METIS k-way, as FED-PUB and FedIIH.
 
     METIS has a constant seed of its own, so every seed gives the same partition, as in the papers;
-    with `reseed` the partition's seed is handed to METIS.
+    with `reseed` the partition's seed is handed to METIS, which only matters on graphs large enough
+    to be coarsened (about a thousand nodes).
     """
     check_flag("reseed", reseed)
     labels = metis_labels(source, clients, False, seed if reseed else None)

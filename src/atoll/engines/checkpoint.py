@@ -1,0 +1,60 @@
+"""Checkpoints: a run killed at any moment leaves the last complete one.
+
+A file is the SHA-256 of its content, then the content (`codec.encode`). It is written under another
+name, flushed to the disk and renamed, so that no reader ever sees half of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from atoll.core.errors import DataError, WireError
+from atoll.core.tree import Tree
+from atoll.engines.codec import decode, encode
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file's content in one step, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name itself must survive a power cut
+    finally:
+        os.close(folder)
+
+
+def save_checkpoint(path: Path, tree: Tree) -> None:
+    """Write a checkpoint."""
+    data = encode(tree)
+    write_atomically(path, hashlib.sha256(data).digest() + data)
+
+
+def load_checkpoint(path: Path) -> Tree:
+    """Read a checkpoint; a damaged one is refused."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        raise DataError(
+            f"checkpoint {path} is damaged (its checksum does not match); delete it to start this "
+            "seed again from round 0"
+        )
+    try:
+        return decode(data[32:], limit=1 << 40, finite=False)
+    except WireError as error:
+        raise DataError(f"checkpoint {path} was written by another version of Atoll") from error

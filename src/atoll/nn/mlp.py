@@ -1,0 +1,58 @@
+"""Multi-layer perceptron: a network that sees no edges, to tell what the graph adds.
+
+    H <- dropout(relu(H W + b)),   no activation after the last layer.
+
+Shapes: x (N, D), logits (N, C). Nothing is dropped from the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph, View
+from atoll.core.random import dropout, fold
+from atoll.core.tree import Tree
+from atoll.nn import views
+from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.ops import matmul
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Layers of width `hidden`, the last of width `classes`."""
+
+    features: int
+    classes: int
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.5
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """X alone."""
+        return {"x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        """One weight and one bias per layer."""
+        widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
+        return [
+            {
+                "weight": kaiming(fold(key, layer, "weight"), n_in, n_out),
+                "bias": kaiming_bias(fold(key, layer, "bias"), n_in, n_out),
+            }
+            for layer, (n_in, n_out) in enumerate(pairwise(widths))
+        ]
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C); a key turns dropout on."""
+        h: Tensor = matmul(graph.views["x"], params[0]["weight"]) + params[0]["bias"]
+        for number, layer in enumerate(params[1:], start=1):
+            noise = None if key is None else fold(key, "dropout", number)
+            h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
+            h = h @ layer["weight"] + layer["bias"]
+        return h

@@ -1,0 +1,63 @@
+"""GraphSAGE with the mean aggregator (Hamilton, Ying and Leskovec, 2017).
+
+    H <- dropout(relu(D^-1 A H W_n + H W_s + b)),   no activation after the last layer.
+
+Shapes: x (N, D), logits (N, C). All neighbours are used, none sampled, and nothing is dropped from
+the input, so that D^-1 A X is computed once. As in PyG's `SAGEConv`, the mean does not know edge
+weights, and a node without neighbours has the mean zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph, View
+from atoll.core.random import dropout, fold
+from atoll.core.tree import Tree
+from atoll.nn import views
+from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.ops import matmul
+
+
+@dataclass(frozen=True)
+class GraphSAGE:
+    """Layers of width `hidden`, the last of width `classes`."""
+
+    features: int
+    classes: int
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.5
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The mean over neighbours, applied to features once."""
+        return {"mean": views.mean_adjacency, "mean_x": views.mean_features, "x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        """Two weights and a bias per layer."""
+        widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
+        return [
+            {
+                "neighbour": kaiming(fold(key, layer, "neighbour"), n_in, n_out),
+                "self": kaiming(fold(key, layer, "self"), n_in, n_out),
+                "bias": kaiming_bias(fold(key, layer, "bias"), n_in, n_out),
+            }
+            for layer, (n_in, n_out) in enumerate(pairwise(widths))
+        ]
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C); a key turns dropout on."""
+        mean, first = graph.views["mean"], params[0]
+        h: Tensor = matmul(graph.views["mean_x"], first["neighbour"]) + first["bias"]
+        h = h + matmul(graph.views["x"], first["self"])
+        for number, layer in enumerate(params[1:], start=1):
+            noise = None if key is None else fold(key, "dropout", number)
+            h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
+            h = matmul(mean, h @ layer["neighbour"]) + h @ layer["self"] + layer["bias"]
+        return h

@@ -1,0 +1,1 @@
+"""Experiments: configuration, protocols, the round loop, scoring and results."""

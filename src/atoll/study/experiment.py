@@ -1,0 +1,234 @@
+"""One experiment: one method on one federation with one seed, round by round.
+
+After every round two things are scored on each client's own graph: the *deployed* model (what
+`method.deploy` gives it) and the *local* model (right after its own training). Which of the two a result
+reports is the protocol's business; both are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.core.federation import Federation
+from atoll.core.message import Message, ToEach
+from atoll.core.method import Method
+from atoll.core.tree import Tree, take, tree_map
+from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
+from atoll.engines.ledger import Ledger
+from atoll.engines.simulation import Participants, Simulation
+from atoll.study.evaluate import ROLES, Evaluator, Scores
+from atoll.study.metrics import METRICS, from_confusion
+
+SCORED = ("deployed", "local")
+
+
+@dataclass
+class History:
+    """Everything measured, round by round.
+
+    Attributes:
+        scores: For "deployed" and "local" a list over rounds of (K, 3, 5): client, role, metric.
+        counts: Training, validation and test nodes of each client, (K, 3).
+        nodes: Nodes of each client, (K,).
+        seconds: Seconds of each round, training and scoring.
+    """
+
+    counts: np.ndarray
+    nodes: np.ndarray
+    scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.seconds)
+
+    def array(self, scored: str, metric: str, role: str) -> np.ndarray:
+        """One number for each round and client, (R, K); NaN where a client has none."""
+        stacked = np.stack(self.scores[scored])
+        return np.asarray(stacked[:, :, ROLES.index(role), METRICS.index(metric)])
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run.
+
+    Attributes:
+        method: With its hyper-parameters.
+        federation: The clients.
+        rounds: How many.
+        fraction: Share of the clients that takes part in a round (rounded up, at least one).
+        seed: Root of all noise: initial model, dropout, sampling.
+        engine: "serial", "wire" or "fused".
+        device: Where tensors live.
+        chunk: Most clients in one program of the fused engine; 0 chooses.
+        auc: Whether to compute ROC curves each round; None does for two classes.
+        compat: Names from `protocols.COMPAT`.
+    """
+
+    method: Method
+    federation: Federation
+    rounds: int = 100
+    fraction: float = 1.0
+    seed: int = 0
+    engine: str = "fused"
+    device: torch.device | str = "cpu"
+    chunk: int = 0
+    auc: bool | None = None
+    compat: tuple[str, ...] = ()
+
+    def run(
+        self,
+        *,
+        checkpoint: Path | None = None,
+        fingerprint: str = "",
+        every_seconds: float = 10.0,
+        on_round: Callable[[History], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Run:
+        """Run, or continue from `checkpoint` if it exists.
+
+        Args:
+            checkpoint: Where to save; written at the start, at most every `every_seconds`, at the
+                end, and when stopped.
+            fingerprint: Names the configuration; a checkpoint of another one is refused.
+            every_seconds: Least time between two checkpoints.
+            on_round: Called after each round.
+            should_stop: Asked after each round; True saves and returns.
+        """
+        if self.rounds < 1:
+            raise ConfigError(f"rounds is {self.rounds}; give at least 1")
+        run = Run(self)
+        if checkpoint is not None and checkpoint.exists():
+            run.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
+        else:
+            run.start()
+        saved_round = -1
+        saved_at = -np.inf
+        while True:
+            stop = run.finished or (should_stop is not None and should_stop())
+            due = stop or time.monotonic() - saved_at >= every_seconds
+            if checkpoint is not None and due and saved_round != run.history.rounds:
+                save_checkpoint(checkpoint, run.snapshot(fingerprint))
+                saved_round, saved_at = run.history.rounds, time.monotonic()
+            if stop:
+                return run
+            run.one_round()
+            if on_round is not None:
+                on_round(run.history)
+
+
+class Run:
+    """An experiment under way: the server's tree, the clients behind the engine, the history."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        federation = experiment.federation
+        self.simulation = Simulation(
+            federation, experiment.method, engine=experiment.engine, seed=experiment.seed,
+            device=experiment.device, chunk=experiment.chunk,
+        )  # fmt: skip
+        auc = federation.classes == 2 if experiment.auc is None else experiment.auc
+        noisy = "dropout-at-eval" in experiment.compat
+        self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
+        masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
+        self.history = History(
+            counts=torch.stack(masks).numpy().astype(np.int64),
+            nodes=np.array([g.num_nodes for g in federation.graphs]),
+        )
+        self.server: Tree = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.simulation.ledger
+
+    @property
+    def finished(self) -> bool:
+        return self.history.rounds >= self.experiment.rounds
+
+    def start(self) -> None:
+        """The server's first tree."""
+        self.server = self.experiment.method.init(self.simulation.clients(-1))
+
+    def one_round(self) -> None:
+        """Train, aggregate, score."""
+        began = time.perf_counter()
+        method = self.experiment.method
+        everyone = self.simulation.clients(self.history.rounds)
+        chosen = everyone.sample(self.experiment.fraction)
+        self.server = method.round(self.server, chosen)
+        deployed = self._score(everyone, method.deploy(self.server))
+        local = self._score_local(chosen)
+        if torch.device(self.experiment.device).type == "cuda":
+            torch.cuda.synchronize()
+        self.history.scores["deployed"].append(deployed)
+        self.history.scores["local"].append(local)
+        self.history.seconds.append(time.perf_counter() - began)
+
+    def _score(self, clients: Participants, message: Message) -> np.ndarray:
+        return _numbers(clients.map(self.evaluator.score, message))
+
+    def _score_local(self, chosen: Participants) -> np.ndarray:
+        """Local models of those who trained; the others' last numbers still hold."""
+        past = self.history.scores["local"]
+        empty = np.full((chosen.total, len(ROLES), len(METRICS)), np.nan, dtype=np.float32)
+        scores = past[-1].copy() if past else empty
+        if "train" not in chosen.replies:
+            return scores
+        trained = self.experiment.method.local(chosen.replies["train"])
+        positions = chosen.positions
+        if len(chosen) < chosen.total:
+            # A row for everybody, as `ToEach` wants; rows of absent clients are never read.
+            row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
+            row[positions] = torch.arange(len(chosen), device=positions.device)
+            trained = take(trained, row)
+        scores[positions.cpu().numpy()] = self._score(chosen, ToEach(trained))
+        return scores
+
+    def snapshot(self, fingerprint: str) -> Tree:
+        """Everything needed to continue with the same numbers."""
+        to_cpu: Callable[[Any], Any] = lambda tree: tree_map(lambda t: t.cpu(), tree)  # noqa: E731
+        history = {k: [torch.from_numpy(a) for a in v] for k, v in self.history.scores.items()}
+        return {
+            "fingerprint": fingerprint,
+            "server": to_cpu(self.server),
+            "states": to_cpu(self.simulation.engine.export_states()),
+            "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
+            "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
+            "ledger": self.ledger.export(),
+        }
+
+    def restore(self, tree: Tree, fingerprint: str, path: Path) -> None:
+        """Continue from a snapshot."""
+        if tree["fingerprint"] != fingerprint:
+            raise DataError(
+                f"checkpoint {path} belongs to another configuration; resume with its own folder "
+                "(--resume DIR) or choose another --out"
+            )
+        device = self.experiment.device
+        on_device: Callable[[Any], Any] = lambda t: tree_map(lambda x: x.to(device), t)  # noqa: E731
+        self.server = on_device(tree["server"])
+        self.simulation.engine.import_states(on_device(tree["states"]))
+        self.history.seconds = tree["seconds"].tolist()
+        self.history.scores = {
+            k: list(v.numpy()) if self.history.rounds else [] for k, v in tree["scores"].items()
+        }
+        self.ledger.restore(tree["ledger"])
+
+
+def _numbers(scores: Scores) -> np.ndarray:
+    """Stacked scores -> (K, 3, 5) float32, NaN where a client has no such number."""
+    confusion = scores.confusion.cpu().numpy()
+    numbers = from_confusion(confusion)
+    empty = confusion.sum((-1, -2)) == 0
+    auc = scores.auc.cpu().numpy()
+    numbers["auc"] = np.where(auc < 0, np.nan, auc)
+    numbers["loss"] = np.where(empty, np.nan, scores.loss.cpu().numpy())
+    return np.stack([numbers[m] for m in METRICS], axis=-1).astype(np.float32)

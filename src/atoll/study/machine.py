@@ -1,0 +1,64 @@
+"""What a run needs to know about, and ask of, the machine that it runs on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from importlib import metadata
+
+import torch
+
+from atoll.core.errors import ConfigError, unknown
+
+PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-network", "pymetis")
+
+
+def tune_process() -> None:
+    """Settings without which small tensors cost several times as much on a CPU.
+
+    Denormal numbers are flushed to zero. glibc's allocator is told to keep large blocks: by default it
+    returns each freed tensor above 128 KiB to the system, and the page faults of getting it back cost
+    more than the arithmetic (a functional Adam step over ten clients: 6.2 ms before, 0.9 ms after).
+    """
+    torch.set_flush_denormal(True)
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_threshold = -1, -3
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def choose_device(wish: str) -> torch.device:
+    """The device for "auto", "cpu" or "cuda"."""
+    if wish not in ("auto", "cpu", "cuda"):
+        raise unknown("device", wish, ("auto", "cpu", "cuda"))
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch finds no GPU; use --device cpu")
+    return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_engine(wish: str) -> tuple[str, str]:
+    """The engine for a wish, and why."""
+    allowed = ("auto", "serial", "fused", "wire")
+    if wish not in allowed:
+        raise unknown("engine", wish, allowed)
+    if wish == "auto":
+        return "fused", "all clients run as one program; steps that cannot are looped"
+    return wish, "as asked"
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, for the record."""
+    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    found["cpus"] = str(os.cpu_count())
+    found["threads"] = str(torch.get_num_threads())
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found

@@ -1,0 +1,102 @@
+"""How results are made comparable: one strict rule for all, and each paper's own rules for its tables.
+
+A protocol fixes the data's preparation, partition and split, what is scored, how it is averaged and
+selected, and the defaults of width, rate and budget. Options on the command line win over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from atoll.core.errors import unknown
+
+COMPAT: dict[str, str] = {
+    "dropout-at-eval": "score with dropout on, as the public codes of FedTAD and FedATH do",
+}
+"""Known errors of public codes that can be switched on, to see how much of a number they explain."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One set of rules.
+
+    Attributes:
+        name: As on the command line.
+        about: One line for people.
+        prepare: Names from `data.prepare`, in order.
+        partition: Default recipe.
+        split: Default recipe.
+        ratios: Shares of training, validation and test nodes, where not the recipe's own.
+        data_seed: Seed of partition and split; None varies them with the run's seed.
+        clients: Default number of clients.
+        rounds: Default number of rounds.
+        epochs: Default number of local epochs.
+        evaluate: "deployed" scores what `method.deploy` gives; "local" the model after training.
+        weights: Mean over clients, one of `metrics.WEIGHTINGS`.
+        select: "best-val" (mean over clients), "best-val-per-client", or "last".
+        settings: Defaults of hyper-parameters, as for `--set`.
+    """
+
+    name: str
+    about: str
+    prepare: tuple[str, ...] = ("undirected",)
+    partition: str = "louvain"
+    split: str = "stratified"
+    ratios: tuple[float, float, float] | None = None
+    data_seed: int | None = None
+    clients: int = 5
+    rounds: int = 100
+    epochs: int = 3
+    evaluate: str = "deployed"
+    weights: str = "tests"
+    select: str = "best-val"
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "strict": Protocol(
+        "strict",
+        "one rule for every method: deployed model, best mean validation round, data vary by seed",
+    ),
+    "openfgl": Protocol(
+        "openfgl",
+        "OpenFGL's defaults: its Louvain packing and split, the local model after training",
+        partition="louvain-openfgl", split="openfgl", data_seed=2024, clients=10,
+        evaluate="local", weights="nodes",
+    ),
+    "fedtad": Protocol(
+        "fedtad",
+        "FedTAD's tables: python-louvain, per-class split, the broadcast global model",
+        partition="louvain-fedtad", split="fedtad", data_seed=2024, clients=10, weights="nodes",
+    ),
+    "fedath": Protocol(
+        "fedath",
+        "FedATH's tables: FedTAD's data with seed 2022, lr 1e-3 (score local with --evaluate local)",
+        partition="louvain-fedtad", split="fedtad", data_seed=2022, clients=10, weights="nodes",
+        settings={"lr": 1e-3},
+    ),
+    "fediih": Protocol(
+        "fediih",
+        "FedIIH's and FED-PUB's tables: largest component, METIS, global split, local models",
+        prepare=("undirected", "largest-component", "row-normalized"),
+        partition="metis", split="global", data_seed=1234, clients=10, epochs=1,
+        evaluate="local", weights="uniform", select="best-val-per-client",
+        settings={"hidden": 128, "weight_decay": 1e-6},
+    ),
+    "gcfl": Protocol(
+        "gcfl",
+        "GCFL's tables: graph classification, last round, every client alike",
+        prepare=(), partition="gcfl-oneds", split="gcfl", data_seed=123, clients=10, rounds=200,
+        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3},
+    ),
+}  # fmt: skip
+
+
+def protocol(name: str) -> Protocol:
+    """The protocol with this name."""
+    if name not in PROTOCOLS:
+        raise unknown("protocol", name, PROTOCOLS)
+    return PROTOCOLS[name]

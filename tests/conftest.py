@@ -1,0 +1,54 @@
+"""Real data for tests: from `ATOLL_DATA`, or fetched once from a mirror into `.cache/data`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from atoll.core.errors import DataError
+from atoll.data.datasets import dataset_info, is_present
+from atoll.data.fetch import fetch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BESIDE = REPOSITORY.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder that real data sets lie in; skips where there are none and no mirror either."""
+    if given := os.environ.get("ATOLL_DATA"):
+        return Path(given)
+    if not os.environ.get("ATOLL_MIRROR") and not BESIDE.is_dir():
+        pytest.skip("no real data: neither ATOLL_DATA nor ATOLL_MIRROR is set, no ../shared/data")
+    cache = REPOSITORY / ".cache" / "data"
+    cache.mkdir(parents=True, exist_ok=True)
+    # The folder ignores itself, so that no data set can be committed.
+    (cache.parent / ".gitignore").write_text("*\n")
+    return cache
+
+
+@pytest.fixture(scope="session")
+def real_data(data_root: Path) -> Callable[[str], Path]:
+    """`real_data("cora")` makes sure that the set is there and returns the data root."""
+
+    def get(name: str) -> Path:
+        if is_present(name, data_root):
+            return data_root
+        if os.environ.get("ATOLL_DATA"):
+            pytest.skip(f"'{name}' is not in ATOLL_DATA")
+        mirror = os.environ.get("ATOLL_MIRROR") or BESIDE
+        try:
+            # One worker fetches, the others wait for it.
+            with FileLock(data_root.parent / "fetch.lock"):
+                fetch(name, data_root, mirror)
+        except DataError as error:
+            if f"has no {dataset_info(name).archive}" in str(error):
+                pytest.skip(f"'{name}' is not in the mirror")
+            raise
+        return data_root
+
+    return get
