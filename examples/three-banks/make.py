@@ -25,6 +25,7 @@ INSIDE = 0.85  # share of transfers that stay inside one bank
 
 
 def accounts(rng: np.random.Generator) -> list[dict[str, object]]:
+    """One row for each account, bank by bank."""
     rows: list[dict[str, object]] = []
     for bank, shares in BANKS.items():
         for number in range(ACCOUNTS_PER_BANK):
@@ -45,6 +46,7 @@ def accounts(rng: np.random.Generator) -> list[dict[str, object]]:
 
 
 def transfers(rng: np.random.Generator, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """One row for each transfer, to an account of a kind that the payer's kind likes to pay."""
     bank = np.array([row["bank"] for row in rows])
     kind = np.array([KINDS.index(str(row["kind"])) for row in rows])
     found: list[dict[str, object]] = []
@@ -65,6 +67,7 @@ def transfers(rng: np.random.Generator, rows: list[dict[str, object]]) -> list[d
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write rows as CSV with the same line ends everywhere."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -72,6 +75,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def main(folder: Path) -> None:
+    """Write both tables into `folder`."""
     rng = np.random.default_rng(7)
     rows = accounts(rng)
     write(folder / "nodes.csv", rows)

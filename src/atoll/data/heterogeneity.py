@@ -234,6 +234,8 @@ def _read_client(graph: Graph, known: np.ndarray) -> _Client:
     ends = ends[:, (weight != 0) & real[ends].all(axis=0)]
     labels = np.where(known, graph.y.cpu().numpy(), -1)
     nodes = int(real.sum())
+    if nodes == 0:
+        raise DataError("a client has no nodes; leave it out of the federation")
     return _Client(
         nodes=nodes,
         pairs=undirected_pairs(place[ends], nodes),

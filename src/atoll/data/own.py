@@ -279,10 +279,10 @@ def _read_tensors(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True)
             content = content.to_dict() if isinstance(content, Data) else content
     except Exception as problem:  # a broken or hostile file fails in any way it likes
-        code = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(problem))
+        code = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem))
         if code:
             raise DataError(
-                f"'{path.name}' asks to run '{code[1]}' while it loads, which is refused; save a "
+                f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused; save a "
                 f"PyG Data or a dict of tensors"
             ) from None
         raise DataError(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 
 from atoll.core.errors import DataError
-from atoll.data.schema import Findings, NodeRoles, OwnOptions
+from atoll.data.schema import Findings, NodeRoles, OwnOptions, shown
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 SPLITS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
@@ -96,6 +96,8 @@ def from_lists(values: Mapping[str, Sequence[object]], rows: Rows) -> pa.Table:
 
 def first(mask: pa.ChunkedArray | np.ndarray) -> int:
     """The first row where `mask` holds."""
+    if isinstance(mask, pa.ChunkedArray):
+        mask = mask.fill_null(False)
     return int(np.argmax(np.asarray(mask)))
 
 
@@ -175,7 +177,7 @@ def labels(
     if is_text(column.type):
         _refuse_marks(column, names, name, rows)
     if len(names) < 2:
-        found = f"only the class '{names[0]}'" if names else "no label at all"
+        found = f"only the class {shown(names[0])}" if names else "no label at all"
         raise DataError(
             f"column '{name}' of {rows.name} holds {found}; classification needs "
             f"two classes or more"
@@ -192,9 +194,9 @@ def labels(
 def _refuse_marks(column: pa.ChunkedArray, names: tuple[str, ...], name: str, rows: Rows) -> None:
     marks = [value for value in names if value.lower() in MISSING]
     if marks:
+        row = first(pc.equal(column, marks[0]))
         raise DataError(
-            f"{rows.where(first(pc.equal(column, marks[0])))}, column '{name}' holds '{marks[0]}', "
-            f"which reads like a missing label; leave it empty for an unlabelled node, or give the "
+            f"{rows.where(row)}, column '{name}' holds {shown(marks[0])}, which reads like a missing label; leave it empty for an unlabelled node, or give the "
             f"class another name"
         )
 
@@ -205,10 +207,10 @@ def split_roles(column: pa.ChunkedArray, name: str, rows: Rows) -> np.ndarray:
     distinct = pc.unique(column).drop_null()
     wrong = [value for value in distinct.to_pylist() if value not in SPLITS]
     if wrong:
-        row = first(pc.equal(column, wrong[0]).fill_null(False))
+        row = first(pc.equal(column, wrong[0]))
         raise DataError(
-            f"{rows.where(row)}, column '{name}' holds '{wrong[0]}'; a split is train, val (or "
-            f"valid, validation), test, or empty for an unused node"
+            f"{rows.where(row)}, column '{name}' holds {shown(wrong[0])}; a split is train, val "
+            f"(or valid, validation), test, or empty for an unused node"
         )
     roles = np.array([*(SPLITS[value] for value in distinct.to_pylist()), UNUSED], dtype=np.int8)
     split: np.ndarray = roles[lookup(column, pa.chunked_array([distinct]))]  # -1 takes the last
@@ -276,8 +278,8 @@ def _block(
         row = first_text(column)
         told = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
         raise DataError(
-            f"{rows.where(row)}, column '{name}' holds '{column[row].as_py()}', but {told} the "
-            f"column is a number; correct it, or list the column under categories in schema.toml"
+            f"{rows.where(row)}, column '{name}' holds {shown(column[row].as_py())}, but {told} "
+            f"the column is a number; correct it, or list the column under categories in schema.toml"
         )
     if name in roles.numbers:
         return Block(name, _numbers(column.cast(pa.float64()), name, rows))

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from atoll.core.errors import DataError
 from atoll.data.own_columns import Rows, as_ids, is_number, is_text, lookup
 from atoll.data.own_tables import Part, TableFile, release
-from atoll.data.schema import Findings, OwnOptions, Schema, edge_roles, listed
+from atoll.data.schema import Findings, OwnOptions, Schema, edge_roles, listed, shown
 
 NO_VALUE = -2
 """Stands for an end that was left empty, until `_refuse_no_end` has looked."""
@@ -228,9 +228,8 @@ def _part_edges(
     def sentence(row: int) -> str:
         name = names[0] if source[row] < 0 else names[1]
         value = file.read([name], [name])[name][row].as_py()
-        return (
-            f"{file.where(row)}, column '{name}' holds '{value}', not a node of {part.nodes.name}"
-        )
+        place = f"{file.where(row)}, column '{name}'"
+        return f"{place} holds {shown(value)}, not a node of {part.nodes.name}"
 
     return no_dangling(Ends(source, target, weight), len(ids), sentence, options, findings)
 

@@ -34,6 +34,7 @@ from atoll.data.schema import (
     Schema,
     listed,
     node_roles,
+    shown,
 )
 
 
@@ -58,6 +59,8 @@ class TableFile:
                 names = list(pa.parquet.read_schema(self.path).names)
             except (pa.ArrowException, OSError) as problem:
                 raise self._unreadable(problem) from None
+        if any("\n" in name or "\r" in name for name in names):
+            raise DataError(f"{self.name} has a column name of several lines; close its quote")
         twice = sorted({name for name in names if name and names.count(name) > 1})
         if twice:
             raise DataError(f"{self.name} has two columns named '{twice[0]}'; rename one")
@@ -101,7 +104,7 @@ class TableFile:
         column = self.read([name], [name])[name]
         row = first_text(column)
         return DataError(
-            f"{self.where(row)}, column '{name}' holds '{column[row].as_py()}'; a weight is a "
+            f"{self.where(row)}, column '{name}' holds {shown(column[row].as_py())}; a weight is a "
             f"finite number, zero or more"
         )
 
@@ -316,8 +319,8 @@ def _unique(
     row, number = int(np.argmax(again)), int(again.sum())
     if options.duplicate_nodes == "error":
         raise DataError(
-            f"{file.where(row)} gives the id '{ids[row].as_py()}' again ({number} such rows in "
-            f"all); an id names one node: remove them, or choose duplicate_nodes = first"
+            f"{file.where(row)} gives the id {shown(ids[row].as_py())} again ({number} such rows "
+            f"in all); an id names one node: remove them, or choose duplicate_nodes = first"
         )
     findings.count("duplicate_nodes", number)
     findings.say(f"{file.name}: {number} rows with an id given before were dropped")

@@ -329,6 +329,12 @@ def _absent(
 
 def listed(names: Iterable[object], most: int = 8) -> str:
     """Names for a sentence, quoted, and cut short when there are many."""
-    every = [f"'{name}'" for name in names]
+    every = [shown(name) for name in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return (", ".join(every[:most]) + more) or "none"
+
+
+def shown(value: object, most: int = 40) -> str:
+    """A value from a file, quoted for a sentence: on one line, and cut short when it is long."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(value))
+    return f"'{text[:most]}...'" if len(text) > most else f"'{text}'"

@@ -18,7 +18,7 @@ DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
 
 MAX_TERMS = 1 << 22
-"""Terms of a sparse product that are held at once; about 50 bytes each."""
+"""Terms of a sparse product that are held at once, about 80 bytes each; a row is never split."""
 
 
 def plain_adjacency(graph: Graph) -> Sparse:

@@ -1,0 +1,5 @@
+"""`python -m atoll`."""
+
+from atoll.cli import main
+
+main()

@@ -1,0 +1,184 @@
+"""What a run found: metrics with spread, what crossed the wire, how long it took, how to repeat it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.engines.checkpoint import write_atomically
+from atoll.engines.ledger import Ledger
+from atoll.study.config import RunConfig, config_text
+from atoll.study.evaluate import ROLES
+from atoll.study.experiment import SCORED, History
+from atoll.study.metrics import METRICS, WEIGHTINGS, best_round, mean_over_clients
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One seed's history and traffic."""
+
+    seed: int
+    history: History
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class Result:
+    """All seeds of one configuration.
+
+    Attributes:
+        config: Resolved: every choice named.
+        seeds: One per seed.
+        deployed: What `method.deploy` makes clients predict with: "global" or "personalised".
+        weights: The mean over clients that the protocol reports.
+        select: How the protocol picks the round.
+        engine: The engine that ran.
+        device: The device that ran.
+        setup_seconds: Loading, dividing and preparing.
+        environment: Versions and machine.
+        federation: How the first seed's federation was made.
+        out: Where it is saved.
+    """
+
+    config: RunConfig
+    seeds: tuple[SeedResult, ...]
+    deployed: str
+    weights: str
+    select: str
+    engine: str
+    device: str
+    setup_seconds: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    federation: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+
+    @property
+    def scored(self) -> str:
+        """The model behind the reported numbers: "global", "personalised" or "local"."""
+        return self.deployed if self.config.evaluate == "deployed" else "local"
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Every reported number: mean, standard deviation and the value of each seed."""
+        table: dict[str, list[float]] = {}
+        for seed in self.seeds:
+            for name, value in seed_metrics(seed.history, self).items():
+                table.setdefault(name, []).append(value)
+        return {name: _spread(values) for name, values in table.items()}
+
+    def seconds(self) -> dict[str, float]:
+        """Set-up, training (with scoring), and the median round."""
+        rounds = [s for seed in self.seeds for s in seed.history.seconds]
+        return {
+            "setup": round(self.setup_seconds, 4),
+            "train": round(sum(rounds), 4),
+            "per_round": round(float(np.median(rounds)), 6) if rounds else 0.0,
+        }
+
+    def bytes(self) -> dict[str, int]:
+        """Training traffic of all seeds; scoring is kept apart in the ledger."""
+        return {way: sum(s.ledger.total(way) for s in self.seeds) for way in ("up", "down")}
+
+    def summary(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        config = self.config
+        return {
+            "method": config.method, "data": config.data, "clients": self.federation.get("clients"),
+            "partition": config.partition, "split": config.split, "protocol": config.protocol,
+            "engine": self.engine, "device": self.device, "rounds": config.rounds,
+            "seeds": [seed.seed for seed in self.seeds], "scored": self.scored,
+            "metrics": self.metrics(), "seconds": self.seconds(), "bytes": self.bytes(),
+            "out": None if self.out is None else str(self.out),
+        }  # fmt: skip
+
+    def save(self, out: Path) -> None:
+        """Write everything; each file appears whole or not at all."""
+        whole = {
+            **self.summary(),
+            "weights": self.weights,
+            "select": self.select,
+            "environment": dict(self.environment),
+            "federation": dict(self.federation),
+            "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
+        }
+        write_atomically(out / "config.toml", config_text(self.config).encode())
+        text = json.dumps(whole, indent=2, allow_nan=False, default=str)
+        write_atomically(out / "result.json", text.encode())
+        self._write_metrics(out / "metrics.csv")
+        with (out / "ledger.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["seed", "round", "step", "client", "bytes_down", "bytes_up"])
+            writer.writerows((s.seed, *row) for s in self.seeds for row in s.ledger.rows())
+
+    def _write_metrics(self, path: Path) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            names = [f"{role}_{metric}" for role in ROLES for metric in METRICS]
+            writer.writerow(["seed", "round", "client", "scored", *names])
+            for seed in self.seeds:
+                for scored in SCORED:
+                    label = self.deployed if scored == "deployed" else scored
+                    for number, table in enumerate(seed.history.scores[scored]):
+                        for client, values in enumerate(table):
+                            cells = ["" if np.isnan(v) else f"{v:.6g}" for v in values.reshape(-1)]
+                            writer.writerow([seed.seed, number, client, label, *cells])
+
+
+def seed_metrics(history: History, rules: Result) -> dict[str, float]:
+    """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
+    primary = rules.config.evaluate or "deployed"
+    out: dict[str, float] = {}
+    by = "auc" if not np.isnan(history.array(primary, "auc", "val")).all() else "accuracy"
+    for metric in METRICS:
+        for role in ("test", "val"):
+            out[f"{role}_{metric}"] = selected(history, primary, metric, role, by, rules.weights, rules.select)
+    for weights in WEIGHTINGS:
+        out[f"test_accuracy_by_{weights}"] = selected(
+            history, primary, "accuracy", "test", by, weights, rules.select
+        )
+    out["last_test_accuracy"] = selected(
+        history, primary, "accuracy", "test", by, rules.weights, "last"
+    )
+    for scored in SCORED:
+        name = rules.deployed if scored == "deployed" else "local"
+        out[f"{name}_test_accuracy"] = selected(
+            history, scored, "accuracy", "test", by, rules.weights, rules.select
+        )
+    validation = _mean(history, primary, by, "val", rules.weights)
+    out["best_round"] = float(best_round(validation))
+    return {name: value for name, value in out.items() if not np.isnan(value)}
+
+
+def selected(
+    history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
+) -> float:
+    """A metric at the round that the selection rule picks on validation nodes."""
+    if select == "best-val-per-client":
+        values = history.array(scored, metric, role)
+        validation = np.nan_to_num(history.array(scored, by, "val"), nan=-1.0)
+        picked = values[validation.argmax(0), np.arange(values.shape[1])]
+        return float(mean_over_clients(picked, _weight(history, role, weights)))
+    means = _mean(history, scored, metric, role, weights)
+    if select == "last":
+        return float(means[-1])
+    return float(means[best_round(_mean(history, scored, by, "val", weights))])
+
+
+def _mean(history: History, scored: str, metric: str, role: str, weights: str) -> np.ndarray:
+    return mean_over_clients(history.array(scored, metric, role), _weight(history, role, weights))
+
+
+def _weight(history: History, role: str, weights: str) -> np.ndarray:
+    if weights == "uniform":
+        return np.ones(history.nodes.shape[0])
+    return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": std, "per_seed": [float(v) for v in values]}

@@ -1,0 +1,121 @@
+"""Results and progress for people: tables and a live bar in the terminal."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from atoll.study.config import RunConfig
+from atoll.study.experiment import History
+from atoll.study.metrics import mean_over_clients
+from atoll.study.result import Result
+
+
+class Watcher:
+    """Draws a run's progress and turns the first Ctrl-C into a clean stop (`study.run.Observer`)."""
+
+    def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
+        self.console = console
+        self.quiet = quiet
+        self.label = label
+        self.stopping = False
+        self.began = time.monotonic()
+        self.config: RunConfig | None = None
+        self.task: TaskID | None = None
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[score]}"), TimeRemainingColumn(),
+            console=console, disable=quiet or not console.is_terminal, transient=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Watcher:
+        self.previous = signal.signal(signal.SIGINT, self._interrupted)
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        signal.signal(signal.SIGINT, self.previous)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        self.console.print("stopping after this round (Ctrl-C again to stop at once)")
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        self.config = config
+        if not self.quiet:
+            for note in notes:
+                self.console.print(f"[dim]{note}[/dim]")
+            self.console.print(f"[dim]engine {engine}: {why}[/dim]")
+        total = (config.rounds or 0) * config.seeds
+        name = self.label or config.method
+        self.task = self.progress.add_task(name, total=total, score="")
+
+    def round(self, seed: int, history: History) -> None:
+        assert self.config is not None
+        assert self.task is not None
+        scored = self.config.evaluate or "deployed"
+        validation = history.scores[scored][-1][:, 1, 0]
+        value = float(mean_over_clients(validation, history.counts[:, 1]))
+        score = f"seed {seed}  validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
+        self.progress.update(self.task, advance=1, score=score)
+        rounds = self.config.rounds or 1
+        # Where no bar can be drawn, a line now and then still shows that something happens.
+        if self.progress.disable and not self.quiet and history.rounds % max(1, rounds // 4) == 0:
+            spent = time.monotonic() - self.began
+            self.console.print(
+                f"{self.label or self.config.method}: round {history.rounds}/{rounds}, {score}, "
+                f"{spent:.1f} s"
+            )
+
+    def should_stop(self) -> bool:
+        return self.stopping
+
+
+def result_table(results: list[Result]) -> Table:
+    """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
+    first = results[0].config
+    table = Table(
+        title=f"{first.data}, {results[0].federation.get('clients')} clients, {first.partition}, "
+        f"protocol {first.protocol}, {first.rounds} rounds, {first.seeds} seed(s)",
+        title_justify="left",
+        caption="test nodes; accuracy of the scored model at the best mean validation round, "
+        "mean ± standard deviation over seeds",
+        caption_justify="left",
+    )
+    auc = any("test_auc" in r.metrics() for r in results)
+    columns = ["method", "scored", "accuracy", "after local training", "macro F1"]
+    for name in [*columns, *(["AUC"] if auc else []), "MB up", "MB down", "s/round"]:
+        table.add_column(name, justify="left" if name in ("method", "scored") else "right")
+    for result in results:
+        metrics = result.metrics()
+        rounds = (result.config.rounds or 1) * result.config.seeds
+        up, down = (result.bytes()[way] / rounds / 1e6 for way in ("up", "down"))
+        cells = [
+            result.config.method, result.scored, percent(metrics, "test_accuracy"),
+            percent(metrics, "local_test_accuracy"), percent(metrics, "test_macro_f1"),
+        ]  # fmt: skip
+        cells += [percent(metrics, "test_auc")] if auc else []
+        seconds = result.seconds()["per_round"]
+        table.add_row(*cells, f"{up:.2f}", f"{down:.2f}", f"{seconds:.3f}")
+    return table
+
+
+def percent(metrics: dict[str, dict[str, Any]], name: str) -> str:
+    """`78.1 ± 0.6`, or a dash."""
+    if name not in metrics:
+        return "-"
+    found = metrics[name]
+    spread = f" ± {100 * found['std']:.1f}" if len(found["per_seed"]) > 1 else ""
+    return f"{100 * found['mean']:.1f}{spread}"
