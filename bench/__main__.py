@@ -128,6 +128,11 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
         ),
         *(f"{r.method}*: {METHODS[r.method].note}" for r in rows if METHODS[r.method].note),
         *(f"{r.method}: {r.error}" for r in rows if r.error),
+        *(
+            f"{r['method']}: other programs slowed even the best run; measure on a quiet machine"
+            for r in result["results"]
+            if r["disturbed"]
+        ),
     ]
     for line in lines:
         console.print(escape(line), highlight=False, soft_wrap=True)

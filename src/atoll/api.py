@@ -23,7 +23,12 @@ def load(name: str, *, root: str | Path | None = None, **options: Any) -> Source
 
 
 def partition(
-    source: Source, recipe: str = "louvain", *, clients: int | None = 5, seed: int = 0, **options: Any
+    source: Source,
+    recipe: str = "louvain",
+    *,
+    clients: int | None = 5,
+    seed: int = 0,
+    **options: Any,
 ) -> Federation:
     """Divide a graph among clients, and each client's nodes into training, validation and test.
 

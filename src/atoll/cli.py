@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,9 @@ def main(ctx: click.Context, debug: bool) -> None:
 @click.option("--clients", type=int, help="Number of clients.")
 @click.option("--partition", help="How the graph is divided: louvain, metis, column:NAME, ...")
 @click.option("--split", help="How nodes become training, validation and test nodes.")
-@click.option("--protocol", help="strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]")
+@click.option(
+    "--protocol", help="strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
+)
 @click.option("--rounds", type=int, help="Communication rounds.")
 @click.option("--epochs", type=int, help="Local epochs per round.")
 @click.option("--fraction", type=float, help="Share of clients in each round.  [default: 1]")
@@ -80,16 +81,27 @@ def main(ctx: click.Context, debug: bool) -> None:
 @click.option("--engine", help="auto, serial, fused or wire.  [default: auto]")
 @click.option("--device", help="auto, cpu or cuda.  [default: auto]")
 @click.option("--chunk", type=int, help="Most clients in one program (fused); bounds memory.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-              help="A hyper-parameter of method, net or optimizer; repeatable.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A hyper-parameter of method, net or optimizer; repeatable.",
+)
 @click.option("--evaluate", help="Which model is scored: deployed or local.")
-@click.option("--compat", multiple=True, help="Switch on a known fault of a public code; repeatable.")
+@click.option(
+    "--compat", multiple=True, help="Switch on a known fault of a public code; repeatable."
+)
 @click.option("--allow", multiple=True, help="Accept clients with no-edge or single-class.")
 @click.option("--schema", help="Column roles of your own tables (TOML).")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of options.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of options."
+)
 @click.option("--data-root", help="Where data sets are looked for (or ATOLL_DATA).")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the result.")
-@click.option("--resume", "resume_from", type=click.Path(path_type=Path), help="Continue a stopped run.")
+@click.option(
+    "--resume", "resume_from", type=click.Path(path_type=Path), help="Continue a stopped run."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 @click.option("--quiet", is_flag=True, help="No progress, no table.")
 @click.pass_context

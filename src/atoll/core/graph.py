@@ -1,7 +1,8 @@
 """One client's graph as a record of tensors, and the sparse matrices that networks multiply with.
 
-`Graph` holds what a client owns. What a network precomputes from it once (a normalised adjacency, the
-product of adjacency and features) stands in `views`, built by the functions that the network names.
+`Graph` holds what a client owns. What a network precomputes from it once (a normalised adjacency,
+the product of adjacency and features) stands in `views`, built by the functions that the network
+names.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from atoll.core.tree import Tree, record, static, tree_map
 class Sparse:
     """A sparse matrix (R, C) in row order, together with its transpose.
 
-    Multiply with `atoll.nn.ops`; do not read the index tensors. When the fused engine stacks clients,
-    they number rows, columns and entries over *all* clients, so that a product under `vmap` is one
-    block-diagonal product without any index arithmetic.
+    Multiply with `atoll.nn.ops`; do not read the index tensors. When the fused engine stacks
+    clients, they number rows, columns and entries over *all* clients, so that a product under
+    `vmap` is one block-diagonal product without any index arithmetic.
 
     Attributes:
         offsets: First entry of each row, (R,) int32.
@@ -52,7 +53,9 @@ class Sparse:
     def to_dense(self) -> Tensor:
         """The matrix with all its zeros, (R, C)."""
         dense = self.values.new_zeros(self.shape)
-        return dense.index_put((self.rows.long(), self.columns.long()), self.values, accumulate=True)
+        return dense.index_put(
+            (self.rows.long(), self.columns.long()), self.values, accumulate=True
+        )
 
 
 @record

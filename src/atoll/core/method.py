@@ -1,8 +1,8 @@
 """What a method is: what one client does, and what the server does with the replies.
 
 A method is a frozen dataclass of hyper-parameters. Its `client_step`s are pure functions of (the
-client's graph, what it received, its private state, a key); `round` calls them through `Clients.map`
-and never learns where they run.
+client's graph, what it received, its private state, a key); `round` calls them through
+`Clients.map` and never learns where they run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Step:
 
 
 class StepDefinition:
-    """The class attribute that `client_step` leaves behind; reading it on a method gives a `Step`."""
+    """What `client_step` leaves in a class; reading it on a method gives a `Step`."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.function = function
@@ -159,7 +159,7 @@ class Method(ABC):
 
     @abstractmethod
     def deploy(self, server: Tree) -> Message:
-        """What each client needs from the server to predict: ToAll a global model, ToEach its own."""
+        """What a client needs from the server to predict: ToAll one model, ToEach its own."""
 
     def local(self, reply: Any) -> Tree:
         """What a client predicts with right after `train`, before it hears from the server again.

@@ -1,10 +1,9 @@
-"""The only aggregations. `mix` multiplies stacked models by a matrix; an average is one row of it."""
+"""The only aggregations: `mix` multiplies stacked models by a matrix; `average` is one row."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from atoll.core.tree import tree_map
@@ -19,18 +18,22 @@ def average(stacked: T, weight: Tensor | None = None) -> T:
         if weight is None:
             return leaf.mean(0)
         share = (weight / weight.sum()).to(leaf.dtype)
-        return torch.tensordot(share, leaf, dims=1)
+        return _weighted(share, leaf)
 
     return tree_map(mean, stacked)
 
 
 def mix(stacked: T, matrix: Tensor) -> T:
     """New model i = sum_j matrix[i, j] * model j, for stacked trees (K, ...) and matrix (M, K)."""
-    return tree_map(lambda leaf: torch.tensordot(matrix.to(leaf.dtype), leaf, dims=1), stacked)
+    return tree_map(lambda leaf: _weighted(matrix.to(leaf.dtype), leaf), stacked)
+
+
+def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
+    return (weight @ leaf.flatten(1)).reshape(*weight.shape[:-1], *leaf.shape[1:])
 
 
 def put(stacked: T, positions: Tensor, rows: T) -> T:
-    """Stacked trees (N, ...) with the rows at `positions` replaced: how participants are updated."""
+    """Stacked trees (N, ...) with the rows at `positions` replaced by `rows` (K, ...)."""
     return tree_map(lambda old, new: old.index_copy(0, positions, new), stacked, rows)
 
 

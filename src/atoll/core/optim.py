@@ -61,7 +61,8 @@ class Adam:
         spec = pytree.tree_structure(params)
         flat = [leaves(tree) for tree in (params, grads, state.mean, state.square)]
         count = len(flat[0])
-        steps, *out = _AdamStep.apply(self, state.steps, *(leaf for part in flat for leaf in part))
+        inputs = (leaf for part in flat for leaf in part)
+        steps, *out = _AdamStep.apply(self, state.steps, *inputs)  # type: ignore[no-untyped-call]
         params, mean, square = (
             pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
         )
@@ -117,17 +118,18 @@ def _adam_in_place(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     lists = [params, grads, mean, square]
     if not batched:
-        counts = [steps] * len(params)
+        counts = [steps.clone() for _ in params]
     elif steps.device.type == "cpu" and bool((steps == steps[0]).all()):
         # All clients are equally old: their leaves are one long leaf.
         counts = [steps[0].clone() for _ in params]
     else:
         lists = [[leaf[k] for leaf in part for k in range(steps.shape[0])] for part in lists]
         counts = [steps[k].clone() for _ in params for k in range(steps.shape[0])]
-    counts = [count.clone() for count in counts]
+    parameters, gradients, means, squares = lists
     fused_adam(
-        *lists, [], counts, fused=True, amsgrad=False, beta1=settings.beta1, beta2=settings.beta2,
-        lr=settings.lr, weight_decay=settings.weight_decay, eps=settings.eps, maximize=False,
+        parameters, gradients, means, squares, [], counts, fused=True, amsgrad=False,
+        beta1=settings.beta1, beta2=settings.beta2, lr=settings.lr,
+        weight_decay=settings.weight_decay, eps=settings.eps, maximize=False,
     )  # fmt: skip
     return (steps + 1, *params, *mean, *square)
 

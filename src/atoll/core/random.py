@@ -32,6 +32,7 @@ def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     """Derive a key: `fold(key, "dropout", layer)`. Tensors may carry a batch of numbers."""
     for part in parts:
+        salt: Tensor | int
         if isinstance(part, Tensor):
             salt = part.to(torch.int64) * _MIX_A + _GOLDEN
         else:
@@ -44,7 +45,7 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
-    bits: Tensor = _Bits.apply(key, rows, width)
+    bits: Tensor = _Bits.apply(key, rows, width)  # type: ignore[no-untyped-call]
     return bits
 
 
@@ -138,4 +139,4 @@ class _Bits(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, int]:
         key, rows, width = _batch_first(in_dims, info.batch_size, key, rows, width)
-        return _Bits.apply(key, rows, width), 0
+        return random_bits(key, rows, width), 0

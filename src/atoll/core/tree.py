@@ -38,7 +38,9 @@ def record(cls: type[T]) -> type[T]:
         return [getattr(node, n) for n in leaves], tuple(getattr(node, n) for n in fixed)
 
     def unflatten(children: Any, context: Any) -> Any:
-        return made(**dict(zip(leaves, children, strict=True)), **dict(zip(fixed, context, strict=True)))
+        return made(
+            **dict(zip(leaves, children, strict=True)), **dict(zip(fixed, context, strict=True))
+        )
 
     def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         children, context = flatten(node)
@@ -75,7 +77,12 @@ def _step_name(step: Any) -> str:
 
 def tree_map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:
     """Apply `fn` to the tensors of one tree, or of several trees of the same structure."""
-    return pytree.tree_map_only(Tensor, fn, tree) if not rest else pytree.tree_map(fn, tree, *rest)
+
+    def on_tensors(first: Any, *others: Any) -> Any:
+        return fn(first, *others) if isinstance(first, Tensor) else first
+
+    mapped: T = pytree.tree_map(on_tensors, tree, *rest)
+    return mapped
 
 
 def structure(tree: Tree) -> pytree.TreeSpec:
@@ -85,16 +92,12 @@ def structure(tree: Tree) -> pytree.TreeSpec:
 
 def stack(trees: Sequence[T]) -> T:
     """Trees of one structure -> one tree whose tensors have a new leading axis."""
-    return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:]) if len(
-        trees
-    ) > 1 else tree_map(lambda part: part.unsqueeze(0), trees[0])
+    return tree_map(lambda *parts: torch.stack(parts), *trees)
 
 
 def concat(trees: Sequence[T]) -> T:
     """Stacked trees -> one stacked tree, joined along the leading axis."""
-    if len(trees) == 1:
-        return trees[0]
-    return tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
 
 
 def take(tree: T, index: int | Tensor | slice) -> T:

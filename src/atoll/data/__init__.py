@@ -1,0 +1,1 @@
+"""Data: loading, preparing, dividing and splitting graphs, and measuring how clients differ."""

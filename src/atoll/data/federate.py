@@ -1,4 +1,4 @@
-"""From one whole graph to a federation: induced subgraphs, roles, tensors, and the checks on them."""
+"""From one whole graph to a federation: induced subgraphs, roles, tensors, checks."""
 
 from __future__ import annotations
 

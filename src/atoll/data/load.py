@@ -43,9 +43,7 @@ def one_graph(source: Source | GraphSet) -> Source:
     """The source, if it is one graph."""
     if isinstance(source, GraphSet):
         raise ConfigError(
-            f"'{source.name}' is a set of graphs with one label each; node classification needs one "
-            "graph: see `atoll datasets`"
+            f"'{source.name}' is a set of graphs with one label each; node classification "
+            "needs one graph: see `atoll datasets`"
         )
     return source
-
-

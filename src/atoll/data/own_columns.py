@@ -196,8 +196,8 @@ def _refuse_marks(column: pa.ChunkedArray, names: tuple[str, ...], name: str, ro
     if marks:
         row = first(pc.equal(column, marks[0]))
         raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {shown(marks[0])}, which reads like a missing label; leave it empty for an unlabelled node, or give the "
-            f"class another name"
+            f"{rows.where(row)}, column '{name}' holds {shown(marks[0])}, which reads like a "
+            f"missing label; leave it empty for an unlabelled node, or give the class another name"
         )
 
 
@@ -279,7 +279,7 @@ def _block(
         told = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
         raise DataError(
             f"{rows.where(row)}, column '{name}' holds {shown(column[row].as_py())}, but {told} "
-            f"the column is a number; correct it, or list the column under categories in schema.toml"
+            f"the column is a number; correct it, or list it under categories in schema.toml"
         )
     if name in roles.numbers:
         return Block(name, _numbers(column.cast(pa.float64()), name, rows))

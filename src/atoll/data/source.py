@@ -1,7 +1,7 @@
 """What a loader hands over: one whole graph, or one set of small graphs, still undivided.
 
-A `Source` is plain NumPy and SciPy, checked once by `check_source`; partitions and splits read it and
-`data/federate.py` turns it into the tensors of a `Federation`.
+A `Source` is plain NumPy and SciPy, checked once by `check_source`; partitions and splits read it
+and `data/federate.py` turns it into the tensors of a `Federation`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -107,24 +108,29 @@ class GraphSet:
         return np.repeat(np.arange(self.num_graphs), np.diff(self.node_ptr))
 
 
+def _check_finite(source: Source) -> None:
+    given: Any = source.x
+    stored = given.tocoo() if sp.issparse(given) else given
+    bad = ~np.isfinite(stored.data if sp.issparse(source.x) else stored)
+    if not bad.any():
+        return
+    if sp.issparse(source.x):
+        first = int(np.flatnonzero(bad)[0])
+        row, column = int(stored.row[first]), int(stored.col[first])
+    else:
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+    raise DataError(
+        f"data '{source.name}' has a NaN or infinite feature at node {row}, column {column} "
+        f"({int(bad.sum())} in all); replace such values before training"
+    )
+
+
 def check_source(source: Source) -> Source:
     """Refuse a graph that no method could use; each refusal is one sentence."""
     name, n = source.name, source.num_nodes
     if n == 0:
         raise DataError(f"data '{name}' has no nodes; give a graph with at least one node")
-    values = source.x.data if sp.issparse(source.x) else source.x
-    finite = np.isfinite(values)
-    if not finite.all():
-        where = np.argwhere(~finite)[0]
-        if sp.issparse(source.x):
-            row = int(np.searchsorted(source.x.indptr, where[0], side="right") - 1)
-            column = int(source.x.indices[where[0]])
-        else:
-            row, column = int(where[0]), int(where[1])
-        raise DataError(
-            f"data '{name}' has a NaN or infinite feature at node {row}, column {column} "
-            f"({int((~finite).sum())} in all); replace such values before training"
-        )
+    _check_finite(source)
     if source.y.shape != (n,):
         raise DataError(f"data '{name}' has {source.y.shape[0]} labels for {n} nodes")
     if source.y.size and (source.y.max() >= source.classes or source.y.min() < -1):

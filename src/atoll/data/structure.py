@@ -19,7 +19,7 @@ STATISTICS = (
     "largest component",
     "clustering coefficient",
 )
-"""GCFL Table 1, in its order; the paper's numbers for PTC_MR and IMDB-BINARY come out exactly.
+"""GCFL Table 1, in its order; its columns "real" for PTC_MR and IMDB-BINARY come out exactly.
 
 Kurtosis is Pearson's, 3 for a normal distribution, NaN for a regular graph (paper: 0); the
 path is the mean over the largest component; the component is a share of all nodes; the coefficient
@@ -78,8 +78,8 @@ def degree_kurtosis(degrees: np.ndarray) -> float:
 def mean_path_length(matrix: sp.csr_array, sources: int, rng: np.random.Generator) -> float:
     """Mean number of steps from (drawn) nodes to all others of a connected graph.
 
-    All searches run together, one bit per source: SciPy's search, source by source, takes ten times
-    as long for a client of Cora, and the random graphs multiply that by twenty.
+    All searches run together, one bit per source: SciPy's search, source by source, takes eight
+    times as long for a client of Cora, and the random graphs multiply that by twenty.
     """
     size = matrix.shape[0]
     if size < 2:

@@ -1,14 +1,16 @@
 """Lagoon, the built-in data: several owners' parts of one citation-like graph.
 
-Every document has a class (its field), an owner (a library), a popularity, and a bag of words drawn
-from its field's vocabulary. It cites popular documents, mostly of its own field (homophily) and mostly
-of its own library. Four knobs make the owners differ: label skew (libraries specialise), topology skew
-(they cite differently), feature noise and size. Everything follows from the seed.
+Every document has a class (its field), an owner (a library), a popularity, and a bag of words
+drawn from its field's vocabulary. It cites popular documents, mostly of its own field (homophily)
+and mostly of its own library. Four knobs make the owners differ: label skew (libraries
+specialise), topology skew (they cite differently), feature noise and size. Everything follows
+from the seed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -58,8 +60,8 @@ class Lagoon:
 
 def parse_lagoon(text: str) -> Lagoon:
     """The knobs in `lagoon:homophily=0.3,nodes=5000`."""
-    kinds = {f.name: type(f.default) for f in fields(Lagoon)}
-    knobs: dict[str, float] = {}
+    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(Lagoon)}
+    knobs: dict[str, Any] = {}
     for item in filter(None, text.partition(":")[2].split(",")):
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in kinds:
@@ -69,7 +71,7 @@ def parse_lagoon(text: str) -> Lagoon:
         except ValueError:
             kind = kinds[name].__name__
             raise ConfigError(f"lagoon: {name} cannot be '{value}'; it is a {kind}") from None
-    return Lagoon(**knobs)  # type: ignore[arg-type]  # each value has its field's own type
+    return Lagoon(**knobs)
 
 
 def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
@@ -97,7 +99,7 @@ def _labels(knobs: Lagoon, owner: np.ndarray, owners: int, rng: np.random.Genera
     strength = max(1e-2, 4.0 * (1.0 - knobs.label_skew) / max(knobs.label_skew, 1e-3))
     shares = rng.dirichlet(np.full(knobs.classes, strength), size=owners)
     draw = rng.random(owner.size)[:, None]
-    return (draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1).astype(np.int64)
+    return np.asarray((draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1), np.int64)
 
 
 def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> sp.csr_array:
@@ -105,7 +107,9 @@ def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> sp.csr_arr
     weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
     orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])
     size = (y.size, knobs.words_per_node)
-    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random(size)).clip(max=knobs.words - 1)
+    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random(size)).clip(
+        max=knobs.words - 1
+    )
     common = rng.random(size) < knobs.feature_noise
     topic = np.where(common, knobs.classes, y[:, None])
     columns = orders[topic, rank].reshape(-1)
@@ -150,4 +154,4 @@ def _popular(
     low, high = np.where(empty, whole[0], low), np.where(empty, whole[1], high)
     point = total[low] + rng.random(low.size) * (total[high] - total[low])
     place = np.searchsorted(total, point, side="right") - 1
-    return order[np.clip(place, low, np.maximum(high - 1, low))]
+    return np.asarray(order[np.clip(place, low, np.maximum(high - 1, low))])

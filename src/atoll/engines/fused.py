@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from atoll.core.errors import AtollError, StepError
 from atoll.core.graph import Graph, Sparse
@@ -59,13 +60,12 @@ class Fused:
         self, step: Step, members: tuple[int, ...], message: Message, keys: Tensor, round: int
     ) -> Tree:
         shared = isinstance(message, ToAll)
-        tree = message.tree if shared else message.rows(torch.tensor(members, device=keys.device))
+        chosen = torch.tensor(members, device=keys.device)
+        tree = message.tree if isinstance(message, ToAll) else message.rows(chosen)
         state = self.states.get(members)
-        dims = (0, None if shared else 0, None if state is None else 0, 0)
-        program = torch.func.vmap(step, in_dims=dims, out_dims=0, randomness="error")
         try:
             with torch.no_grad():
-                reply, state = program(self._graph(members), tree, state, keys)
+                reply, state = at_once(step, self._graph(members), tree, state, keys, shared)
         except AtollError:
             raise
         except Exception as error:
@@ -153,6 +153,33 @@ class _States:
         return None if home is None else take(self.stacks[home[0]], home[1])
 
 
+def at_once(
+    step: Step, graphs: Graph, message: Tree, states: Tree, keys: Tensor, shared: bool
+) -> tuple[Tree, Tree]:
+    """`vmap` of a step. Trees may hold None; `vmap` sees the tensors alone."""
+    inputs = (graphs, states, keys, message)
+    flat, spec = pytree.tree_flatten(inputs)
+    once = len(pytree.tree_leaves(message)) if shared else 0
+    batched = [isinstance(leaf, Tensor) and i < len(flat) - once for i, leaf in enumerate(flat)]
+    found: list[tuple[list[object], pytree.TreeSpec]] = []
+
+    def program(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        whole = [next(given) if many else leaf for many, leaf in zip(batched, flat, strict=True)]
+        graph, state, key, received = pytree.tree_unflatten(whole, spec)
+        reply, state = step(graph, received, state, key)
+        out, out_spec = pytree.tree_flatten((reply, None if step.keeps_state else state))
+        found.append(([None if isinstance(leaf, Tensor) else leaf for leaf in out], out_spec))
+        return [leaf for leaf in out if isinstance(leaf, Tensor)]
+
+    many = [leaf for leaf, is_many in zip(flat, batched, strict=True) if is_many]
+    tensors = iter(torch.func.vmap(program, randomness="error")(*many))
+    plain, out_spec = found[0]
+    filled = [next(tensors, None) if leaf is None else leaf for leaf in plain]
+    reply, states = pytree.tree_unflatten(filled, out_spec)
+    return reply, states
+
+
 def make_buckets(
     graphs: Sequence[Graph], positions: Sequence[int], chunk: int
 ) -> list[tuple[int, ...]]:
@@ -208,9 +235,13 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
 
 
 def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Sparse:
-    if isinstance(parts[0], Tensor):
-        return torch.stack([_pad(part, nodes) for part in parts if isinstance(part, Tensor)])
-    return stack_sparse([part for part in parts if isinstance(part, Sparse)], nodes)
+    dense = [part for part in parts if isinstance(part, Tensor)]
+    sparse = [part for part in parts if isinstance(part, Sparse)]
+    if dense and sparse:
+        raise ValueError("graphs can be stacked only if a matrix is dense in all, or sparse in all")
+    return (
+        torch.stack([_pad(part, nodes) for part in dense]) if dense else stack_sparse(sparse, nodes)
+    )
 
 
 def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
@@ -252,6 +283,3 @@ def _in_order(replies: Tree, order: Sequence[int], positions: Sequence[int]) -> 
         return replies
     row = {position: i for i, position in enumerate(order)}
     return take(replies, torch.tensor([row[p] for p in positions]))
-
-
-

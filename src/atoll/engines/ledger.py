@@ -1,4 +1,4 @@
-"""Counts what crosses between server and clients: messages and bytes, per round, step and client."""
+"""Counts what crosses: messages and bytes, per round, step and client."""
 
 from __future__ import annotations
 

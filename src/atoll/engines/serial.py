@@ -34,7 +34,9 @@ class Serial:
             except AtollError:
                 raise
             except Exception as error:
-                raise StepError(position, step.name, round, f"{type(error).__name__}: {error}") from error
+                raise StepError(
+                    position, step.name, round, f"{type(error).__name__}: {error}"
+                ) from error
             replies.append(reply)
         return stack_replies(replies, positions, step)
 

@@ -1,8 +1,8 @@
 """Serial, with every message, reply and private state sent through bytes, and replies checked.
 
-What runs here can leave the machine: nothing is shared by reference, everything is serialisable, and
-each reply is what the method declares. The declaration is found by running the step on two probe
-clients of different size: what does not depend on the size may cross.
+What runs here can leave the machine: nothing is shared by reference, everything is serialisable,
+and each reply is what the method declares. The declaration is found by running the step on two
+probe clients of different size: what does not depend on the size may cross.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
         if a.shape != b.shape and name.split(".")[0] not in step.discloses:
             raise WireError(
                 f"step '{step.name}' would send '{name}', whose size depends on the client's graph "
-                f"({tuple(a.shape)} or {tuple(b.shape)} on two probes); declare it with its reason: "
-                f"client_step(discloses={{'{name.split('.')[0]}': '...'}})"
+                f"({tuple(a.shape)} or {tuple(b.shape)} on two probes); declare it with its "
+                f"reason: client_step(discloses={{'{name.split('.')[0]}': '...'}})"
             )
 
 

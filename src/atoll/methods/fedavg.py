@@ -3,7 +3,8 @@
     θ <- Σ_i n_i θ_i / Σ_i n_i   over the participants, n_i = nodes of client i
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the optimizer's moments (kept over rounds, as the literature does; `reset` drops them).
+Private state: the optimizer's moments (kept over rounds, as the literature does; `reset` drops
+them).
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: none.
 """
@@ -43,8 +44,8 @@ class FedAvg(Method):
     optimizer_state: Literal["keep", "reset"] = "keep"
 
     paper: ClassVar[str] = (
-        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, "
-        "AISTATS 2017"
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
+        "Data, AISTATS 2017"
     )
 
     def init(self, clients: Clients) -> Tree:

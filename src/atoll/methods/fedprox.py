@@ -5,10 +5,11 @@
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments.
 Floats per client and round: 2P + 1 for P parameters.
-Departures from the reference code: clients are sampled uniformly and averaged by size, as the authors'
-code does (the paper samples by size and averages plainly). The pull is added to the gradient: the same
-number, without differentiating a squared norm, and it can never reach the server's copy of the model.
-With Adam the pull is preconditioned like the rest of the gradient; `optimizer=sgd` is the paper's step.
+Departures from the reference code: clients are sampled uniformly and averaged by size, as the
+authors' code does (the paper samples by size and averages plainly). The pull is added to the
+gradient: the same number, without differentiating a squared norm, and it can never reach the
+server's copy of the model. With Adam the pull is preconditioned like the rest of the gradient;
+`optimizer=sgd` is the paper's step.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ class FedProx(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
-    paper: ClassVar[str] = (
-        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
-    )
+    paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     def init(self, clients: Clients) -> Tree:
         return self.net.init(clients.key)
@@ -68,7 +67,9 @@ class FedProx(Method):
             return cross_entropy(self.net(params, graph, key), graph)
 
         def pull(grads: Tree, params: Tree) -> Tree:
-            return tree_map(lambda g, w, anchor: g + self.mu * (w - anchor), grads, params, received)
+            return tree_map(
+                lambda g, w, anchor: g + self.mu * (w - anchor), grads, params, received
+            )
 
         state = state if self.optimizer_state == "keep" else None
         model, state = fit(loss, received, self.optimizer, state, self.epochs, key, adjust=pull)

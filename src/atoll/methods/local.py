@@ -5,8 +5,9 @@
 Wire, per client and round:  down  the seed of the common initial model      up  nothing
 Private state: the model and the optimizer's moments.
 Floats per client and round: one number down, none up.
-Departures from the reference code: public codes draw another initial model for each client (OpenFGL) or
-train fewer epochs than the federated methods (GCFL); here the start is common and the budget equal.
+Departures from the reference code: public codes draw another initial model for each client
+(OpenFGL) or train fewer epochs than the federated methods (GCFL); here the start is common and
+the budget equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Graph convolutional network (Kipf and Welling, 2017).
 
-    H <- dropout(relu(Â H W + b)),   Â = D^-1/2 (A + I) D^-1/2,   no activation after the last layer.
+    H <- dropout(relu(Â H W + b)),   Â = D^-1/2 (A + I) D^-1/2,   no activation after the last
+    layer.
 
 Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X is computed once.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -39,12 +41,12 @@ class GCN:
         widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
         return [
             {"weight": glorot(fold(key, layer), n_in, n_out), "bias": zeros(key, n_out)}
-            for layer, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False))
+            for layer, (n_in, n_out) in enumerate(pairwise(widths))
         ]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         adjacency = graph.views["gcn"]
-        h = matmul(graph.views["gcn_x"], params[0]["weight"]) + params[0]["bias"]
+        h: Tensor = matmul(graph.views["gcn_x"], params[0]["weight"]) + params[0]["bias"]
         for number, layer in enumerate(params[1:], start=1):
             noise = None if key is None else fold(key, "dropout", number)
             h = dropout(torch.relu(h), noise, graph.ids, self.dropout)

@@ -56,7 +56,9 @@ def _first_line(cls: type[Any]) -> str:
 def _defaults(cls: type[Any]) -> list[tuple[str, Any]]:
     skipped = ("net", "optimizer", "features", "classes")
     return [
-        (f.name, f.default) for f in fields(cls) if f.name not in skipped and f.default is not MISSING
+        (f.name, f.default)
+        for f in fields(cls)
+        if f.name not in skipped and f.default is not MISSING
     ]
 
 
@@ -65,14 +67,26 @@ def dataset_table(root: str | Path | None) -> Table:
     base = data_root(root)
     table = Table(title="Data sets", title_justify="left", caption_justify="left",
                   caption=f"looked for in {base}; get one with: atoll data fetch NAME")  # fmt: skip
-    for column in ("name", "task", "graphs", "nodes", "edges", "features", "classes", "metric", "here"):
+    for column in (
+        "name",
+        "task",
+        "graphs",
+        "nodes",
+        "edges",
+        "features",
+        "classes",
+        "metric",
+        "here",
+    ):
         table.add_column(column, justify="right" if column in _COUNTED else "left")
     table.add_row("lagoon", "node", "1", str(Lagoon.nodes), "", str(Lagoon.words),
                   str(Lagoon.classes), "accuracy", "built in")  # fmt: skip
     for name, info in DATASETS.items():
         counts = (info.graphs, info.nodes, info.edges, info.features, info.classes)
         numbers = ["" if n is None else f"{n:,}" for n in counts]
-        table.add_row(name, info.task, *numbers, info.metric, "yes" if is_present(name, base) else "")
+        table.add_row(
+            name, info.task, *numbers, info.metric, "yes" if is_present(name, base) else ""
+        )
     return table
 
 

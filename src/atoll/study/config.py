@@ -1,11 +1,13 @@
 """A run's configuration: typed, complete, saved with every result.
 
 What is left open (None) is filled in by `resolve` from the protocol and the data, so that a saved
-configuration names every choice. Precedence: command line, file, protocol, the method's own defaults.
+configuration names every choice. Precedence: command line, file, protocol, the method's own
+defaults.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -203,7 +205,7 @@ def _with(part: Any, name: str, value: Value) -> Any:
     low, high, words = LIMITS.get(name, (None, None, ""))
     if isinstance(converted, int | float) and not isinstance(converted, bool):
         outside = (low is not None and converted < low) or (high is not None and converted >= high)
-        if outside or converted != converted:
+        if outside or math.isnan(converted):
             raise ConfigError(f"{name} is {converted}; {words}")
     return replace(part, **{name: converted})  # type: ignore[type-var]  # a dataclass, see above
 

@@ -1,8 +1,8 @@
 """One experiment: one method on one federation with one seed, round by round.
 
 After every round two things are scored on each client's own graph: the *deployed* model (what
-`method.deploy` gives it) and the *local* model (right after its own training). Which of the two a result
-reports is the protocol's business; both are kept.
+`method.deploy` gives it) and the *local* model (right after its own training). Which of the two a
+result reports is the protocol's business; both are kept.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-n
 def tune_process() -> None:
     """Settings without which small tensors cost several times as much on a CPU.
 
-    Denormal numbers are flushed to zero. glibc's allocator is told to keep large blocks: by default it
-    returns each freed tensor above 128 KiB to the system, and the page faults of getting it back cost
-    more than the arithmetic (a functional Adam step over ten clients: 6.2 ms before, 0.9 ms after).
+    Denormal numbers are flushed to zero. glibc's allocator is told to keep large blocks: by
+    default it returns each freed tensor above 128 KiB to the system, and the page faults of
+    getting it back cost more than the arithmetic (a functional Adam step over ten clients: 6.2 ms
+    before, 0.9 ms after).
     """
     torch.set_flush_denormal(True)
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":

@@ -1,7 +1,7 @@
 """From confusion counts to numbers in a table: per client, then means over clients.
 
-Arrays have the axes (..., clients); NaN marks a client that has no such number (an empty test set) and
-is left out of every mean, never counted as right.
+Arrays have the axes (..., clients); NaN marks a client that has no such number (an empty test
+set) and is left out of every mean, never counted as right.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mean_over_clients(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
     known = ~np.isnan(values)
     share = np.where(known, np.broadcast_to(weight, values.shape), 0.0)
     with np.errstate(invalid="ignore"):
-        return (np.where(known, values, 0.0) * share).sum(-1) / share.sum(-1)
+        return np.asarray((np.where(known, values, 0.0) * share).sum(-1) / share.sum(-1))
 
 
 def best_round(validation: np.ndarray) -> int:

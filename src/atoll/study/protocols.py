@@ -1,4 +1,4 @@
-"""How results are made comparable: one strict rule for all, and each paper's own rules for its tables.
+"""How results are made comparable: one strict rule for all, and each paper's own rules.
 
 A protocol fixes the data's preparation, partition and split, what is scored, how it is averaged and
 selected, and the defaults of width, rate and budget. Options on the command line win over it.
@@ -16,7 +16,7 @@ from atoll.core.errors import unknown
 COMPAT: dict[str, str] = {
     "dropout-at-eval": "score with dropout on, as the public codes of FedTAD and FedATH do",
 }
-"""Known errors of public codes that can be switched on, to see how much of a number they explain."""
+"""Known errors of public codes; switched on, they show how much of a number they explain."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "fedath": Protocol(
         "fedath",
-        "FedATH's tables: FedTAD's data with seed 2022, lr 1e-3 (score local with --evaluate local)",
+        "FedATH's tables: FedTAD's data, lr 1e-3 (--evaluate local scores as its code does)",
         partition="louvain-fedtad", split="fedtad", data_seed=2022, clients=10, weights="nodes",
         settings={"lr": 1e-3},
     ),

@@ -1,4 +1,4 @@
-"""What a run found: metrics with spread, what crossed the wire, how long it took, how to repeat it."""
+"""What a run found: metrics with spread, what crossed, how long it took, how to repeat it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     by = "auc" if not np.isnan(history.array(primary, "auc", "val")).all() else "accuracy"
     for metric in METRICS:
         for role in ("test", "val"):
-            out[f"{role}_{metric}"] = selected(history, primary, metric, role, by, rules.weights, rules.select)
+            out[f"{role}_{metric}"] = selected(
+                history, primary, metric, role, by, rules.weights, rules.select
+            )
     for weights in WEIGHTINGS:
         out[f"test_accuracy_by_{weights}"] = selected(
             history, primary, "accuracy", "test", by, weights, rules.select

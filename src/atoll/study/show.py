@@ -19,7 +19,7 @@ from atoll.study.result import Result
 
 
 class Watcher:
-    """Draws a run's progress and turns the first Ctrl-C into a clean stop (`study.run.Observer`)."""
+    """Draws a run's progress; the first Ctrl-C becomes a clean stop (`study.run.Observer`)."""
 
     def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
         self.console = console
@@ -30,8 +30,8 @@ class Watcher:
         self.config: RunConfig | None = None
         self.task: TaskID | None = None
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[score]}"), TimeRemainingColumn(),
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"), TimeRemainingColumn(),
             console=console, disable=quiet or not console.is_terminal, transient=True,
         )  # fmt: skip
 
@@ -41,7 +41,10 @@ class Watcher:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
         signal.signal(signal.SIGINT, self.previous)

@@ -1,0 +1,308 @@
+"""The contract that every method keeps, as one call: `check_method(MyMethod)`.
+
+    from atoll.testing import check_method
+
+    def test_my_method():
+        check_method(MyMethod)                          # or: lambda net: MyMethod(net, mu=0.1)
+
+It runs the method in float64 with dropout on and raises `ContractBroken`, which says what to mend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph, make_graph
+from atoll.core.message import Message
+from atoll.core.method import Method, Step
+from atoll.core.random import fold, make_key, uniform
+from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
+from atoll.engines.simulation import Simulation
+from atoll.nn.gcn import GCN
+from atoll.study.experiment import Experiment, Run
+
+TOLERANCE = 1e-9
+ROUNDS = 3
+FEATURES, CLASSES = 11, 3
+SIZES = (13, 17, 22, 9)
+
+MakeMethod = Callable[..., Method]
+"""A method's class, or a function: net -> method."""
+
+
+class ContractBroken(AssertionError):
+    """A method does not keep the contract; the message says which part and where."""
+
+
+def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
+    """Check everything that the engines rely on.
+
+    Engines agree; steps are pure; replies are finite, declared and free of private state; the
+    order of clients and the numbering of nodes do not matter; one client and some clients work; a
+    run resumed in the middle ends with the same numbers.
+    """
+    with double_precision():
+        method = make(net=GCN(FEATURES, CLASSES, hidden=5, dropout=0.4))
+        federation = small_federation()
+        check_frozen(method)
+        check_steps(method, federation, rounds)
+        check_engines(method, federation, rounds)
+        check_engines(method, federation, rounds, fraction=0.5)
+        check_client_order(method, federation, rounds)
+        check_node_order(method, federation, rounds)
+        check_engines(method, one_client(federation), rounds)
+        check_resume(method, federation, rounds)
+
+
+def check_frozen(method: Method) -> None:
+    """A method is a frozen dataclass: it cannot remember anything."""
+    params = getattr(type(method), "__dataclass_params__", None)
+    if params is None or not params.frozen or "__dict__" not in dir(method):
+        raise ContractBroken(f"{_name(method)} must be a frozen dataclass: @dataclass(frozen=True)")
+
+
+def check_engines(
+    method: Method, federation: Federation, rounds: int, fraction: float = 1.0
+) -> None:
+    """Serial, wire and fused give the same server tree, private states and scores."""
+    share = f" with {fraction:.0%} of the clients in a round" if fraction < 1 else ""
+    reference = _run(method, federation, "serial", rounds, fraction)
+    for engine in ("wire", "fused"):
+        other = _run(method, federation, engine, rounds, fraction)
+        _same_runs(reference, other, f"engines serial and {engine} disagree{share}")
+    # Small chunks split the clients into several programs; that must not show either.
+    chunked = _run(method, federation, "fused", rounds, fraction, chunk=2)
+    _same_runs(reference, chunked, f"fused in chunks of two disagrees with serial{share}")
+
+
+def check_client_order(method: Method, federation: Federation, rounds: int) -> None:
+    """Listing the clients in another order changes nothing but the order of the results."""
+    order = [2, 0, 3, 1]
+    straight = _run(method, federation, "serial", rounds)
+    turned = _run(method, federation.reordered(order), "serial", rounds)
+    for scored, scores in straight.history.scores.items():
+        _close(
+            torch.from_numpy(scores[-1][order]),
+            torch.from_numpy(turned.history.scores[scored][-1]),
+            f"the order of the clients changes the {scored} scores",
+        )
+
+
+def check_node_order(method: Method, federation: Federation, rounds: int) -> None:
+    """Numbering each client's nodes differently changes nothing."""
+    graphs = tuple(relabelled(graph, seed) for seed, graph in enumerate(federation.graphs))
+    moved = dataclasses.replace(federation, graphs=graphs)
+    straight = _run(method, federation, "serial", rounds)
+    turned = _run(method, moved, "serial", rounds)
+    _same_trees(
+        straight.server, turned.server, "the numbering of the nodes changes the server's tree"
+    )
+
+
+def check_resume(method: Method, federation: Federation, rounds: int) -> None:
+    """A run that is stopped and continued ends with exactly the same numbers."""
+    whole = _run(method, federation, "fused", rounds + 1, 0.75)
+    experiment = Experiment(method, federation, rounds=rounds + 1, fraction=0.75, engine="fused")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        count = itertools.count()
+        experiment.run(checkpoint=path, should_stop=lambda: next(count) >= rounds // 2 + 1)
+        resumed = experiment.run(checkpoint=path)
+    _same_runs(whole, resumed, "a resumed run differs from an uninterrupted one", tolerance=0.0)
+
+
+def check_steps(method: Method, federation: Federation, rounds: int) -> None:
+    """Every step is pure, and its reply carries what was declared and nothing private."""
+    simulation = Simulation(federation, method, engine="wire")
+    watcher = _Watcher(simulation.engine)
+    simulation.engine = watcher  # type: ignore[assignment]  # it stands in front of the engine
+    with _explained(method, "wire"):
+        server = method.init(simulation.clients(-1))
+        for number in range(rounds):
+            server = method.round(server, simulation.clients(number))
+    if not any(name == "train" for name in watcher.seen):
+        raise ContractBroken(f"{_name(method)} never maps a step called 'train'")
+
+
+class _Watcher:
+    """Stands before an engine and examines every step the first two times that it runs."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.seen: dict[str, int] = {}
+
+    def run(
+        self, step: Step, positions: list[int], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        times = self.seen.get(step.name, 0)
+        self.seen[step.name] = times + 1
+        if times < 2:
+            state = self.engine.export_states()[positions[0]]
+            graph = self.engine.graphs[positions[0]]
+            examine_step(step, graph, message.for_one(positions[0]), state, keys[0])
+        return self.engine.run(step, positions, message, keys, round)
+
+    def export_states(self) -> list[Tree]:
+        states: list[Tree] = self.engine.export_states()
+        return states
+
+
+def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tensor) -> None:
+    """Run one step twice on copies and compare everything that must not change."""
+    inputs = (graph, message, state)
+    before = tree_map(torch.clone, inputs)
+    attributes = dict(vars(step.owner))
+    with torch.no_grad():
+        reply, after = step(graph, message, state, key)
+        again, after_again = step(graph, message, state, key)
+    where = f"step '{step.name}'"
+    _same_trees((reply, after), (again, after_again),
+                f"{where} is not pure: the same call gave two answers (a global random call, or "
+                "state kept outside)", tolerance=0.0)  # fmt: skip
+    _same_trees(inputs, before, f"{where} changed one of its inputs in place", tolerance=0.0)
+    if any(vars(step.owner).get(k) is not v for k, v in attributes.items()) or len(
+        vars(step.owner)
+    ) != len(attributes):
+        raise ContractBroken(f"{where} keeps something on self; return it as private state instead")
+    _check_reply(step, reply, after)
+
+
+def _check_reply(step: Step, reply: Tree, state: Tree) -> None:
+    if not dataclasses.is_dataclass(reply) or isinstance(reply, type):
+        raise ContractBroken(
+            f"step '{step.name}' must reply with a record, not {type(reply).__name__}"
+        )
+    for name, leaf in named_leaves(reply):
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise ContractBroken(f"step '{step.name}': reply '{name}' is not finite")
+        declared = name.split(".")[0] in step.discloses
+        for private, kept in named_leaves(state):
+            same = leaf.shape == kept.shape and leaf.numel() > 1 and torch.equal(leaf, kept)
+            if same and bool(leaf.any()) and not declared:
+                raise ContractBroken(
+                    f"step '{step.name}': reply '{name}' is the private state '{private}'; if that "
+                    "must leave, declare it with its reason (client_step(discloses=...))"
+                )
+
+
+def small_federation(sizes: tuple[int, ...] = SIZES) -> Federation:
+    """Clients of different size with every class, isolated nodes, and sparse features."""
+    return Federation(tuple(_small_graph(size, seed) for seed, size in enumerate(sizes)), CLASSES)
+
+
+def _small_graph(size: int, seed: int) -> Graph:
+    key = fold(make_key(seed), "contract")
+    dtype = torch.get_default_dtype()
+    ends = (
+        uniform(fold(key, "edges"), (2, 2 * size), dtype) * (size - 1)
+    ).long()  # the last is isolated
+    ends = ends[:, ends[0] != ends[1]]
+    edges = torch.unique(torch.cat([ends, ends.flip(0)], dim=1), dim=1)
+    x = uniform(fold(key, "x"), (size, FEATURES), dtype)
+    nodes = torch.arange(size)
+    y = (nodes + seed) % CLASSES
+    x = torch.where(x > 0.5, x, torch.zeros_like(x)) + 0.3 * torch.nn.functional.one_hot(
+        y, FEATURES
+    )
+    role = nodes % 3
+    return make_graph(
+        x, edges, y, train=(role == 0) | (nodes < CLASSES), val=role == 1, test=role == 2
+    )
+
+
+def one_client(federation: Federation) -> Federation:
+    """The federation's first client alone."""
+    return dataclasses.replace(federation, graphs=federation.graphs[:1], numbers=(0,))
+
+
+def relabelled(graph: Graph, seed: int) -> Graph:
+    """The same graph with its nodes numbered differently; ids move with the nodes."""
+    order = torch.argsort(uniform(fold(make_key(seed), "order"), (graph.num_nodes,)))
+    place = torch.argsort(order)
+    if not isinstance(graph.x, Tensor):
+        raise TypeError("relabelled() takes graphs with dense features")
+    moved = {
+        name: getattr(graph, name)[order]
+        for name in ("x", "y", "train", "val", "test", "real", "ids")
+    }
+    return dataclasses.replace(graph, **moved, edges=place[graph.edges])
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """float64 as the default type, and back."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _explained(method: Method, engine: str) -> Iterator[None]:
+    """Errors inside a run become broken contracts that name method and engine."""
+    try:
+        yield
+    except AtollError as error:
+        raise ContractBroken(f"{_name(method)} fails on engine {engine}: {error}") from error
+
+
+def _run(
+    method: Method,
+    federation: Federation,
+    engine: str,
+    rounds: int,
+    fraction: float = 1.0,
+    chunk: int = 0,
+) -> Run:
+    experiment = Experiment(
+        method, federation, rounds=rounds, fraction=fraction, engine=engine, chunk=chunk
+    )
+    with _explained(method, engine):
+        return experiment.run()
+
+
+def _same_runs(a: Run, b: Run, problem: str, tolerance: float = TOLERANCE) -> None:
+    _same_trees(a.server, b.server, f"{problem} (server)", tolerance)
+    states, others = (run.simulation.engine.export_states() for run in (a, b))
+    _same_trees(states, others, f"{problem} (private states)", tolerance)
+    for scored, scores in a.history.scores.items():
+        for number, (one, other) in enumerate(zip(scores, b.history.scores[scored], strict=True)):
+            where = f"{problem} ({scored} scores, round {number})"
+            _close(torch.from_numpy(one), torch.from_numpy(other), where, max(tolerance, 0.0))
+
+
+def _same_trees(a: Tree, b: Tree, problem: str, tolerance: float = TOLERANCE) -> None:
+    if structure(a) != structure(b):
+        raise ContractBroken(f"{problem}: the structures differ")
+    for one, other in zip(leaves(a), leaves(b), strict=True):
+        _close(one, other, problem, tolerance)
+
+
+def _close(a: Tensor, b: Tensor, problem: str, tolerance: float = TOLERANCE) -> None:
+    if a.shape != b.shape:
+        raise ContractBroken(f"{problem}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.numel() == 0:
+        return
+    gap = (a.double() - b.double()).abs()
+    gap = torch.where(torch.isnan(a.double()) & torch.isnan(b.double()), torch.zeros_like(gap), gap)
+    worst = float(gap.max())
+    if not worst <= tolerance:
+        raise ContractBroken(f"{problem}: they differ by {worst:.3g} (allowed {tolerance:.0e})")
+
+
+def _name(method: Method) -> str:
+    return type(method).__name__
