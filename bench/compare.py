@@ -259,7 +259,7 @@ def table(rows: list[Row]) -> Table:
             row.method + star,
             _cell(best(row.peer), "{:.4f}"),
             _cell(best(row.atoll), "{:.4f}"),
-            _cell(row.ratio, "{:.1f}x"),
+            _cell(row.ratio, "{:.2f}x"),
             _cell(row.peer[-1]["test_accuracy"] if row.peer else None, "{:.3f}"),
             _cell(row.peer[-1]["last_test_accuracy"] if row.peer else None, "{:.3f}"),
             _cell(row.atoll[-1]["test_accuracy"] if row.atoll else None, "{:.3f}"),

@@ -39,8 +39,8 @@ class Peer:
 
 
 UNSTABLE = (
-    "the peer corrects Adam's gradients with terms meant for SGD, and its accuracy collapses after "
-    "the first round: a time to compare, no result"
+    "the peer's accuracy collapses after the first round, probably because it adds terms meant for "
+    "SGD to Adam's gradients: a time to compare, no result"
 )
 
 METHODS = {  # Atoll's name: the peer's

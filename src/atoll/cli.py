@@ -95,6 +95,12 @@ def main(ctx: click.Context, debug: bool) -> None:
 @click.option("--allow", multiple=True, help="Accept clients with no-edge or single-class.")
 @click.option("--schema", help="Column roles of your own tables (TOML).")
 @click.option(
+    "--own",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",
+)
+@click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of options."
 )
 @click.option("--data-root", help="Where data sets are looked for (or ATOLL_DATA).")
@@ -105,36 +111,48 @@ def main(ctx: click.Context, debug: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 @click.option("--quiet", is_flag=True, help="No progress, no table.")
 @click.pass_context
-def run(ctx: click.Context, /, settings: tuple[str, ...], config_file: Path | None, out: Path | None,
-        resume_from: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:  # fmt: skip
+def run(
+    ctx: click.Context,
+    /,
+    settings: tuple[str, ...],
+    own: tuple[str, ...],
+    config_file: Path | None,
+    out: Path | None,
+    resume_from: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
     """Run METHOD (default: fedavg) on a federation and save the result."""
     from atoll.study.config import make_config, read_config
     from atoll.study.run import resume, run_config
     from atoll.study.show import Watcher
 
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    if settings:
-        chosen["set"] = dict(_pair(text) for text in settings)
+    for name, texts in (("set", settings), ("own", own)):
+        if texts:
+            chosen[name] = dict(_pair(name, text) for text in texts)
     with Watcher(_console(stderr=as_json or quiet), quiet=quiet) as watcher:
         if resume_from is not None:
             _refuse_mixing(chosen, config_file, out)
             result = _or_stopped(ctx, lambda: resume(resume_from, watcher))
         else:
             base = {} if config_file is None else read_config(config_file)
-            if "set" in chosen and "set" in base:
-                chosen["set"] = {**base["set"], **chosen["set"]}
+            for name in ("set", "own"):
+                if name in chosen:
+                    chosen[name] = {**base.get(name, {}), **chosen[name]}
             config = make_config(**{**base, **chosen})
             folder = out or _fresh_folder(f"{config.method}-{config.data}")
             result = _or_stopped(ctx, lambda: run_config(config, out=folder, observer=watcher))
     _show([result], as_json=as_json, quiet=quiet)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(option: str, text: str) -> tuple[str, str]:
     from atoll.core.errors import ConfigError
 
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"--set takes key=value, but got '{text}'")
+        raise ConfigError(f"--{option} takes key=value, but got '{text}'")
     return key.strip(), value.strip()
 
 
@@ -203,8 +221,7 @@ def demo(ctx: click.Context, rounds: int, seeds: int, clients: int, out: Path | 
 
     folder = out or _fresh_folder("demo")
     console = _console(stderr=False)
-    console.print(f"Five libraries own parts of one citation graph; nobody shows theirs. [dim]({folder})[/dim]"
-                  if clients == 5 else f"{clients} libraries own parts of one citation graph.")  # fmt: skip
+    console.print(f"{clients} libraries own parts of one citation graph; nobody shows theirs.")
     results = []
     for method in ("local", "fedavg", "fedprox"):
         with Watcher(console, quiet=False, label=f"{method:8}") as watcher:
@@ -232,3 +249,69 @@ def datasets(name: str | None, data_root: str | None) -> None:
 
     page = dataset_table(data_root) if name is None else dataset_page(name, data_root)
     _console(stderr=False).print(page)
+
+
+@main.group()
+def data() -> None:
+    """Fetch and check data sets."""
+
+
+@data.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("--mirror", help="Folder or URL that holds NAME.tar.xz (or ATOLL_MIRROR).")
+@click.option("--data-root", help="Where to put them (or ATOLL_DATA).")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+def fetch(names: tuple[str, ...], mirror: str | None, data_root: str | None, force: bool) -> None:
+    """Get data sets from their public source, or from a mirror."""
+    from atoll.data.fetch import fetch as fetch_one
+
+    for name in names:
+        folder = fetch_one(name, data_root, mirror, force=force, progress=_say)
+        click.echo(f"{name}: ready in {folder}")
+
+
+@data.command()
+@click.option("--data-root", help="Where data sets are looked for (or ATOLL_DATA).")
+@click.pass_context
+def check(ctx: click.Context, data_root: str | None) -> None:
+    """Load what is present and compare it with the published counts."""
+    from atoll.data.fetch import check as check_all
+
+    found = [row for row in check_all(data_root, progress=_say) if row[1] or row[2]]
+    for name, _, problem in found:
+        click.echo(f"{name}: {problem or 'as published'}")
+    if not found:
+        click.echo("no data set is here; get one with: atoll data fetch NAME")
+    if any(problem for _, _, problem in found):
+        ctx.exit(2)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+@main.command()
+@click.option("--data", default="lagoon", show_default=True, help="As for `atoll run`.")
+@click.option("--clients", type=int, help="Number of clients.")
+@click.option("--partition", help="As for `atoll run`.")
+@click.option("--split", help="As for `atoll run`.")
+@click.option("--protocol", default="strict", show_default=True, help="As for `atoll run`.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--data-root", help="Where data sets are looked for (or ATOLL_DATA).")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for plots and numbers.")
+def inspect(seed: int, out: Path | None, **given: Any) -> None:
+    """Show what makes the clients of a federation differ."""
+    from atoll.study.config import make_config, resolve
+    from atoll.study.inspect import inspect_federation
+    from atoll.study.run import claim_folder, make_federation
+
+    config, rules = resolve(make_config(**{k: v for k, v in given.items() if v is not None}))
+    if out is not None:
+        claim_folder(out, resuming=True)
+    federation, notes, _ = make_federation(config, rules, seed, None, given["partition"])
+    console = _console(stderr=False)
+    for note in notes:
+        console.print(f"[dim]{note}[/dim]")
+    console.print(inspect_federation(federation, out, seed=seed))
+    if out is not None:
+        console.print(f"[dim]plots and numbers in {out}[/dim]")

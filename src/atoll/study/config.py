@@ -54,6 +54,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     allow: tuple[str, ...] = ()
     data_root: str | None = None
     schema: str | None = None
+    own: dict[str, Value] = {}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -122,6 +123,10 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
     if evaluate not in SCORED:
         raise unknown("value of --evaluate", evaluate, SCORED)
     built_in = config.data.partition(":")[0] == "lagoon"
+    own = dict(config.own)
+    if config.partition and config.partition.startswith("column:") and not built_in:
+        # The column that names the owner is not a feature.
+        own.setdefault("owner", config.partition.partition(":")[2])
     partition = config.partition or ("column:owner" if built_in else rules.partition)
     by_column = partition.startswith("column:") and not built_in
     filled = msgspec.structs.replace(
@@ -134,6 +139,7 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
         epochs=config.epochs or rules.epochs,
         evaluate=evaluate,
         set={**rules.settings, **config.set},
+        own=own,
     )
     return filled, rules
 

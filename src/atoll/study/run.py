@@ -88,7 +88,7 @@ def run(
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs, fraction,
-            seeds, seed, engine, device, chunk, set, compat, evaluate, allow, data_root, schema.
+            seeds, seed, engine, device, chunk, set, compat, evaluate, allow, data_root, schema, own.
     """
     named = {
         "method": method if isinstance(method, str) else type(method).__name__.lower(),
@@ -189,7 +189,7 @@ def make_federation(
     if data is None:
         loaded, notes = load(
             config.data, clients=config.clients or rules.clients, seed=data_seed,
-            root=config.data_root, schema=config.schema,
+            root=config.data_root, schema=config.schema, own=config.own,
         )  # fmt: skip
         source = one_graph(loaded)
     else:

@@ -8,6 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -31,7 +32,8 @@ class Watcher:
         self.task: TaskID | None = None
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"), TimeRemainingColumn(),
+            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"),
+            TimeRemainingColumn(),
             console=console, disable=quiet or not console.is_terminal, transient=True,
         )  # fmt: skip
 
@@ -88,30 +90,35 @@ class Watcher:
 
 def result_table(results: list[Result]) -> Table:
     """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
-    first = results[0].config
+    first = results[0]
+    config = first.config
+    picked = {"best-val": "at the best mean validation round", "last": "after the last round"}
+    how = picked.get(first.select, "at each client's best validation round")
     table = Table(
-        title=f"{first.data}, {results[0].federation.get('clients')} clients, {first.partition}, "
-        f"protocol {first.protocol}, {first.rounds} rounds, {first.seeds} seed(s)",
+        title=f"{config.data}, {first.federation.get('clients')} clients, {config.partition}, "
+        f"{config.rounds} rounds, {config.seeds} seed(s), protocol {config.protocol}",
+        caption=f"Test nodes, in percent, {how}; mean ± standard deviation over seeds. "
+        "scored: the model behind accuracy; local: the client's own model right after training.",
         title_justify="left",
-        caption="test nodes; accuracy of the scored model at the best mean validation round, "
-        "mean ± standard deviation over seeds",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     auc = any("test_auc" in r.metrics() for r in results)
-    columns = ["method", "scored", "accuracy", "after local training", "macro F1"]
-    for name in [*columns, *(["AUC"] if auc else []), "MB up", "MB down", "s/round"]:
-        table.add_column(name, justify="left" if name in ("method", "scored") else "right")
+    names = ["method", "scored", "accuracy", "local", "macro F1", *(["AUC"] if auc else [])]
+    for name in [*names, "MB/round", "s/round"]:
+        left = name in ("method", "scored")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for result in results:
         metrics = result.metrics()
         rounds = (result.config.rounds or 1) * result.config.seeds
-        up, down = (result.bytes()[way] / rounds / 1e6 for way in ("up", "down"))
-        cells = [
-            result.config.method, result.scored, percent(metrics, "test_accuracy"),
-            percent(metrics, "local_test_accuracy"), percent(metrics, "test_macro_f1"),
-        ]  # fmt: skip
-        cells += [percent(metrics, "test_auc")] if auc else []
+        keys = ["test_accuracy", "local_test_accuracy", "test_macro_f1"]
+        cells = [percent(metrics, key) for key in [*keys, *(["test_auc"] if auc else [])]]
+        traffic = sum(result.bytes().values()) / rounds / 1e6
         seconds = result.seconds()["per_round"]
-        table.add_row(*cells, f"{up:.2f}", f"{down:.2f}", f"{seconds:.3f}")
+        table.add_row(
+            result.config.method, result.scored, *cells, f"{traffic:.2f}", f"{seconds:.3f}"
+        )
     return table
 
 
