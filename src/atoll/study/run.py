@@ -87,8 +87,9 @@ def run(
         data: A name or path, a `Source`, or a finished `Federation`.
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
-        **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs, fraction,
-            seeds, seed, engine, device, chunk, set, compat, evaluate, allow, data_root, schema, own.
+        **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
+            fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, data_root,
+            schema, own.
     """
     named = {
         "method": method if isinstance(method, str) else type(method).__name__.lower(),

@@ -102,7 +102,7 @@ def result_table(results: list[Result]) -> Table:
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     auc = any("test_auc" in r.metrics() for r in results)
     names = ["method", "scored", "accuracy", "local", "macro F1", *(["AUC"] if auc else [])]
