@@ -38,5 +38,6 @@ def fit(
         grads = torch.func.grad(loss)(params, fold(key, epoch))
         if adjust is not None:
             grads = adjust(grads, params)
-        params, state = optimizer.update(grads, params, state)
+        # After the first step the parameters are this loop's own and may be overwritten.
+        params, state = optimizer.update(grads, params, state, owned=epoch > 0)
     return params, state

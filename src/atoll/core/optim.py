@@ -27,8 +27,10 @@ class Optimizer(Protocol):
     def init(self, params: Tree) -> Tree:
         """The state before the first step."""
 
-    def update(self, grads: Tree, params: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """Parameters and state after one step."""
+    def update(
+        self, grads: Tree, params: Tree, state: Tree, *, owned: bool = False
+    ) -> tuple[Tree, Tree]:
+        """Parameters and state after one step; if `owned`, the old ones may be overwritten."""
 
 
 @record
@@ -57,12 +59,14 @@ class Adam:
         steps = (first.flatten()[:1].detach() * 0).sum().to(torch.float32)
         return AdamState(steps=steps, mean=zeros, square=tree_map(torch.clone, zeros))
 
-    def update(self, grads: Tree, params: Tree, state: AdamState) -> tuple[Tree, AdamState]:
+    def update(
+        self, grads: Tree, params: Tree, state: AdamState, *, owned: bool = False
+    ) -> tuple[Tree, AdamState]:
         spec = pytree.tree_structure(params)
         flat = [leaves(tree) for tree in (params, grads, state.mean, state.square)]
         count = len(flat[0])
         inputs = (leaf for part in flat for leaf in part)
-        steps, *out = _AdamStep.apply(self, state.steps, *inputs)  # type: ignore[no-untyped-call]
+        steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
         params, mean, square = (
             pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
         )
@@ -73,13 +77,8 @@ class _AdamStep(Function):
     """One step of torch's fused Adam on all leaves of all clients at once."""
 
     @staticmethod
-    def forward(settings: Adam, steps: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        count = len(flat) // 4
-        params, grads, mean, square = (list(flat[i * count : (i + 1) * count]) for i in range(4))
-        return _adam_in_place(
-            settings, steps + 0, [p.clone() for p in params], grads,
-            [m.clone() for m in mean], [s.clone() for s in square], batched=False,
-        )  # fmt: skip
+    def forward(settings: Adam, owned: bool, steps: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        return _adam(settings, steps, [leaf.clone() for leaf in flat], batched=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -87,44 +86,40 @@ class _AdamStep(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (None,) * (2 + 4 * (len(grads) // 3))
+        return (None,) * (3 + 4 * (len(grads) // 3))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, settings: Adam, steps: Tensor, *flat: Tensor) -> Any:
-        size = info.batch_size
-
-        def whole(leaf: Tensor, dim: int | None) -> Tensor:
-            return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
-
-        count = len(flat) // 4
-        full = [whole(leaf, dim) for leaf, dim in zip(flat, in_dims[2:], strict=True)]
-        params, grads, mean, square = (full[i * count : (i + 1) * count] for i in range(4))
-        copy = torch.contiguous_format
-        out = _adam_in_place(
-            settings,
-            whole(steps, in_dims[1]).clone(memory_format=copy),
-            [p.clone(memory_format=copy) for p in params],
-            [g.contiguous() for g in grads],
-            [m.clone(memory_format=copy) for m in mean],
-            [s.clone(memory_format=copy) for s in square],
-            batched=True,
-        )
+    def vmap(
+        info: Any, in_dims: Any, settings: Adam, owned: bool, steps: Tensor, *flat: Tensor
+    ) -> Any:
+        size, count = info.batch_size, len(flat) // 4
+        whole = []
+        for i, (leaf, dim) in enumerate(zip((steps, *flat), in_dims[2:], strict=True)):
+            full = leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
+            # Gradients are only read. The rest is overwritten, so it is copied unless it is ours.
+            read_only = count < i <= 2 * count or (owned and dim is not None)
+            copy = (
+                full.contiguous()
+                if read_only
+                else full.clone(memory_format=torch.contiguous_format)
+            )
+            whole.append(copy)
+        out = _adam(settings, whole[0], whole[1:], batched=True)
         return out, (0,) * len(out)
 
 
-def _adam_in_place(
-    settings: Adam, steps: Tensor, params: list[Tensor], grads: list[Tensor],
-    mean: list[Tensor], square: list[Tensor], *, batched: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    lists = [params, grads, mean, square]
-    if not batched:
-        counts = [steps.clone() for _ in params]
-    elif steps.device.type == "cpu" and bool((steps == steps[0]).all()):
-        # All clients are equally old: their leaves are one long leaf.
-        counts = [steps[0].clone() for _ in params]
-    else:
-        lists = [[leaf[k] for leaf in part for k in range(steps.shape[0])] for part in lists]
-        counts = [steps[k].clone() for _ in params for k in range(steps.shape[0])]
+def _adam(
+    settings: Adam, steps: Tensor, flat: list[Tensor], *, batched: bool
+) -> tuple[Tensor, ...]:
+    """Overwrite parameters and moments (the first, third and fourth quarter of `flat`)."""
+    count = len(flat) // 4
+    lists = [flat[i * count : (i + 1) * count] for i in range(4)]
+    params, _, mean, square = lists
+    counts = [steps.clone() for _ in params]
+    if batched:
+        # Clients may have taken different numbers of steps, so each has leaves of its own.
+        lists = [[row for leaf in part for row in leaf.unbind(0)] for part in lists]
+        counts = [row for _ in params for row in steps.clone().unbind(0)]
     parameters, gradients, means, squares = lists
     fused_adam(
         parameters, gradients, means, squares, [], counts, fused=True, amsgrad=False,
@@ -152,7 +147,9 @@ class SGD:
     def init(self, params: Tree) -> SGDState:
         return SGDState(tree_map(torch.zeros_like, params) if self.momentum else None)
 
-    def update(self, grads: Tree, params: Tree, state: SGDState) -> tuple[Tree, SGDState]:
+    def update(
+        self, grads: Tree, params: Tree, state: SGDState, *, owned: bool = False
+    ) -> tuple[Tree, SGDState]:
         if self.weight_decay:
             grads = tree_map(lambda g, p: g + self.weight_decay * p, grads, params)
         if self.momentum:

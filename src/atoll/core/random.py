@@ -31,16 +31,17 @@ def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 
 def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     """Derive a key: `fold(key, "dropout", layer)`. Tensors may carry a batch of numbers."""
+    fixed = 0
     for part in parts:
-        salt: Tensor | int
         if isinstance(part, Tensor):
-            salt = part.to(torch.int64) * _MIX_A + _GOLDEN
+            key = _mix64((key ^ fixed) * _MIX_B + part.to(torch.int64) * _MIX_A + _GOLDEN)
+            fixed = 0
         else:
             # Names live above every number that is used as a part, so "a" never equals some index.
             number = zlib.crc32(part.encode()) + (1 << 33) if isinstance(part, str) else part
-            salt = _wrap64(number * _MIX_A + _GOLDEN)
-        key = _mix64(key * _MIX_B + salt)
-    return key
+            # Parts known beforehand are mixed in Python: a key then costs one hash, not one each.
+            fixed = _mix64_int(fixed * _MIX_B + number * _MIX_A + _GOLDEN)
+    return key if parts and isinstance(parts[-1], Tensor) else _mix64((key ^ fixed) * _MIX_B)
 
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
@@ -75,13 +76,20 @@ def dropout(h: Tensor, key: Tensor | None, rows: Tensor, rate: float) -> Tensor:
     """
     if key is None or rate == 0.0:
         return h
-    # The smallest integer whose bits survive; int32 bits are uniform in [-2^31, 2^31).
-    keep = random_bits(key, rows, h.shape[-1]) >= int(rate * 2**32) - 2**31
-    return h * keep.to(h.dtype).mul_(1.0 / (1.0 - rate))
+    mask: Tensor = _Keep.apply(key, rows, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
+    return h * mask
 
 
 def _wrap64(value: int) -> int:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _mix64_int(value: int) -> int:
+    """`_mix64` of a Python number."""
+    z = value % (1 << 64)
+    z = (z ^ (z >> 30)) * (_MIX_A % (1 << 64)) % (1 << 64)
+    z = (z ^ (z >> 27)) * (_MIX_B % (1 << 64)) % (1 << 64)
+    return _wrap64(z ^ (z >> 31))
 
 
 def _mix64(z: Tensor) -> Tensor:
@@ -108,7 +116,7 @@ def _grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     return _mix32(row_hash + column_hash)
 
 
-def _batch_first(dims: tuple[Any, ...], size: int, *args: Any) -> list[Any]:
+def _batch_first(dims: tuple[Any, ...], *args: Any) -> list[Any]:
     """Move every batched argument's batch axis to the front and give the others an axis of one."""
     out = []
     for arg, dim in zip(args, dims, strict=False):
@@ -138,5 +146,30 @@ class _Bits(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, int]:
-        key, rows, width = _batch_first(in_dims, info.batch_size, key, rows, width)
+        key, rows, width = _batch_first(in_dims, key, rows, width)
         return random_bits(key, rows, width), 0
+
+
+class _Keep(torch.autograd.Function):
+    """A dropout mask, already rescaled, as one op."""
+
+    @staticmethod
+    def forward(key: Tensor, rows: Tensor, width: int, rate: float, dtype: torch.dtype) -> Tensor:
+        # The smallest integer whose bits survive; int32 bits are uniform in [-2^31, 2^31).
+        keep = _grid_bits(key, rows, width) >= int(rate * 2**32) - 2**31
+        return keep.to(dtype).mul_(1.0 / (1.0 - rate))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+        return None, None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, key: Tensor, rows: Tensor, width: int, rate: float, dtype: Any
+    ) -> tuple[Tensor, int]:
+        key, rows, width, rate, dtype = _batch_first(in_dims, key, rows, width, rate, dtype)
+        return _Keep.apply(key, rows, width, rate, dtype), 0  # type: ignore[no-untyped-call]
