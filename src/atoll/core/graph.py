@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atoll.core.errors import unknown
 from atoll.core.tree import Tree, record, static, tree_map
 
 
@@ -96,9 +97,10 @@ class Graph:
 
     def size(self, by: str) -> Tensor:
         """The client's weight in an average: its "nodes", its "train" nodes, or one ("uniform")."""
-        if by == "uniform":
-            return self.real.sum() * 0 + 1
-        return (self.train if by == "train" else self.real).sum()
+        if by not in ("nodes", "train", "uniform"):
+            raise unknown("weight", by, ("nodes", "train", "uniform"))
+        total = (self.train if by == "train" else self.real).sum()
+        return total * 0 + 1 if by == "uniform" else total
 
 
 View = Callable[[Graph], "Tensor | Sparse"]

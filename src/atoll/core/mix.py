@@ -29,6 +29,9 @@ def mix(stacked: T, matrix: Tensor) -> T:
 
 
 def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
+    if not leaf.is_floating_point():
+        # Weights turned into whole numbers would all be zero.
+        raise TypeError(f"only floating-point tensors can be averaged, not {leaf.dtype}")
     return (weight @ leaf.flatten(1)).reshape(*weight.shape[:-1], *leaf.shape[1:])
 
 

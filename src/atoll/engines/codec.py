@@ -26,9 +26,20 @@ def encode(tree: Tree) -> bytes:
     """A tree as bytes."""
     tensors: dict[str, Tensor] = {}
     plan = json.dumps(_plan(tree, tensors))
-    contiguous = {name: leaf.detach().cpu().contiguous() for name, leaf in tensors.items()}
     # safetensors refuses a file without arrays, so an empty tree carries one empty array.
-    return save(contiguous or {"": torch.zeros(0)}, metadata={"tree": plan})
+    return save(_apart(tensors) or {"": torch.zeros(0)}, metadata={"tree": plan})
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU; safetensors refuses two that share their memory."""
+    taken: set[int] = set()
+    out = {}
+    for name, leaf in tensors.items():
+        own = leaf.detach().cpu().contiguous()
+        own = own.clone() if own.untyped_storage().data_ptr() in taken else own
+        taken.add(own.untyped_storage().data_ptr())
+        out[name] = own
+    return out
 
 
 def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
@@ -39,7 +50,7 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
         plan = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"])
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise WireError("a message was refused: it is not an Atoll message") from error
     for name, leaf in tensors.items():
         if finite and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
@@ -55,10 +66,10 @@ def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
         template: What the step gives on a probe graph.
         free: Fields that declare a node or edge axis; their shapes may differ.
     """
-    if structure(tree) != structure(template):
+    names, declared = ([name for name, _ in named_leaves(t)] for t in (tree, template))
+    if structure(tree) != structure(template) or names != declared:
         raise WireError(
-            f"a reply was refused: it holds {sorted(n for n, _ in named_leaves(tree))}, but the "
-            f"method declares {sorted(n for n, _ in named_leaves(template))}"
+            f"a reply was refused: it holds {names}, but the method declares {declared}"
         )
     for (name, leaf), (_, like) in zip(named_leaves(tree), named_leaves(template), strict=True):
         if leaf.dtype != like.dtype:
@@ -75,21 +86,26 @@ def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> Any:
     """The structure as JSON; tensors are put aside under their paths."""
     name = type(tree).__module__ + "." + type(tree).__qualname__
     if isinstance(tree, Tensor):
+        while path in tensors or path == "__metadata__":  # a key may hold a dot, or be reserved
+            path += "'"
         tensors[path] = tree
         return {"tensor": path}
-    if tree is None or isinstance(tree, bool | int | float | str):
+    if tree is None or type(tree) in (bool, int, float, str):
         return {"value": tree}
-    if isinstance(tree, dict):
+    # Exact types: a subclass (a named tuple, an ordered dict) would arrive as something else.
+    if type(tree) is dict and all(type(key) is str for key in tree):
         items = {k: _plan(v, tensors, f"{path}.{k}".lstrip(".")) for k, v in tree.items()}
         return {"dict": items}
-    if isinstance(tree, list | tuple):
+    if type(tree) in (list, tuple):
         rows = [_plan(v, tensors, f"{path}.{i}".lstrip(".")) for i, v in enumerate(tree)]
-        return {"list" if isinstance(tree, list) else "tuple": rows}
+        return {type(tree).__name__: rows}
     if name in RECORDS:
         fields = tree.__dataclass_fields__
         items = {k: _plan(getattr(tree, k), tensors, f"{path}.{k}".lstrip(".")) for k in fields}
         return {"record": name, "fields": items}
-    raise WireError(f"a {name} cannot be sent: use tensors, records, dicts, lists and tuples")
+    raise WireError(
+        f"a {name} cannot be sent: use tensors, records, lists, tuples and dicts with names as keys"
+    )
 
 
 def _build(plan: Any, tensors: Mapping[str, Tensor]) -> Tree:
@@ -98,7 +114,7 @@ def _build(plan: Any, tensors: Mapping[str, Tensor]) -> Tree:
         if "tensor" in plan:
             return tensors[plan["tensor"]]
         if "value" in plan:
-            return plan["value"]
+            return _plain(plan["value"])
         if "dict" in plan:
             return {k: _build(v, tensors) for k, v in plan["dict"].items()}
         if "list" in plan:
@@ -107,5 +123,11 @@ def _build(plan: Any, tensors: Mapping[str, Tensor]) -> Tree:
             return tuple(_build(v, tensors) for v in plan["tuple"])
         fields = {k: _build(v, tensors) for k, v in plan["fields"].items()}
         return RECORDS[plan["record"]](**fields)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
+
+
+def _plain(value: Any) -> Any:
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(f"{type(value).__name__} is not a plain value")
+    return value

@@ -131,12 +131,14 @@ class _States:
         self.stacks = {key: tree for key, tree in self.stacks.items() if key in used}
 
     def same_structure(self, bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Split a bucket where some members have a state and others have none yet."""
+        """Split a bucket where members' states differ in kind (some may have none yet)."""
         groups: dict[object, list[int]] = {}
+        kinds: dict[tuple[int, ...], object] = {}
         for position in bucket:
             home = self.home[position]
-            kind = None if home is None else structure(self.stacks[home[0]])
-            groups.setdefault(kind, []).append(position)
+            if home is not None and home[0] not in kinds:
+                kinds[home[0]] = _kind(self.stacks[home[0]])
+            groups.setdefault(None if home is None else kinds[home[0]], []).append(position)
         return [tuple(group) for group in groups.values()]
 
     def export(self) -> list[Tree]:
@@ -151,6 +153,12 @@ class _States:
     def _one(self, position: int) -> Tree:
         home = self.home[position]
         return None if home is None else take(self.stacks[home[0]], home[1])
+
+
+def _kind(tree: Tree) -> tuple[object, ...]:
+    """Structure and everything that is not a tensor; trees that differ here cannot be stacked."""
+    flat, spec = pytree.tree_flatten(tree)
+    return spec, tuple(Tensor if isinstance(leaf, Tensor) else leaf for leaf in flat)
 
 
 def at_once(
@@ -169,13 +177,13 @@ def at_once(
         graph, state, key, received = pytree.tree_unflatten(whole, spec)
         reply, state = step(graph, received, state, key)
         out, out_spec = pytree.tree_flatten((reply, None if step.keeps_state else state))
-        found.append(([None if isinstance(leaf, Tensor) else leaf for leaf in out], out_spec))
+        found.append(([Tensor if isinstance(leaf, Tensor) else leaf for leaf in out], out_spec))
         return [leaf for leaf in out if isinstance(leaf, Tensor)]
 
     many = [leaf for leaf, is_many in zip(flat, batched, strict=True) if is_many]
     tensors = iter(torch.func.vmap(program, randomness="error")(*many))
     plain, out_spec = found[0]
-    filled = [next(tensors, None) if leaf is None else leaf for leaf in plain]
+    filled = [next(tensors) if leaf is Tensor else leaf for leaf in plain]
     reply, states = pytree.tree_unflatten(filled, out_spec)
     return reply, states
 

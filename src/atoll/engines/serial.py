@@ -38,7 +38,7 @@ class Serial:
                     position, step.name, round, f"{type(error).__name__}: {error}"
                 ) from error
             replies.append(reply)
-        return stack_replies(replies, positions, step)
+        return stack_replies(replies, positions, step, round)
 
     def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
         """One client's reply; its new private state is kept."""
@@ -57,14 +57,16 @@ class Serial:
         self.states = list(states)
 
 
-def stack_replies(replies: Sequence[Tree], positions: Sequence[int], step: Step) -> Tree:
+def stack_replies(
+    replies: Sequence[Tree], positions: Sequence[int], step: Step, round: int
+) -> Tree:
     """Stack replies; a shape that depends on the client is a node or an edge axis."""
     first = dict(named_leaves(replies[0]))
     for position, reply in zip(positions, replies, strict=True):
         for name, leaf in named_leaves(reply):
             if name in first and leaf.shape != first[name].shape:
                 raise StepError(
-                    position, step.name, -1,
+                    position, step.name, round,
                     f"reply '{name}' has shape {tuple(leaf.shape)} here and "
                     f"{tuple(first[name].shape)} on client {positions[0]}; a reply must not have a "
                     "node or edge axis",

@@ -141,7 +141,9 @@ class Participants:
         sim = self.simulation
         draw = fold(fold(sim.root, "sample", self.round), sim.numbers[self.positions])
         chosen = torch.argsort(draw, stable=True)[: max(1, count)]
-        return Participants(sim, self.round, self.positions[chosen].sort().values)
+        # Calls are counted together: a step mapped on all and then on a share gets fresh noise.
+        positions = self.positions[chosen].sort().values
+        return Participants(sim, self.round, positions, calls=self.calls)
 
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
         """Name the first client whose numbers are no numbers any more."""

@@ -17,7 +17,7 @@ from atoll.core.errors import WireError
 from atoll.core.graph import Graph, View, make_graph, with_views
 from atoll.core.method import Step
 from atoll.core.random import fold, make_key, uniform
-from atoll.core.tree import Tree, named_leaves
+from atoll.core.tree import Tree, named_leaves, tree_map
 from atoll.engines.codec import check_like, decode, encode
 from atoll.engines.serial import Serial
 
@@ -33,19 +33,23 @@ class Wire(Serial):
         self.probe = probe
 
     def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
-        down = encode(message)
         template = self.probe.template(step, message)
         with torch.no_grad():
             reply, state = step(
                 self.graphs[position],
-                decode(down),
-                decode(self.states[position], finite=False),
-                decode(encode(key)),
+                self._arrive(encode(message), finite=True),
+                self._arrive(self.states[position]),
+                self._arrive(encode(key)),
             )
         self.states[position] = encode(state)
-        arrived = decode(encode(reply), finite=False)
+        arrived = self._arrive(encode(reply))
         check_like(arrived, template, step.discloses)
         return arrived
+
+    def _arrive(self, data: bytes, *, finite: bool = False) -> Tree:
+        """Decoded, on the device of the graphs."""
+        device = self.graphs[0].real.device
+        return tree_map(lambda leaf: leaf.to(device), decode(data, finite=finite))
 
     def export_states(self) -> list[Tree]:
         return [decode(state, finite=False) for state in self.states]
@@ -74,7 +78,9 @@ class Probe:
             replies = []
             for i, graph in enumerate(self.graphs):
                 with torch.no_grad():
-                    reply, self.states[i] = step(graph, message, self.states[i], make_key(i))
+                    reply, self.states[i] = step(
+                        graph, message, self.states[i], make_key(i, graph.real.device)
+                    )
                 replies.append(reply)
             _refuse_hidden_axes(step, *replies)
             self.templates[step.name] = replies[0]
@@ -82,6 +88,12 @@ class Probe:
 
 
 def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
+    names = [[name for name, _ in named_leaves(reply)] for reply in (small, large)]
+    if names[0] != names[1]:
+        raise WireError(
+            f"step '{step.name}' replies with {names[0]} or {names[1]}, depending on the client's "
+            "graph; a reply must always hold the same tensors"
+        )
     for (name, a), (_, b) in zip(named_leaves(small), named_leaves(large), strict=True):
         if a.shape != b.shape and name.split(".")[0] not in step.discloses:
             raise WireError(
