@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, View
+from atoll.core.graph import Graph, Sparse, View
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -45,8 +45,25 @@ class GCN:
         ]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        adjacency = graph.views["gcn"]
-        h: Tensor = matmul(graph.views["gcn_x"], params[0]["weight"]) + params[0]["bias"]
+        first = matmul(graph.views["gcn_x"], params[0]["weight"])
+        return self._rest(params, first, graph.views["gcn"], graph, key)
+
+    def on(
+        self, adjacency: Tensor | Sparse, params: Tree, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """Logits with another propagation matrix, one that may be learned (view `x`)."""
+        first = matmul(adjacency, matmul(graph.views["x"], params[0]["weight"]))
+        return self._rest(params, first, adjacency, graph, key)
+
+    def _rest(
+        self,
+        params: Tree,
+        first: Tensor,
+        adjacency: Tensor | Sparse,
+        graph: Graph,
+        key: Tensor | None,
+    ) -> Tensor:
+        h: Tensor = first + params[0]["bias"]
         for number, layer in enumerate(params[1:], start=1):
             noise = None if key is None else fold(key, "dropout", number)
             h = dropout(torch.relu(h), noise, graph.ids, self.dropout)

@@ -1,0 +1,162 @@
+"""Edge evaluators, which give every directed edge a score, and graphs weighted by such scores.
+
+    mlp   Φ(i, j) = MLP([x_i ‖ x_j])                            on the raw features (FedATH, Eq. 5)
+    gnn   Φ(i, j) = MLP([h_i ‖ h_j]),  h = GCN(GCN(X W + b))    as in FedATH's public code
+
+Scores stand in the order of the entries of the view `loops` (A + I); those of self-loops are not
+used.
+Shapes: E entries, scores (E,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph, Sparse, View
+from atoll.core.random import dropout, fold
+from atoll.core.tree import Tree
+from atoll.nn import views
+from atoll.nn.init import glorot, kaiming, kaiming_bias, zeros
+from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, with_values
+
+
+def edge_mask(adjacency: Sparse) -> Tensor:
+    """One for edges, zero for self-loops and padding, (E,)."""
+    real = (adjacency.rows != adjacency.columns) & (adjacency.values != 0)
+    return real.to(adjacency.values.dtype)
+
+
+def weighted_adjacency(adjacency: Sparse, weight: Tensor) -> Sparse:
+    """D^-1/2 (A∘w + I) D^-1/2 with D_i = 1 + Σ_j w_ij; gradients flow through D too.
+
+    Args:
+        adjacency: The view `loops`, A + I.
+        weight: One number per entry, (E,); self-loops keep weight one.
+    """
+    edge = edge_mask(adjacency)
+    weight = edge * weight + (1 - edge)
+    weight = torch.where(adjacency.values != 0, weight, torch.zeros_like(weight))
+    scale = row_sum(adjacency, weight.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
+    both = at_rows(adjacency, scale) * at_columns(adjacency, scale)
+    return with_values(adjacency, weight * both.squeeze(-1))
+
+
+@dataclass(frozen=True)
+class EdgeMLP:
+    """Two layers on the concatenated raw features of source and target."""
+
+    features: int
+    hidden: int = 64
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {"loops": views.loop_adjacency, "x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        width = 2 * self.features
+        return {
+            "source": kaiming(fold(key, "source"), width, self.hidden)[: self.features],
+            "target": kaiming(fold(key, "target"), width, self.hidden)[: self.features],
+            "bias": kaiming_bias(fold(key, "bias"), width, self.hidden),
+            "out": _linear(fold(key, "out"), self.hidden, 1),
+        }
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        # A layer on [x_i ‖ x_j] is the sum of a layer on x_i and one on x_j: no (E, 2D) tensor.
+        adjacency, x = _loops(graph), graph.views["x"]
+        source = at_columns(adjacency, matmul(x, params["source"]))
+        target = at_rows(adjacency, matmul(x, params["target"]))
+        return _one_number(torch.relu(source + target + params["bias"]), params["out"])
+
+
+@dataclass(frozen=True)
+class EdgeGNN:
+    """Linear, two graph convolutions, then an MLP with batch normalisation on [h_i ‖ h_j].
+
+    Biases right before a normalisation cancel. They are left out: their gradient is rounding noise,
+    which Adam would blow up until two machines disagree.
+    """
+
+    features: int
+    classes: int
+    hidden: int = 512
+    dropout: float = 0.5
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {
+            "loops": views.loop_adjacency,
+            "x": views.features,
+            "gcn": views.gcn_adjacency,
+        }
+
+    def init(self, key: Tensor) -> Tree:
+        wide, narrow = self.hidden, self.classes
+        widths = [2 * narrow, narrow, max(1, narrow // 2)]
+        return {
+            "first": _linear(fold(key, "first"), self.features, wide),
+            "gcn": [
+                {"weight": glorot(fold(key, "gcn", 0), wide, wide), "bias": zeros(key, wide)},
+                {"weight": glorot(fold(key, "gcn", 1), wide, narrow)},
+            ],
+            "mlp": [
+                {
+                    "weight": kaiming(fold(key, "mlp", i), n_in, n_out),
+                    "scale": zeros(key, n_out) + 1,
+                    "shift": zeros(key, n_out),
+                }
+                for i, (n_in, n_out) in enumerate(pairwise(widths))
+            ],
+            "out": _linear(fold(key, "out"), widths[-1], 1),
+        }
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        keys = [None if key is None else fold(key, "scorer", i) for i in range(2)]
+        adjacency, gcn = _loops(graph), graph.views["gcn"]
+        h = matmul(graph.views["x"], params["first"]["weight"]) + params["first"]["bias"]
+        h = dropout(h, keys[0], graph.ids, self.dropout)
+        one, two = params["gcn"]
+        h = torch.relu(matmul(gcn, h @ one["weight"]) + one["bias"])
+        h = dropout(h, keys[1], graph.ids, self.dropout)
+        h = matmul(gcn, h @ two["weight"])
+        e = torch.cat([at_columns(adjacency, h), at_rows(adjacency, h)], dim=-1)
+        mask = edge_mask(adjacency)
+        for layer in params["mlp"]:
+            e = _batch_norm(e @ layer["weight"], mask, layer)
+            e = torch.relu(e)
+        return _one_number(e, params["out"])
+
+
+def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
+    """Normalise over the graph's edges; they are all there, when training and when predicting.
+
+    With one edge, or equal ones, the variance is zero and the result is the shift alone.
+    """
+    share = mask.unsqueeze(-1) / mask.sum().clamp(min=1)
+    mean = (e * share).sum(0)
+    variance = ((e - mean) ** 2 * share).sum(0)
+    out: Tensor = (e - mean) * (variance + 1e-5).rsqrt() * layer["scale"] + layer["shift"]
+    return out
+
+
+def _one_number(e: Tensor, layer: Tree) -> Tensor:
+    out: Tensor = e @ layer["weight"] + layer["bias"]
+    return out.squeeze(-1)
+
+
+def _loops(graph: Graph) -> Sparse:
+    adjacency = graph.views["loops"]
+    assert isinstance(adjacency, Sparse)
+    return adjacency
+
+
+def _linear(key: Tensor, n_in: int, n_out: int) -> dict[str, Tensor]:
+    return {
+        "weight": kaiming(fold(key, "weight"), n_in, n_out),
+        "bias": kaiming_bias(fold(key, "bias"), n_in, n_out),
+    }
