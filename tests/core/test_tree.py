@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -103,8 +103,9 @@ def test_tree_map_refuses_trees_of_different_structure():
 
 
 tensors = st.builds(
-    lambda shape, whole: torch.arange(int(torch.tensor([*shape, 1]).prod())).reshape(shape)
-    + (0 if whole else 0.5),
+    lambda shape, whole: (
+        torch.arange(int(torch.tensor([*shape, 1]).prod())).reshape(shape) + (0 if whole else 0.5)
+    ),
     st.lists(st.integers(0, 3), max_size=3).map(tuple),
     st.booleans(),
 )
@@ -121,6 +122,7 @@ trees = st.recursive(
 
 
 @given(trees, st.integers(1, 4))
+@settings(max_examples=50, deadline=None)
 def test_stack_and_unstack_undo_each_other(tree, size):
     many = [tree_map(lambda leaf, k=k: leaf + k, tree) for k in range(size)]
     for one, back in zip(many, unstack(stack(many), size), strict=True):
@@ -128,6 +130,7 @@ def test_stack_and_unstack_undo_each_other(tree, size):
 
 
 @given(trees, st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=50, deadline=None)
 def test_concat_joins_stacks(tree, first, second):
     many = [tree_map(lambda leaf, k=k: leaf + k, tree) for k in range(first + second)]
     assert_equal(concat([stack(many[:first]), stack(many[first:])]), stack(many))

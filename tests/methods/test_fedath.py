@@ -9,8 +9,7 @@ from atoll.core.random import make_key
 from atoll.core.tree import leaves
 from atoll.methods.fedath import FedATH, hsic, negative_entropy
 from atoll.nn import GCN, SGC
-from atoll.nn.edges import EdgeGNN, weighted_adjacency
-from atoll.nn.ops import matmul
+from atoll.nn.edges import EdgeGNN, weighted_gcn
 from atoll.nn.views import loop_adjacency
 from atoll.testing import check_method, double_precision, small_federation
 
@@ -64,7 +63,7 @@ def test_negative_entropy_of_certain_logits_is_finite():
     assert torch.isfinite(logits.grad).all()
 
 
-def test_weighted_adjacency():
+def test_weighted_propagation():
     source = torch.tensor([0, 1, 1, 2, 2, 3])
     target = torch.tensor([1, 0, 2, 1, 3, 2])
     weight = {(0, 1): 0.9, (1, 0): 0.8, (1, 2): 0.5, (2, 1): 0.4, (2, 3): 0.2, (3, 2): 0.6}
@@ -74,11 +73,11 @@ def test_weighted_adjacency():
     loops = loop_adjacency(graph)
     pairs = zip(loops.columns.tolist(), loops.rows.tolist(), strict=True)
     values = torch.tensor([weight.get(pair, 0.123) for pair in pairs])  # a loop's is not used
-    adjacency = weighted_adjacency(loops, values)
+    propagate = weighted_gcn(loops, values)
     x = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
     expected = torch.tensor([[1.341913], [1.857910], [3.395445], [3.711298]])
-    assert torch.allclose(matmul(adjacency, x), expected, atol=1e-6)
-    dense = adjacency.to_dense()
+    assert torch.allclose(propagate(x), expected, atol=1e-6)
+    dense = propagate(torch.eye(4))
     assert dense[0, 1].item() == pytest.approx(0.393179, abs=1e-6)
     assert dense[1, 0].item() == pytest.approx(0.442326, abs=1e-6)
 
@@ -122,13 +121,11 @@ def test_hsic_reaches_evaluator_through_the_causal_branch_only():
     # Holding the biased network's output fixed by hand must give the evaluator the same gradient.
     weight = method.edge_weights(networks, graph)
     loops = graph.views["loops"]
-    biased = method.gcn.on(
-        weighted_adjacency(loops, 1 - weight), networks["biased"], graph
-    ).detach()
+    biased = method.gcn.on(weighted_gcn(loops, 1 - weight), networks["biased"], graph).detach()
 
     def by_hand(evaluator):
         own = method.edge_weights({"evaluator": evaluator}, graph)
-        causal = method.gcn.on(weighted_adjacency(loops, own), networks["causal"], graph)
+        causal = method.gcn.on(weighted_gcn(loops, own), networks["causal"], graph)
         log_p = torch.log_softmax(causal, -1).gather(-1, graph.y[:, None])[:, 0]
         ce = -(log_p * graph.train).sum() / graph.train.sum()
         return ce + method.lam * hsic(causal, biased, graph.real, method.hsic)

@@ -32,7 +32,8 @@ def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
     if not leaf.is_floating_point():
         # Weights turned into whole numbers would all be zero.
         raise TypeError(f"only floating-point tensors can be averaged, not {leaf.dtype}")
-    return (weight @ leaf.flatten(1)).reshape(*weight.shape[:-1], *leaf.shape[1:])
+    flat = leaf.reshape(leaf.shape[0], leaf.shape[1:].numel())
+    return (weight @ flat).reshape((*weight.shape[:-1], *leaf.shape[1:]))
 
 
 def put(stacked: T, positions: Tensor, rows: T) -> T:

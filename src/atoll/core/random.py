@@ -56,8 +56,8 @@ def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.floa
     rows = torch.arange(math.prod(shape[:-1]) if shape else 1, device=key.device, dtype=torch.int32)
     bits = random_bits(key, rows, width)
     # The half step keeps zero out; float32 rounds it up to one at the very top, hence the clamp.
-    steps = (((bits >> 8) + 2**23).to(dtype) + 0.5).mul_(2.0**-24)
-    return steps.clamp_(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
+    steps = (((bits >> 8) + 2**23).to(dtype) + 0.5).mul(2.0**-24)
+    return steps.clamp(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:

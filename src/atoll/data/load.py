@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import ConfigError, unknown
-from atoll.data.datasets import DATASETS, load_dataset
+from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.data.datasets import DATASETS, dataset_info, is_present, load_dataset
 from atoll.data.own import OwnOptions, load_own
 from atoll.data.source import GraphSet, Source
 from atoll.data.synthetic import make_lagoon, parse_lagoon
@@ -33,15 +34,47 @@ def load(
         schema: Column roles for the user's own tables.
         own: What to do with what is found in the user's own data: fields of `OwnOptions`.
     """
+    if not is_own(name) and (schema is not None or own):
+        given = "--schema" if schema is not None else "--own"
+        raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; leave it out")
     if name == "lagoon" or name.startswith("lagoon:"):
         return make_lagoon(parse_lagoon(name), clients, seed), []
-    path = Path(name).expanduser()
-    if path.exists() or "/" in name or path.suffix:
-        source, report = load_own(path, schema, own_options(own or {}))
+    if is_own(name):
+        source, report = load_own(Path(name).expanduser(), schema, own_options(own or {}))
         return source, list(report.messages)
-    if name.lower().startswith("tu:") or name.lower() in {key.lower() for key in DATASETS}:
-        return load_dataset(name, root), []
-    raise unknown("data set", name, [*DATASETS, "lagoon"])
+    if not _is_public(name):
+        raise _no_such_data(name)
+    info = dataset_info(name)
+    if root is not None and not is_present(name, root):
+        raise DataError(
+            f"data set '{info.name}' is not in {root}; get it with: "
+            f"atoll data fetch {info.name} --data-root {root}"
+        )
+    return load_dataset(name, root), []
+
+
+def is_own(name: str) -> bool:
+    """Whether a name of data means the user's own files."""
+    if name.partition(":")[0] == "lagoon":
+        return False
+    path = Path(name).expanduser()
+    # A folder that happens to be called like a public set does not hide it.
+    return "/" in name or bool(path.suffix) or (not _is_public(name) and path.exists())
+
+
+def _is_public(name: str) -> bool:
+    return name.lower().startswith("tu:") or name.lower() in {key.lower() for key in DATASETS}
+
+
+def _no_such_data(name: str) -> ConfigError:
+    names = {key.lower(): key for key in (*DATASETS, "lagoon")}
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean '{names[near[0]]}'?"
+        if near
+        else "`atoll datasets` lists the names, and a graph of your own is given by its path"
+    )
+    return ConfigError(f"unknown data set '{name}'; {hint}")
 
 
 def own_options(given: Mapping[str, Any]) -> OwnOptions:

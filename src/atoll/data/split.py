@@ -22,6 +22,7 @@ import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.partition.checks import check_seed, check_whole
+from atoll.data.recipe import parse_recipe
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
 
 Ratios = tuple[float, float, float]
@@ -44,7 +45,7 @@ def split(
     Args:
         source: The graph or the set of graphs that was divided.
         parts: Ids of each client, as in `Partition.parts`.
-        recipe: A name of `SPLITS`.
+        recipe: A name of `SPLITS`, with options if need be ("stratified:ratios=0.1/0.4/0.5").
         seed: Seed of the recipe's own generator.
         ratios: Train, validation and test shares; None is 20/40/40 for the nodes of a graph and
             80/10/10 for graphs.
@@ -53,6 +54,9 @@ def split(
     Returns:
         For each client int8 roles (TRAIN, VAL, TEST, UNUSED), in the order of its ids.
     """
+    recipe, named = parse_recipe(recipe)
+    ratios = named.pop("ratios", ratios)
+    options = {**named, **options}
     if recipe not in SPLITS:
         raise unknown("split", recipe, SPLITS)
     function = SPLITS[recipe]

@@ -50,12 +50,17 @@ class Lagoon:
     def __post_init__(self) -> None:
         for name in ("homophily", "label_skew", "topology_skew", "feature_noise", "own_library"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"lagoon: {name} is {getattr(self, name)}; it lies in 0 to 1")
+                raise ConfigError(
+                    f"lagoon: {name} is {getattr(self, name)}; give a number from 0 to 1"
+                )
         for name in ("nodes", "classes", "words", "words_per_node"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"lagoon: {name} is {getattr(self, name)}; it must be positive")
-        if not self.degree > 0:
-            raise ConfigError(f"lagoon: degree is {self.degree}; it must be positive")
+                raise ConfigError(f"lagoon: {name} is {getattr(self, name)}; give at least 1")
+        if not 0 < self.degree < self.nodes:
+            raise ConfigError(
+                f"lagoon: degree is {self.degree}; give a number above 0 and below the "
+                f"{self.nodes} nodes"
+            )
 
 
 def parse_lagoon(text: str) -> Lagoon:
@@ -69,8 +74,8 @@ def parse_lagoon(text: str) -> Lagoon:
         try:
             knobs[name] = kinds[name](value)
         except ValueError:
-            kind = kinds[name].__name__
-            raise ConfigError(f"lagoon: {name} cannot be '{value}'; it is a {kind}") from None
+            kind = "a whole number" if kinds[name] is int else "a number"
+            raise ConfigError(f"lagoon: {name} cannot be '{value}'; it takes {kind}") from None
     return Lagoon(**knobs)
 
 

@@ -39,7 +39,7 @@ from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, record
-from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_adjacency
+from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
 from atoll.nn.gcn import GCN
 
 SHARED = {
@@ -132,9 +132,7 @@ class FedATH(Method):
         networks = message if state is None else {**state.networks, **message}
         # A client that never trained has no evaluator yet: it uses every edge.
         weight = self.edge_weights(networks, graph, key)
-        return self.gcn.on(
-            weighted_adjacency(_loops(graph), weight), networks["causal"], graph, key
-        )
+        return self.gcn.on(weighted_gcn(_loops(graph), weight), networks["causal"], graph, key)
 
     @client_step
     def train(
@@ -160,8 +158,8 @@ class FedATH(Method):
         """
         loops = _loops(graph)
         weight = self.edge_weights(networks, graph, key)
-        causal = self.gcn.on(weighted_adjacency(loops, weight), networks["causal"], graph, key)
-        rest = weighted_adjacency(loops, 1 - weight.detach())
+        causal = self.gcn.on(weighted_gcn(loops, weight), networks["causal"], graph, key)
+        rest = weighted_gcn(loops, 1 - weight.detach())
         noise = None if key is None else fold(key, "biased")
         biased = self.gcn.on(rest, networks["biased"], graph, noise)
         total = cross_entropy(causal, graph)

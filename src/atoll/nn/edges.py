@@ -10,7 +10,7 @@ Shapes: E entries, scores (E,).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,19 +31,19 @@ def edge_mask(adjacency: Sparse) -> Tensor:
     return real.to(adjacency.values.dtype)
 
 
-def weighted_adjacency(adjacency: Sparse, weight: Tensor) -> Sparse:
-    """D^-1/2 (A∘w + I) D^-1/2 with D_i = 1 + Σ_j w_ij; gradients flow through D too.
+def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Multiplication by D^-1/2 (A∘w + I) D^-1/2 with D_i = 1 + Σ_j w_ij; gradients flow through D.
 
     Args:
         adjacency: The view `loops`, A + I.
         weight: One number per entry, (E,); self-loops keep weight one.
     """
     edge = edge_mask(adjacency)
-    weight = edge * weight + (1 - edge)
-    weight = torch.where(adjacency.values != 0, weight, torch.zeros_like(weight))
+    weight = torch.where(adjacency.values != 0, edge * weight + (1 - edge), 0.0)
+    matrix = with_values(adjacency, weight)
     scale = row_sum(adjacency, weight.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
-    both = at_rows(adjacency, scale) * at_columns(adjacency, scale)
-    return with_values(adjacency, weight * both.squeeze(-1))
+    # Scaling the nodes before and after is cheaper than scaling every entry.
+    return lambda h: scale * matmul(matrix, scale * h)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse, View
+from atoll.core.graph import Graph, View
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -46,20 +46,25 @@ class GCN:
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         first = matmul(graph.views["gcn_x"], params[0]["weight"])
-        return self._rest(params, first, graph.views["gcn"], graph, key)
+        adjacency = graph.views["gcn"]
+        return self._rest(params, first, lambda h: matmul(adjacency, h), graph, key)
 
     def on(
-        self, adjacency: Tensor | Sparse, params: Tree, graph: Graph, key: Tensor | None = None
+        self,
+        propagate: Callable[[Tensor], Tensor],
+        params: Tree,
+        graph: Graph,
+        key: Tensor | None = None,
     ) -> Tensor:
-        """Logits with another propagation matrix, one that may be learned (view `x`)."""
-        first = matmul(adjacency, matmul(graph.views["x"], params[0]["weight"]))
-        return self._rest(params, first, adjacency, graph, key)
+        """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
+        first = propagate(matmul(graph.views["x"], params[0]["weight"]))
+        return self._rest(params, first, propagate, graph, key)
 
     def _rest(
         self,
         params: Tree,
         first: Tensor,
-        adjacency: Tensor | Sparse,
+        propagate: Callable[[Tensor], Tensor],
         graph: Graph,
         key: Tensor | None,
     ) -> Tensor:
@@ -67,5 +72,5 @@ class GCN:
         for number, layer in enumerate(params[1:], start=1):
             noise = None if key is None else fold(key, "dropout", number)
             h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
-            h = matmul(adjacency, h @ layer["weight"]) + layer["bias"]
+            h = propagate(h @ layer["weight"]) + layer["bias"]
         return h

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -45,7 +47,26 @@ def method_page(name: str) -> RenderableType:
     page.add_row("net", "gcn", f"one of {', '.join(NETS)}")
     page.add_row("optimizer", "adam", f"one of {', '.join(OPTIMIZERS)}")
     words = inspect.getdoc(sys.modules[cls.__module__]) or ""
-    return Group(Text(words), Text(f"\nPaper: {cls.paper}\n"), page)
+    return Group(Text(_unwrapped(words)), Text(f"\nPaper: {cls.paper}\n"), page)
+
+
+SOURCE_WIDTH = 100
+"""How wide the lines of a docstring may be."""
+
+
+def _unwrapped(words: str) -> str:
+    """A docstring without the line breaks that only keep source lines short."""
+    lines: list[str] = []
+    last = ""
+    for line in words.splitlines():
+        first_word = re.match(r"\S*", line)
+        full = len(last) + 1 + len(first_word[0] if first_word else "") > SOURCE_WIDTH - 4
+        if first_word and first_word[0] and full and not last.startswith(" "):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+        last = line
+    return "\n".join(lines)
 
 
 def _first_line(cls: type[Any]) -> str:
@@ -66,49 +87,52 @@ def dataset_table(root: str | Path | None) -> Table:
     """Every data set with its published size and whether it is here."""
     base = data_root(root)
     table = Table(title="Data sets", title_justify="left", caption_justify="left",
-                  caption=f"looked for in {base}; get one with: atoll data fetch NAME")  # fmt: skip
-    for column in (
-        "name",
-        "task",
-        "graphs",
-        "nodes",
-        "edges",
-        "features",
-        "classes",
-        "metric",
-        "here",
-    ):
-        table.add_column(column, justify="right" if column in _COUNTED else "left")
-    table.add_row("lagoon", "node", "1", str(Lagoon.nodes), "", str(Lagoon.words),
-                  str(Lagoon.classes), "accuracy", "built in")  # fmt: skip
+                  caption=f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME",
+                  box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # fmt: skip
+    for column in ("name", "task", *_COUNTED, "here"):
+        right = column in _COUNTED
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    table.add_row("lagoon", "node", "1", f"{Lagoon.nodes:,}", "", str(Lagoon.words),
+                  str(Lagoon.classes), "yes")  # fmt: skip
     for name, info in DATASETS.items():
         counts = (info.graphs, info.nodes, info.edges, info.features, info.classes)
         numbers = ["" if n is None else f"{n:,}" for n in counts]
-        table.add_row(
-            name, info.task, *numbers, info.metric, "yes" if is_present(name, base) else ""
-        )
+        table.add_row(name, info.task, *numbers, "yes" if is_present(name, base) else "")
     return table
 
 
 _COUNTED = ("graphs", "nodes", "edges", "features", "classes")
 
 
+def _lagoon_page() -> Table:
+    table = Table(
+        title="lagoon: the built-in generator, owners' parts of one citation-like graph",
+        caption="Change some with, for example: --data lagoon:nodes=5000,homophily=0.3",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for column in ("knob", "default", "what it is"):
+        table.add_column(column)
+    about = dict(re.findall(r"^ +(\w+): (.*)$", inspect.getdoc(Lagoon) or "", re.MULTILINE))
+    for f in fields(Lagoon):
+        table.add_row(f.name, str(f.default), about[f.name])
+    return table
+
+
 def dataset_page(name: str, root: str | Path | None) -> Table:
     """One data set: size, source, licence, and where it is looked for."""
-    table = Table(title=name, title_justify="left", show_header=False)
-    if name.partition(":")[0] == "lagoon":
-        table.add_row("what", "the built-in generator: owners' parts of one citation-like graph")
-        for key, default in _defaults(Lagoon):
-            table.add_row(key, f"{default}   (--data lagoon:{key}=...)")
-        return table
+    if name.partition(":")[0].lower() == "lagoon":
+        return _lagoon_page()
     info, base = dataset_info(name), data_root(root)
+    elsewhere = "" if root is None else f" --data-root {root}"
+    table = Table(title=info.name, title_justify="left", show_header=False)
     here = is_present(name, base)
     rows: dict[str, Any] = {
         "task": f"{info.task} classification", "graphs": info.graphs, "nodes": info.nodes,
         "edges (directed)": info.edges, "features": info.features, "classes": info.classes,
         "metric": info.metric, "source": info.origin, "licence": info.licence,
         "looked for in": base / info.home,
-        "present": "yes" if here else f"no; get it with: atoll data fetch {info.name}",
+        "present": "yes" if here else f"no; get it with: atoll data fetch {info.name}{elsewhere}",
     }  # fmt: skip
     if here:
         source = load_dataset(name, base)

@@ -8,6 +8,7 @@ defaults.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -21,7 +22,11 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.core.optim import OPTIMIZERS
 from atoll.data.federate import DEGENERATE
+from atoll.data.load import is_own
+from atoll.data.partition import PARTITIONS
+from atoll.data.schema import OWNERS
 from atoll.data.source import Source
+from atoll.data.split import SPLITS
 from atoll.methods import method_class
 from atoll.nn import NETS
 from atoll.study.experiment import SCORED
@@ -31,7 +36,10 @@ Value = bool | int | float | str
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run's numbers, and where it runs. None: the protocol decides."""
+    """Everything that decides a run's numbers, and where it runs. None: the protocol decides.
+
+    `objects` names what Python gave as an object ("method", "data"), which no file can hold.
+    """
 
     method: str = "fedavg"
     data: str = "lagoon"
@@ -55,6 +63,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data_root: str | None = None
     schema: str | None = None
     own: dict[str, Value] = {}
+    objects: tuple[str, ...] = ()
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -71,7 +80,10 @@ def read_config(path: Path) -> dict[str, Any]:
     for key in raw:
         if key not in known:
             raise unknown(f"key in {path}", key, known)
-    make_config(**raw)
+    try:
+        make_config(**raw)
+    except ConfigError as error:
+        raise ConfigError(f"configuration file {path}: {error}") from error
     return raw
 
 
@@ -84,7 +96,7 @@ def make_config(**given: Any) -> RunConfig:
     try:
         config: RunConfig = msgspec.convert(given, RunConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the configuration cannot be used: {error}") from error
+        raise ConfigError(_wrong_type(str(error), given)) from error
     for name in ("clients", "rounds", "epochs", "seeds"):
         number = getattr(config, name)
         if number is not None and number < 1:
@@ -98,57 +110,107 @@ def make_config(**given: Any) -> RunConfig:
     return config
 
 
-def write_config(config: RunConfig, path: Path) -> None:
-    """Save a configuration as TOML; what is None is left out."""
-    path.write_text(config_text(config))
+def _wrong_type(problem: str, given: Mapping[str, Any]) -> str:
+    """What msgspec says, "Expected `int | null`, got `str` - at `$.rounds`" in our words."""
+    found = re.search(r"Expected `([^`]*)`.* at `\$\.(\w+)", problem)
+    if found is None:
+        return f"the configuration cannot be used: {problem}"
+    kinds = found[1].removesuffix(" | null").split(" | ")
+    wanted = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
+    return f"{found[2]} cannot be {given[found[2]]!r}; it takes {wanted}"
+
+
+_WORDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text",
+    "object": "a table of keys and values", "array": "a list",
+}  # fmt: skip
 
 
 def config_text(config: RunConfig) -> str:
-    """A configuration as TOML."""
+    """A configuration as TOML; what is None is left out."""
     plain = {k: v for k, v in msgspec.to_builtins(config).items() if v is not None}
     return tomli_w.dumps(plain)
 
 
 def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
     """Fill in what the protocol and the kind of data decide; check every name."""
-    method_class(config.method)
     rules = protocol(config.protocol)
+    settings = {} if "method" in config.objects else {**rules.settings, **config.set}
+    epochs = _epochs(config, settings) or rules.epochs
+    built_in = config.data.partition(":")[0] == "lagoon"
+    partition = config.partition or ("column:owner" if built_in else rules.partition)
+    by_column = partition.startswith("column:") and not built_in
+    filled = msgspec.structs.replace(
+        config,
+        method=config.method.lower(),
+        clients=config.clients if by_column else config.clients or rules.clients,
+        partition=partition,
+        split=config.split or rules.split,
+        ratios=config.ratios or rules.ratios,
+        rounds=config.rounds or rules.rounds,
+        epochs=None if "method" in config.objects else epochs,
+        evaluate=config.evaluate or rules.evaluate,
+        set=settings,
+    )
+    _check_names(filled)
+    return _with_owner(filled), rules
+
+
+def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
+    """Local epochs have an option of their own; `--set epochs=5` means the same."""
+    if "epochs" not in settings:
+        return config.epochs
+    text = settings.pop("epochs")
+    if not re.fullmatch(r"0*[1-9]\d*", str(text)):
+        raise ConfigError(f"epochs is {text}; give a whole number of at least 1")
+    if config.epochs not in (None, int(text)):
+        raise ConfigError(
+            f"epochs is {config.epochs} by --epochs and {text} by --set; give one of the two"
+        )
+    return int(text)
+
+
+def _check_names(config: RunConfig) -> None:
+    """Every name and hyper-parameter, before data are loaded and a folder is made."""
+    assert config.partition is not None
+    assert config.split is not None
+    assert config.evaluate is not None
+    if "method" not in config.objects:
+        build_method(config, features=1, classes=2)
+    # Options may follow the name: dirichlet:alpha=0.5.
+    for kind, text, known in (
+        ("partition", config.partition, PARTITIONS),
+        ("split", config.split, SPLITS),
+    ):
+        if text.partition(":")[0] not in known:
+            raise unknown(kind, text.partition(":")[0], known)
+    if config.evaluate not in SCORED:
+        raise unknown("value of --evaluate", config.evaluate, SCORED)
     for name in config.compat:
         if name not in COMPAT:
             raise unknown("compat switch", name, COMPAT)
     for name in config.allow:
         if name not in DEGENERATE:
             raise unknown("value of --allow", name, DEGENERATE)
-    evaluate = config.evaluate or rules.evaluate
-    if evaluate not in SCORED:
-        raise unknown("value of --evaluate", evaluate, SCORED)
-    built_in = config.data.partition(":")[0] == "lagoon"
-    own = dict(config.own)
-    if config.partition and config.partition.startswith("column:") and not built_in:
-        # The column that names the owner is not a feature.
-        own.setdefault("owner", config.partition.partition(":")[2])
-    partition = config.partition or ("column:owner" if built_in else rules.partition)
-    by_column = partition.startswith("column:") and not built_in
-    filled = msgspec.structs.replace(
-        config,
-        clients=config.clients if by_column else config.clients or rules.clients,
-        partition=partition,
-        split=config.split or rules.split,
-        ratios=config.ratios or rules.ratios,
-        rounds=config.rounds or rules.rounds,
-        epochs=config.epochs or rules.epochs,
-        evaluate=evaluate,
-        set={**rules.settings, **config.set},
-        own=own,
-    )
-    return filled, rules
 
 
-def with_own_partition(config: RunConfig, source: Source, asked: str | None) -> RunConfig:
+def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> RunConfig:
     """A user's own graph that names its owners is divided by them, unless asked otherwise."""
-    if asked is None and "client" in source.columns:
-        return msgspec.structs.replace(config, partition="column:client", clients=None)
-    return config
+    # Columns of a user's own graph are owners, or the ids; a public set's may be anything.
+    owners = [name for name in source.columns if name in OWNERS or is_own(config.data)]
+    owners = [name for name in ("client", *owners) if name in source.columns and name != "id"]
+    if asked.partition is not None or not owners:
+        return config
+    chosen = {"partition": f"column:{owners[0]}", "clients": asked.clients}
+    return _with_owner(msgspec.structs.replace(config, **chosen))
+
+
+def _with_owner(config: RunConfig) -> RunConfig:
+    """The column that names the owner of a user's own nodes is not a feature."""
+    column = (config.partition or "").removeprefix("column:")
+    if column == config.partition or column in ("", *OWNERS) or not is_own(config.data):
+        return config
+    return msgspec.structs.replace(config, own={"owner": column, **config.own})
 
 
 def build_method(config: RunConfig, features: int, classes: int) -> Method:
@@ -202,26 +264,27 @@ def _with(part: Any, name: str, value: Value) -> Any:
     try:
         converted = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError:
-        wanted = (
-            " or ".join(map(str, get_args(kind)))
-            if get_origin(kind) is Literal
-            else getattr(kind, "__name__", str(kind))
-        )
+        word = getattr(kind, "__name__", str(kind))
+        choices = " or ".join(map(str, get_args(kind)))
+        wanted = choices if get_origin(kind) is Literal else _WORDS.get(word, word)
         raise ConfigError(f"{name} cannot be '{value}'; it takes {wanted}") from None
     low, high, words = LIMITS.get(name, (None, None, ""))
     if isinstance(converted, int | float) and not isinstance(converted, bool):
         outside = (low is not None and converted < low) or (high is not None and converted >= high)
-        if outside or math.isnan(converted):
-            raise ConfigError(f"{name} is {converted}; {words}")
+        if outside or not math.isfinite(converted):
+            raise ConfigError(f"{name} is {converted}; {words or 'give a finite number'}")
     return replace(part, **{name: converted})  # type: ignore[type-var]  # a dataclass, see above
 
 
 LIMITS: dict[str, tuple[float | None, float | None, str]] = {
     "dropout": (0, 1, "give a number from 0 up to, not including, 1"),
     "lr": (1e-12, 1e6, "give a positive learning rate"),
-    "weight_decay": (0, None, "it cannot be negative"),
+    "weight_decay": (0, None, "give a finite number that is not negative"),
     "momentum": (0, 1, "give a number from 0 up to, not including, 1"),
-    "mu": (0, None, "it cannot be negative"),
+    "beta1": (0, 1, "give a number from 0 up to, not including, 1"),
+    "beta2": (0, 1, "give a number from 0 up to, not including, 1"),
+    "eps": (0, None, "give a finite number that is not negative"),
+    "mu": (0, None, "give a finite number that is not negative"),
     "hidden": (1, None, "give at least 1"),
     "layers": (1, None, "give at least 1"),
     "heads": (1, None, "give at least 1"),

@@ -38,6 +38,7 @@ class Protocol:
         weights: Mean over clients, one of `metrics.WEIGHTINGS`.
         select: "best-val" (mean over clients), "best-val-per-client", or "last".
         settings: Defaults of hyper-parameters, as for `--set`.
+        graphs: Whether it classifies whole graphs rather than the nodes of one.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Protocol:
     weights: str = "tests"
     select: str = "best-val"
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    graphs: bool = False
 
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -90,7 +92,7 @@ PROTOCOLS: dict[str, Protocol] = {
         "gcfl",
         "GCFL's tables: graph classification, last round, every client alike",
         prepare=(), partition="gcfl-oneds", split="gcfl", data_seed=123, clients=10, rounds=200,
-        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3},
+        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3}, graphs=True,
     ),
 }  # fmt: skip
 

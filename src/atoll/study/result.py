@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Result:
         environment: Versions and machine.
         federation: How the first seed's federation was made.
         out: Where it is saved.
+        metric: What this data set is scored by; it picks the round.
     """
 
     config: RunConfig
@@ -57,11 +59,17 @@ class Result:
     environment: Mapping[str, str] = field(default_factory=dict)
     federation: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
+    metric: str = "accuracy"
 
     @property
     def scored(self) -> str:
         """The model behind the reported numbers: "global", "personalised" or "local"."""
         return self.deployed if self.config.evaluate == "deployed" else "local"
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.seeds[0].history.nodes)
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Every reported number: mean, standard deviation and the value of each seed."""
@@ -88,7 +96,7 @@ class Result:
         """The object that `--json` prints."""
         config = self.config
         return {
-            "method": config.method, "data": config.data, "clients": self.federation.get("clients"),
+            "method": config.method, "data": config.data, "clients": self.clients,
             "partition": config.partition, "split": config.split, "protocol": config.protocol,
             "engine": self.engine, "device": self.device, "rounds": config.rounds,
             "seeds": [seed.seed for seed in self.seeds], "scored": self.scored,
@@ -96,44 +104,59 @@ class Result:
             "out": None if self.out is None else str(self.out),
         }  # fmt: skip
 
-    def save(self, out: Path) -> None:
-        """Write everything; each file appears whole or not at all."""
+    def save(self, out: str | Path) -> None:
+        """Write everything into a folder; each file appears whole or not at all."""
+        out = Path(out)
         whole = {
             **self.summary(),
+            "out": str(out),
             "weights": self.weights,
             "select": self.select,
             "environment": dict(self.environment),
             "federation": dict(self.federation),
             "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
         }
-        write_atomically(out / "config.toml", config_text(self.config).encode())
         text = json.dumps(whole, indent=2, allow_nan=False, default=str)
-        write_atomically(out / "result.json", text.encode())
-        self._write_metrics(out / "metrics.csv")
-        with (out / "ledger.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["seed", "round", "step", "client", "bytes_down", "bytes_up"])
-            writer.writerows((s.seed, *row) for s in self.seeds for row in s.ledger.rows())
+        ledger = [(s.seed, *row) for s in self.seeds for row in s.ledger.rows()]
+        files = {
+            "config.toml": config_text(self.config),
+            "metrics.csv": self._metrics_csv(),
+            "ledger.csv": _csv(_LEDGER, ledger),
+            "result.json": text,  # last: its presence says that the run is finished
+        }
+        for name, content in files.items():
+            write_atomically(out / name, content.encode())
 
-    def _write_metrics(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            names = [f"{role}_{metric}" for role in ROLES for metric in METRICS]
-            writer.writerow(["seed", "round", "client", "scored", *names])
-            for seed in self.seeds:
-                for scored in SCORED:
-                    label = self.deployed if scored == "deployed" else scored
-                    for number, table in enumerate(seed.history.scores[scored]):
-                        for client, values in enumerate(table):
-                            cells = ["" if np.isnan(v) else f"{v:.6g}" for v in values.reshape(-1)]
-                            writer.writerow([seed.seed, number, client, label, *cells])
+    def _metrics_csv(self) -> str:
+        names = [f"{role}_{metric}" for role in ROLES for metric in METRICS]
+        rows: list[list[Any]] = []
+        for seed in self.seeds:
+            for scored in SCORED:
+                label = self.deployed if scored == "deployed" else scored
+                for number, table in enumerate(seed.history.scores[scored]):
+                    for client, values in enumerate(table):
+                        cells = ["" if np.isnan(v) else f"{v:.6g}" for v in values.reshape(-1)]
+                        rows.append([seed.seed, number, client, label, *cells])
+        return _csv(["seed", "round", "client", "scored", *names], rows)
+
+
+_LEDGER = ("seed", "round", "step", "client", "bytes_down", "bytes_up")
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
     primary = rules.config.evaluate or "deployed"
     out: dict[str, float] = {}
-    by = "auc" if not np.isnan(history.array(primary, "auc", "val")).all() else "accuracy"
+    undefined = np.isnan(history.array(primary, rules.metric, "val")).all()
+    by = "accuracy" if undefined else rules.metric
     for metric in METRICS:
         for role in ("test", "val"):
             out[f"{role}_{metric}"] = selected(

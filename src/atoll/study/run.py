@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from atoll.core.method import Method
 from atoll.data.federate import federate
 from atoll.data.load import load, one_graph
 from atoll.data.prepare import PREPARATIONS
-from atoll.data.source import Source
+from atoll.data.source import GraphSet, Source
+from atoll.engines.checkpoint import write_atomically
 from atoll.study.config import (
     RunConfig,
     build_method,
@@ -35,6 +37,8 @@ from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
 
 CHECKPOINT = "checkpoint.atoll"
+SAVE_EVERY = 10.0
+"""Least seconds between two checkpoints."""
 
 
 class Stopped(Exception):
@@ -78,40 +82,64 @@ def run(
     *,
     out: str | Path | None = None,
     observer: Observer | None = None,
+    save_every: float = SAVE_EVERY,
     **options: Any,
 ) -> Result:
     """Run a method on data and return the result.
 
     Args:
-        method: A name, or a method object (then `--set` style options do not apply).
+        method: A name, or a method object, which brings its own hyper-parameters.
         data: A name or path, a `Source`, or a finished `Federation`.
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
+        save_every: Least seconds between two checkpoints.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, data_root,
             schema, own.
     """
-    named = {
-        "method": method if isinstance(method, str) else type(method).__name__.lower(),
-        "data": data if isinstance(data, str) else data.name,
-    }
-    config = make_config(**named, **options)
-    return run_config(
-        config,
-        out=None if out is None else Path(out),
-        observer=observer,
-        method=None if isinstance(method, str) else method,
-        data=None if isinstance(data, str) else data,
+    given_method = None if isinstance(method, str) else method
+    given_data = None if isinstance(data, str) else data
+    objects = {"method": given_method, "data": given_data}
+    for name in ("set", "epochs"):
+        if given_method is not None and options.get(name):
+            raise ConfigError(
+                f"a method object has its own hyper-parameters, but {name} was given beside it; "
+                f"leave {name} out, or give the method by name"
+            )
+    config = make_config(
+        method=method if isinstance(method, str) else type(method).__name__,
+        data=data if isinstance(data, str) else data.name,
+        objects=[name for name, value in objects.items() if value is not None],
+        **options,
     )
+    return run_config(
+        config, out=None if out is None else Path(out), observer=observer, method=given_method,
+        data=given_data, save_every=save_every,
+    )  # fmt: skip
 
 
-def resume(folder: str | Path, observer: Observer | None = None) -> Result:
-    """Continue a stopped run; a finished one is only read again."""
+def resume(
+    folder: str | Path,
+    observer: Observer | None = None,
+    *,
+    method: Method | None = None,
+    data: Source | Federation | None = None,
+    save_every: float = SAVE_EVERY,
+) -> Result:
+    """Continue a stopped run; a finished one is only read again.
+
+    A run that was started with a method object or a data object needs the same objects again.
+    """
     folder = Path(folder)
     if not (folder / "config.toml").exists():
-        raise ConfigError(f"{folder} holds no run to resume (it has no config.toml)")
+        raise ConfigError(
+            f"'{folder}' holds no run to resume (it has no config.toml); give the folder of a run"
+        )
     config = make_config(**read_config(folder / "config.toml"))
-    return run_config(config, out=folder, observer=observer, resuming=True)
+    return run_config(
+        config, out=folder, observer=observer, method=method, data=data, resuming=True,
+        save_every=save_every,
+    )  # fmt: skip
 
 
 def run_config(
@@ -122,27 +150,30 @@ def run_config(
     method: Method | None = None,
     data: Source | Federation | None = None,
     resuming: bool = False,
+    save_every: float = SAVE_EVERY,
 ) -> Result:
     """Run every seed of a configuration."""
     began = time.perf_counter()
     observer = observer or Silent()
     tune_process()
-    asked_partition = config.partition
-    config, rules = resolve(config)
+    _check_objects(config, method, data)
+    asked, (config, rules) = config, resolve(config)
     engine, why = choose_engine(config.engine)
     device = choose_device(config.device)
+    if not 0 <= save_every < math.inf:
+        raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
     if out is not None:
-        claim_folder(out, resuming=resuming)
+        check_folder(out, resuming=resuming)
     seeds: list[SeedResult] = []
     setup = 0.0
     about: Any = {}
     for number in range(config.seed, config.seed + config.seeds):
-        federation, notes, config = make_federation(config, rules, number, data, asked_partition)
+        federation, notes, config = make_federation(config, rules, number, data, asked)
         if not seeds:
             about = federation.about
-            fingerprint = name_configuration(config)
+            fingerprint = name_configuration(config, method, data)
             if out is not None:
-                (out / "config.toml").write_text(config_text(config))
+                write_atomically(out / "config.toml", config_text(config).encode())
             observer.begin(config, engine, why, notes)
         chosen = method or build_method(config, federation.features, federation.classes)
         experiment = Experiment(
@@ -150,25 +181,45 @@ def run_config(
             seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
         )  # fmt: skip
         setup += time.perf_counter() - began
-        seeds.append(_one_seed(experiment, number, fingerprint, out, observer))
+        seeds.append(_one_seed(experiment, number, fingerprint, out, observer, save_every))
         began = time.perf_counter()
     result = Result(
         config, tuple(seeds), type(chosen).deployed, rules.weights, rules.select, engine,
-        device.type, setup, environment(), about, out,
+        device.type, setup, environment(), about, out, federation.metric,
     )  # fmt: skip
     if out is not None:
         result.save(out)
     return result
 
 
+def _check_objects(
+    config: RunConfig, method: Method | None, data: Source | Federation | None
+) -> None:
+    """A file cannot hold Python objects; what was run with some needs them again."""
+    given = {"method": method, "data": data}
+    lacking = [name for name in config.objects if given.get(name) is None]
+    if lacking:
+        words = " and ".join(lacking)
+        hints = ", ".join(f"{name}=..." for name in lacking)
+        raise ConfigError(
+            f"this run was started in Python with an own {words} object, which its configuration "
+            f"cannot hold; continue it in Python with atoll.resume(folder, {hints})"
+        )
+
+
 def _one_seed(
-    experiment: Experiment, seed: int, fingerprint: str, out: Path | None, observer: Observer
+    experiment: Experiment,
+    seed: int,
+    fingerprint: str,
+    out: Path | None,
+    observer: Observer,
+    save_every: float,
 ) -> SeedResult:
     path = None if out is None else out / f"seed-{seed}" / CHECKPOINT
     report: Callable[[History], None] = lambda history: observer.round(seed, history)  # noqa: E731
     finished = experiment.run(
-        checkpoint=path, fingerprint=f"{fingerprint}/{seed}", on_round=report,
-        should_stop=observer.should_stop,
+        checkpoint=path, fingerprint=f"{fingerprint}/{seed}", every_seconds=save_every,
+        on_round=report, should_stop=observer.should_stop,
     )  # fmt: skip
     if not finished.finished:
         raise Stopped(out, seed, finished.history.rounds)
@@ -180,22 +231,35 @@ def make_federation(
     rules: Protocol,
     seed: int,
     data: Source | Federation | None,
-    asked_partition: str | None,
+    asked: RunConfig,
 ) -> tuple[Federation, list[str], RunConfig]:
-    """The federation of one seed, what the loader has to say, and the completed configuration."""
+    """The federation of one seed, what the loader has to say, and the completed configuration.
+
+    Args:
+        config: Resolved.
+        rules: Its protocol.
+        seed: The run's seed.
+        data: What Python gave in place of a name.
+        asked: The configuration before it was resolved.
+    """
     if isinstance(data, Federation):
-        return data, [], config
+        made = {key: data.about.get(key, "given") for key in ("partition", "split")}
+        return data, [], msgspec.structs.replace(config, clients=len(data), ratios=None, **made)
     data_seed = seed if rules.data_seed is None else rules.data_seed
     notes: list[str] = []
-    if data is None:
+    loaded: Source | GraphSet | None = data
+    if loaded is None:
         loaded, notes = load(
             config.data, clients=config.clients or rules.clients, seed=data_seed,
             root=config.data_root, schema=config.schema, own=config.own,
         )  # fmt: skip
-        source = one_graph(loaded)
-    else:
-        source = data
-    config = with_own_partition(config, source, asked_partition)
+    source = one_graph(loaded)
+    if rules.graphs:
+        raise ConfigError(
+            f"protocol '{rules.name}' is for sets of graphs, but '{source.name}' is one graph; "
+            "choose another protocol"
+        )
+    config = with_own_partition(config, source, asked)
     for name in rules.prepare:
         source = PREPARATIONS[name](source)
     federation = federate(
@@ -205,22 +269,40 @@ def make_federation(
     return federation, notes, config
 
 
-def name_configuration(config: RunConfig) -> str:
+def name_configuration(
+    config: RunConfig, method: Method | None = None, data: Source | Federation | None = None
+) -> str:
     """A short name of everything that decides the numbers, for checkpoints."""
     # Where a run happens does not change it (engines agree only to rounding, so they are named).
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
-    return hashlib.sha256(config_text(plain).encode()).hexdigest()[:16]
+    text = config_text(plain)
+    if method is not None:
+        text += repr(method)
+    if isinstance(data, Federation):
+        text += str([(g.num_nodes, g.edges.shape[1], g.num_features) for g in data.graphs])
+    elif data is not None:
+        text += str((data.x.shape, data.edges.shape, data.classes))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def claim_folder(out: Path, *, resuming: bool) -> None:
-    """Make sure that the folder can be written and that nothing in it would be lost."""
-    if (out / "config.toml").exists() and not resuming:
-        raise ConfigError(
-            f"{out} already holds a run; continue it with --resume {out}, or choose another --out"
-        )
+def check_folder(out: Path, *, resuming: bool) -> None:
+    """Make sure that the folder can be made and written, and that nothing in it would be lost."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        if (out / "config.toml").exists() and not resuming:
+            raise ConfigError(
+                f"'{out}' already holds a run; continue it with --resume {out}, or choose another "
+                "--out"
+            )
+        # It is made when there is something to put in: a refused run leaves no folder behind.
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"output folder {out} cannot be made: {error}") from error
-    if not os.access(out, os.W_OK):
-        raise ConfigError(f"output folder {out} cannot be written; choose another --out")
+        raise ConfigError(f"output folder '{out}' is not possible ({error})") from error
+    if not there.is_dir():
+        raise ConfigError(
+            f"output folder '{out}' cannot be made: '{there}' is a file; choose another --out"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"output folder '{out}' cannot be written: no permission for '{there}'; choose another "
+            "--out"
+        )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from atoll.study.config import RunConfig
 from atoll.study.experiment import History
@@ -38,7 +40,9 @@ class Watcher:
         )  # fmt: skip
 
     def __enter__(self) -> Watcher:
-        self.previous = signal.signal(signal.SIGINT, self._interrupted)
+        self.previous = signal.getsignal(signal.SIGINT)
+        if self._hears_signals:
+            signal.signal(signal.SIGINT, self._interrupted)
         self.progress.start()
         return self
 
@@ -49,7 +53,13 @@ class Watcher:
         trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
-        signal.signal(signal.SIGINT, self.previous)
+        if self._hears_signals:
+            signal.signal(signal.SIGINT, self.previous)
+
+    @property
+    def _hears_signals(self) -> bool:
+        # Python takes signals in the main thread alone; elsewhere a run goes on without.
+        return threading.current_thread() is threading.main_thread()
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:
@@ -61,8 +71,9 @@ class Watcher:
         self.config = config
         if not self.quiet:
             for note in notes:
-                self.console.print(f"[dim]{note}[/dim]")
-            self.console.print(f"[dim]engine {engine}: {why}[/dim]")
+                self.console.print(Text(note, style="dim"))
+            if not self.label:
+                self.console.print(f"[dim]engine {engine}: {why}[/dim]")
         total = (config.rounds or 0) * config.seeds
         name = self.label or config.method
         self.task = self.progress.add_task(name, total=total, score="")
@@ -73,37 +84,50 @@ class Watcher:
         scored = self.config.evaluate or "deployed"
         validation = history.scores[scored][-1][:, 1, 0]
         value = float(mean_over_clients(validation, history.counts[:, 1]))
-        score = f"seed {seed}  validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
-        self.progress.update(self.task, advance=1, score=score)
+        score = f"seed {seed}, validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
         rounds = self.config.rounds or 1
+        done = (seed - self.config.seed) * rounds + history.rounds
+        self.progress.update(self.task, completed=done, score=score)
         # Where no bar can be drawn, a line now and then still shows that something happens.
         if self.progress.disable and not self.quiet and history.rounds % max(1, rounds // 4) == 0:
             spent = time.monotonic() - self.began
             self.console.print(
-                f"{self.label or self.config.method}: round {history.rounds}/{rounds}, {score}, "
-                f"{spent:.1f} s"
+                f"{(self.label or self.config.method).strip()}: round {history.rounds}/{rounds}, "
+                f"{score}, {spent:.1f} s"
             )
 
     def should_stop(self) -> bool:
         return self.stopping
 
 
-def result_table(results: list[Result]) -> Table:
+def result_table(results: list[Result]) -> Group:
     """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
     first = results[0]
     config = first.config
     picked = {"best-val": "at the best mean validation round", "last": "after the last round"}
     how = picked.get(first.select, "at each client's best validation round")
-    table = Table(
-        title=f"{config.data}, {first.federation.get('clients')} clients, {config.partition}, "
-        f"{config.rounds} rounds, {config.seeds} seed(s), protocol {config.protocol}",
-        caption=f"Test nodes, in percent, {how}; mean ± standard deviation over seeds. "
-        "scored: the model behind accuracy; local: the client's own model right after training.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    several = config.seeds > 1
+    title = (
+        f"{config.data}, {_count(first.clients, 'client')}, {config.partition}, "
+        f"{_count(config.rounds or 0, 'round')}, {_count(config.seeds, 'seed')}, "
+        f"protocol {config.protocol}"
     )
+    caption = (
+        f"Test nodes, in percent, {how}"
+        + ("; mean ± standard deviation over seeds. " if several else ". ")
+        + "scored: the model behind accuracy and F1; local: the client's own model right after "
+        "training."
+    )
+    table = _result_rows(results)
+    return Group(Text(title, style="bold"), Text(), table, Text(), Text(caption, style="dim"))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _result_rows(results: list[Result]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     auc = any("test_auc" in r.metrics() for r in results)
     names = ["method", "scored", "accuracy", "local", "macro F1", *(["AUC"] if auc else [])]
     for name in [*names, "MB/round", "s/round"]:

@@ -23,6 +23,7 @@ from atoll.data.partition.metis import metis, metis_overlap, metis_recursive
 from atoll.data.partition.plain import column, random
 from atoll.data.partition.plus import louvain_plus, metis_plus
 from atoll.data.partition.skew import dirichlet, feature_skew, topology_skew
+from atoll.data.recipe import parse_recipe
 from atoll.data.source import GraphSet, Source
 
 __all__ = [
@@ -109,7 +110,8 @@ def divide(
 
     Args:
         source: One graph or one set of graphs.
-        recipe: A name of `PARTITIONS`, or "column:NAME" to follow a node column.
+        recipe: A name of `PARTITIONS`, with options if need be ("dirichlet:alpha=0.5"), or
+            "column:NAME" to follow a node column.
         clients: Number of clients; may be left out for "column:NAME" alone.
         seed: Seed of the recipe's own generator, 0 to 2**32 - 1.
         **options: The recipe's keyword-only arguments.
@@ -117,11 +119,12 @@ def divide(
     Returns:
         The partition; no client is empty.
     """
-    name, colon, argument = recipe.partition(":")
-    if colon and name != "column":
-        raise unknown("partition", recipe, PARTITIONS)
+    if recipe.startswith("column:"):
+        name, given = "column", {**options, "name": recipe.partition(":")[2]}
+    else:
+        name, named = parse_recipe(recipe)
+        given = {**named, **options}
     function = _recipe_for(source, name)
-    given = {**options, "name": argument} if colon else options
     settings = _with_defaults(name, function, given)
     check_seed(seed)
     if name != "column":

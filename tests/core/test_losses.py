@@ -1,0 +1,69 @@
+"""Losses: means over masks, against torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import grad
+from torch.nn import functional
+
+from atoll.core.graph import Graph, make_graph
+from atoll.core.losses import cross_entropy, masked_mean, sq_distance
+
+
+def labelled(train: list[int]) -> Graph:
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    y = torch.tensor([0, 2, 1, 2])
+    return make_graph(torch.zeros(4, 1), edges, y, train=torch.tensor(train))
+
+
+def logits() -> torch.Tensor:
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_masked_mean_by_hand():
+    values = torch.tensor([1.0, 5.0, 9.0])
+    assert float(masked_mean(values, torch.tensor([1.0, 0.0, 1.0]))) == 5
+    assert float(masked_mean(values, torch.zeros(3))) == 0
+
+
+def test_cross_entropy_equals_torch_on_the_training_nodes():
+    out, graph = logits(), labelled([1, 0, 1, 1])
+    chosen = torch.tensor([0, 2, 3])
+    expected = functional.cross_entropy(out[chosen], graph.y[chosen])
+    torch.testing.assert_close(cross_entropy(out, graph), expected)
+
+
+def test_nodes_outside_the_mask_have_no_gradient():
+    graph = labelled([1, 0, 1, 0])
+    slope = grad(lambda out: cross_entropy(out, graph))(logits())
+    assert slope[[1, 3]].abs().max() == 0
+    assert (slope[[0, 2]].abs().sum(1) > 0).all()
+
+
+def test_a_client_without_training_nodes_has_no_loss_and_no_gradient():
+    graph = labelled([0, 0, 0, 0])
+    assert float(cross_entropy(logits(), graph)) == 0
+    assert not grad(lambda out: cross_entropy(out, graph))(logits()).any()
+
+
+def test_labels_of_other_nodes_do_not_matter():
+    graph = labelled([1, 0, 1, 0])
+    other = replace(graph, y=torch.tensor([0, 0, 1, 0]))
+    assert torch.equal(cross_entropy(logits(), graph), cross_entropy(logits(), other))
+
+
+def test_squared_distance_of_trees_by_hand():
+    a = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3.0)}
+    b = {"w": torch.tensor([[0.0, 4.0]]), "b": torch.tensor(-1.0)}
+    assert float(sq_distance(a, b)) == 1 + 4 + 16
+    slope = grad(sq_distance)(a, b)
+    assert slope["w"].tolist() == [[2.0, -4.0]]
+    assert float(slope["b"]) == 8
+
+
+def test_squared_distance_needs_trees_of_one_structure():
+    with pytest.raises(ValueError, match="longer"):
+        sq_distance([torch.zeros(1)], [torch.zeros(1), torch.zeros(1)])

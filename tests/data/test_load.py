@@ -1,0 +1,133 @@
+"""One name for every kind of data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.core.errors import AtollError, ConfigError
+from atoll.data.datasets import DATASETS
+from atoll.data.load import is_own, load, one_graph, own_options
+from atoll.data.source import GraphSet, Source
+
+
+@pytest.fixture
+def graph_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("id,age,label\na,1,x\nb,2,y\nc,3,x\n")
+    (folder / "edges.csv").write_text("source,target\na,b\nb,c\nc,nobody\n")
+    return folder
+
+
+def test_lagoon_takes_its_owners_and_seed() -> None:
+    source, notes = load("lagoon:nodes=60", clients=3, seed=1)
+    assert isinstance(source, Source)
+    assert np.unique(source.columns["owner"]).tolist() == [0, 1, 2]
+    assert notes == []
+
+
+def test_own_data_by_path_with_options_and_notes(graph_folder: Path) -> None:
+    source, notes = load(str(graph_folder), own={"dangling": "drop"})
+    assert source.num_nodes == 3
+    assert any("1 edges to nodes that are not there were dropped" in note for note in notes)
+    with pytest.raises(AtollError, match="nobody"):
+        load(str(graph_folder))
+
+
+def test_what_is_a_path_and_what_is_a_name(
+    graph_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(graph_folder.parent)
+    assert is_own("mine")
+    assert is_own("./mine")
+    assert is_own("graph.pt")
+    assert not is_own("lagoon:nodes=10.5")
+    assert not is_own("tu:MUTAG")
+    (graph_folder.parent / "cora").mkdir()  # a result folder, say, must not hide the data set
+    assert not is_own("cora")
+    assert is_own("./cora")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("croa", "unknown data set 'croa'; did you mean 'cora'?"),
+        ("mutga", "unknown data set 'mutga'; did you mean 'MUTAG'?"),
+        ("lagon", "unknown data set 'lagon'; did you mean 'lagoon'?"),
+        (
+            "zzzzz",
+            "unknown data set 'zzzzz'; `atoll datasets` lists the names, and a graph of your own "
+            "is given by its path",
+        ),
+        (
+            "nowhere/graph",
+            "there is no 'nowhere/graph'; give a folder with nodes.csv and edges.csv (or "
+            ".parquet), a .pt file or a .graphml file",
+        ),
+    ],
+)
+def test_unknown_names(name: str, sentence: str) -> None:
+    with pytest.raises(AtollError) as caught:
+        load(name)
+    assert str(caught.value) == sentence
+
+
+def test_a_missing_set_names_the_exact_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AtollError) as caught:
+        load("Cora", root=tmp_path)
+    assert str(caught.value) == (
+        f"data set 'cora' is not in {tmp_path}; get it with: "
+        f"atoll data fetch cora --data-root {tmp_path}"
+    )
+    monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
+    for name in DATASETS:
+        with pytest.raises(AtollError) as caught:
+            load(name)
+        assert str(caught.value).endswith(f"get it with: atoll data fetch {name}")
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"danglin": "drop"},
+            "unknown option of your own data 'danglin'; did you mean 'dangling'?",
+        ),
+        ({"dangling": "drp"}, "unknown choice for dangling 'drp'; did you mean 'drop'?"),
+        ({"directed": "maybe"}, "directed is 'maybe'; give true or false"),
+        ({"max_categories": "few"}, "max_categories is 'few'; give a whole number"),
+        ({"max_categories": 0}, "max_categories is 0; give 1 or more"),
+    ],
+)
+def test_options_of_own_data_are_checked(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        own_options(given)
+    assert str(caught.value) == sentence
+
+
+def test_options_of_own_data_are_words_or_values() -> None:
+    options = own_options({"directed": "True", "max_categories": "7", "self_loops": "keep"})
+    assert (options.directed, options.max_categories, options.self_loops) == (True, 7, "keep")
+    assert own_options({"directed": False}).directed is False
+
+
+def test_options_of_own_data_do_not_pass_silently_with_other_data() -> None:
+    with pytest.raises(ConfigError, match="--own is for a graph of your own, but data is 'lagoon'"):
+        load("lagoon", own={"dangling": "drop"})
+    with pytest.raises(ConfigError, match="--schema is for a graph of your own"):
+        load("lagoon", schema="schema.toml")
+
+
+def test_a_set_of_graphs_is_not_one_graph() -> None:
+    graphs = GraphSet(
+        "MOLS", np.ones((3, 1), np.float32), np.zeros((2, 0), np.int64), np.array([0, 1, 3]),
+        np.array([0, 1]), 2,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="'MOLS' is a set of graphs with one label each"):
+        one_graph(graphs)

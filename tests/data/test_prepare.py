@@ -1,0 +1,87 @@
+"""What protocols do to a graph before it is divided, on graphs small enough to count."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.data.prepare import induced, largest_component, row_normalized, undirected
+from atoll.data.source import Source
+
+
+def graph(n: int, edges: list[tuple[int, int]], **more) -> Source:
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+    return Source("toy", x, ends, np.arange(n) % 2, 2, **more)
+
+
+def test_undirected_keeps_one_weight_for_both_directions() -> None:
+    source = graph(3, [(0, 1), (1, 0), (2, 2), (1, 2)], weight=np.float32([5, 7, 1, 3]))
+    found = undirected(source)
+    assert found.edges.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert found.weight.tolist() == [5, 5, 3, 3]
+
+
+def test_largest_component_renumbers_and_takes_everything_along() -> None:
+    source = graph(
+        6,
+        [(0, 1), (2, 3), (3, 4)],
+        split=np.int8([0, 1, 2, 0, 1, 2]),
+        weight=np.float32([1, 2, 3]),
+        columns={"bank": np.array(list("aabbcc"))},
+    )
+    found = largest_component(source)
+    assert found.edges.T.tolist() == [[0, 1], [1, 2]]
+    assert np.array_equal(found.x, source.x[2:5])
+    assert found.y.tolist() == [0, 1, 0]
+    assert found.split.tolist() == [2, 0, 1]
+    assert found.weight.tolist() == [2, 3]
+    assert found.columns["bank"].tolist() == ["b", "b", "c"]
+
+
+def test_largest_component_of_equals_is_the_first() -> None:
+    found = largest_component(graph(4, [(2, 3), (0, 1)]))
+    assert found.x[:, 0].tolist() == [0, 2]
+
+
+def test_row_normalized_sums_to_one_and_leaves_zero_rows() -> None:
+    x = np.float32([[1, 3], [0, 0], [2, 2]])
+    source = Source("toy", x, np.zeros((2, 0), np.int64), np.zeros(3, np.int64), 1)
+    expected = [[0.25, 0.75], [0, 0], [0.5, 0.5]]
+    assert row_normalized(source).x.tolist() == expected
+    sparse = Source("toy", sp.csr_array(x), source.edges, source.y, 1)
+    found = row_normalized(sparse).x
+    assert sp.issparse(found)
+    assert found.dtype == np.float32
+    assert found.toarray().tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    edges=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
+    data=st.data(),
+)
+def test_induced_keeps_exactly_the_edges_inside(n, edges, data) -> None:
+    source = graph(n, [(u % n, v % n) for u, v in edges])
+    ids = np.array(data.draw(st.permutations(range(n))))[: data.draw(st.integers(1, n))]
+    found = induced(source, ids)
+    wanted = [(u, v) for u, v in source.edges.T.tolist() if u in ids and v in ids]
+    assert [(int(ids[u]), int(ids[v])) for u, v in found.edges.T] == wanted
+    assert np.array_equal(found.y, source.y[ids])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    edges=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
+)
+def test_undirected_is_idempotent_and_symmetric(n, edges) -> None:
+    once = undirected(graph(n, [(u % n, v % n) for u, v in edges]))
+    twice = undirected(once)
+    assert np.array_equal(once.edges, twice.edges)
+    pairs = set(map(tuple, once.edges.T.tolist()))
+    assert pairs == {(v, u) for u, v in pairs}
+    assert pairs == {(a % n, b % n) for e in edges for a, b in (e, e[::-1]) if a % n != b % n}

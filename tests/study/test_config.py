@@ -1,0 +1,238 @@
+"""Configuration: every choice named, saved and read back the same, every mistake one sentence."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.core.errors import AtollError, ConfigError
+from atoll.core.optim import SGD
+from atoll.methods import METHODS
+from atoll.nn import NETS
+from atoll.study.config import (
+    RunConfig,
+    build_method,
+    config_text,
+    make_config,
+    read_config,
+    resolve,
+)
+from atoll.study.protocols import COMPAT, PROTOCOLS
+
+
+def refusal(**options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(make_config(**options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("data", ["lagoon:nodes=300", "cora", "some/folder"])
+def test_a_resolved_configuration_names_every_choice_and_resolves_to_itself(
+    protocol: str, data: str
+) -> None:
+    config, rules = resolve(make_config(protocol=protocol, data=data))
+    for name in ("clients", "partition", "split", "rounds", "epochs", "evaluate"):
+        assert getattr(config, name) is not None
+    assert rules is PROTOCOLS[protocol]
+    assert resolve(config)[0] == config
+    assert make_config(**tomllib.loads(config_text(config))) == config
+
+
+def test_the_command_line_wins_over_the_protocol_and_the_protocol_over_the_method() -> None:
+    config, _ = resolve(make_config(protocol="fedath", set={"dropout": 0.1}))
+    method = build_method(config, 7, 3)
+    assert (method.optimizer.lr, method.net.dropout, method.net.hidden) == (1e-3, 0.1, 64)
+    config, _ = resolve(make_config(protocol="fedath", epochs=7, set={"lr": 0.5}, rounds=2))
+    method = build_method(config, 7, 3)
+    assert (method.optimizer.lr, method.epochs, config.rounds) == (0.5, 7, 2)
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)
+
+
+@given(
+    config=st.builds(
+        RunConfig,
+        method=names,
+        data=names,
+        clients=st.none() | st.integers(1, 99),
+        split=st.none() | names,
+        ratios=st.none() | st.just((0.2, 0.3, 0.5)),
+        fraction=st.floats(0.01, 1),
+        set=st.dictionaries(
+            names, st.booleans() | st.integers(-(2**63), 2**63 - 1) | names | st.floats(0, 1e9)
+        ),
+        compat=st.lists(names, max_size=2).map(tuple),
+        own=st.dictionaries(names, names, max_size=2),
+    )
+)
+def test_any_configuration_survives_its_file(config: RunConfig) -> None:
+    assert make_config(**tomllib.loads(config_text(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"clients": 0}, "clients is 0; give a whole number of at least 1"),
+        ({"rounds": -3}, "rounds is -3; give a whole number of at least 1"),
+        ({"epochs": 0}, "epochs is 0; give a whole number of at least 1"),
+        ({"seeds": 0}, "seeds is 0; give a whole number of at least 1"),
+        ({"seed": -1}, "seed is -1; give a whole number from 0 to 2147483647"),
+        ({"seed": 2**31}, f"seed is {2**31}; give a whole number from 0 to 2147483647"),
+        ({"fraction": 0.0}, "fraction is 0.0; give a number above 0 and up to 1"),
+        ({"fraction": 1.5}, "fraction is 1.5; give a number above 0 and up to 1"),
+        ({"fraction": float("nan")}, "fraction is nan; give a number above 0 and up to 1"),
+        ({"chunk": -1}, "chunk is -1; give 0 (choose) or a number of clients"),
+        ({"rounds": "many"}, "rounds cannot be 'many'; it takes a whole number"),
+        ({"rounds": 1.5}, "rounds cannot be 1.5; it takes a whole number"),
+        ({"fraction": "half"}, "fraction cannot be 'half'; it takes a number"),
+        ({"data": 3}, "data cannot be 3; it takes a text"),
+        ({"set": 3}, "set cannot be 3; it takes a table of keys and values"),
+        ({"compat": "x"}, "compat cannot be 'x'; it takes a list"),
+        ({"round": 3}, "unknown option 'round'; did you mean 'rounds'?"),
+        ({"method": "fedporx"}, "unknown method 'fedporx'; did you mean 'fedprox'?"),
+        ({"protocol": "strikt"}, "unknown protocol 'strikt'; did you mean 'strict'?"),
+        ({"partition": "luvain"}, "unknown partition 'luvain'; did you mean 'louvain'?"),
+        ({"split": "stratifed"}, "unknown split 'stratifed'; did you mean 'stratified'?"),
+        ({"split": "stratifed:a=1"}, "unknown split 'stratifed'; did you mean 'stratified'?"),
+        ({"evaluate": "globl"}, "unknown value of --evaluate 'globl'; did you mean 'local'?"),
+        (
+            {"compat": ["dropout"]},
+            "unknown compat switch 'dropout'; did you mean 'dropout-at-eval'?",
+        ),
+        (
+            {"allow": ["no-edges"]},
+            "unknown value of --allow 'no-edges'; did you mean 'no-edge'?",
+        ),
+        ({"set": {"net": "gatt"}}, "unknown net 'gatt'; did you mean 'gat'?"),
+        ({"set": {"optimizer": "adm"}}, "unknown optimizer 'adm'; did you mean 'adam'?"),
+        (
+            {"set": {"hiden": 8}},
+            "unknown hyper-parameter of fedavg 'hiden'; did you mean 'hidden'?",
+        ),
+        (
+            {"set": {"net.hiden": 8}},
+            "unknown hyper-parameter of fedavg 'net.hiden'; did you mean 'hidden'?",
+        ),
+        ({"set": {"hidden": "wide"}}, "hidden cannot be 'wide'; it takes a whole number"),
+        ({"set": {"hidden": "1.5"}}, "hidden cannot be '1.5'; it takes a whole number"),
+        ({"set": {"lr": "fast"}}, "lr cannot be 'fast'; it takes a number"),
+        (
+            {"set": {"weight_by": "size"}},
+            "weight_by cannot be 'size'; it takes nodes or train or uniform",
+        ),
+        ({"set": {"hidden": 0}}, "hidden is 0; give at least 1"),
+        ({"set": {"dropout": 1}}, "dropout is 1.0; give a number from 0 up to, not including, 1"),
+        ({"set": {"lr": -1}}, "lr is -1.0; give a positive learning rate"),
+        ({"set": {"lr": "nan"}}, "lr is nan; give a positive learning rate"),
+        ({"set": {"beta1": 1}}, "beta1 is 1.0; give a number from 0 up to, not including, 1"),
+        (
+            {"method": "fedprox", "set": {"mu": "inf"}},
+            "mu is inf; give a finite number that is not negative",
+        ),
+        ({"set": {"epochs": 0}}, "epochs is 0; give a whole number of at least 1"),
+        ({"set": {"epochs": "1.5"}}, "epochs is 1.5; give a whole number of at least 1"),
+        (
+            {"set": {"epochs": 2}, "epochs": 3},
+            "epochs is 3 by --epochs and 2 by --set; give one of the two",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(options: dict[str, object], sentence: str) -> None:
+    assert refusal(**options) == sentence
+
+
+def test_a_hyper_parameter_of_another_method_lists_or_suggests() -> None:
+    sentence = refusal(method="fedavg", set={"zzz": 1})
+    assert sentence.startswith("unknown hyper-parameter of fedavg 'zzz'; choose one of: ")
+    for name in ("hidden", "lr", "epochs", "net", "optimizer", "weight_by"):
+        assert name in sentence
+    for fixed in ("features", "classes"):
+        assert fixed not in sentence
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("net", NETS)
+def test_every_method_takes_every_net(method: str, net: str) -> None:
+    config, _ = resolve(make_config(method=method.upper(), set={"net": net, "optimizer": "SGD"}))
+    built = build_method(config, features=5, classes=3)
+    assert type(built) is METHODS[method]
+    assert type(built.net) is NETS[net]
+    assert isinstance(built.optimizer, SGD)
+    assert (built.net.features, built.net.classes) == (5, 3)
+
+
+def test_settings_reach_the_part_that_they_name() -> None:
+    settings = {"hidden": "8", "net.dropout": "0", "optimizer.lr": "0.2", "weight_by": "train"}
+    method = build_method(resolve(make_config(set=settings))[0], 5, 3)
+    assert (method.net.hidden, method.net.dropout) == (8, 0.0)
+    assert (method.optimizer.lr, method.weight_by) == (0.2, "train")
+
+
+def test_epochs_by_set_is_the_same_as_by_option() -> None:
+    by_option, _ = resolve(make_config(epochs=5))
+    by_set, _ = resolve(make_config(set={"epochs": "5"}))
+    assert by_option == by_set
+    assert build_method(by_set, 5, 3).epochs == 5
+
+
+def test_the_column_of_the_owner_is_no_feature_of_own_data() -> None:
+    assert resolve(make_config(data="a/b", partition="column:bank"))[0].own == {"owner": "bank"}
+    # These are found without being named; a folder per client has no such column at all.
+    assert resolve(make_config(data="a/b", partition="column:client"))[0].own == {}
+    assert resolve(make_config(data="ogbn-arxiv", partition="column:year"))[0].own == {}
+    assert resolve(make_config(data="lagoon", partition="column:owner"))[0].own == {}
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_files_give_what_they_say(tmp_path: Path) -> None:
+    text = 'method = "fedprox"\nrounds = 3\ncompat = ["dropout-at-eval"]\n[set]\nmu = 0.5\n'
+    raw = read_config(write(tmp_path / "c.toml", text))
+    assert make_config(**raw) == make_config(
+        method="fedprox", rounds=3, compat=list(COMPAT), set={"mu": 0.5}
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("roundz = 3", ("unknown key in", "c.toml 'roundz'", "did you mean 'rounds'?")),
+        ("rounds = 'x'", ("c.toml", "rounds cannot be 'x'; it takes a whole number")),
+        ("rounds = 0", ("c.toml", "rounds is 0; give a whole number of at least 1")),
+        ("rounds = ", ("c.toml is not valid TOML", "line 1")),
+        (b"\xff\xfe", ("c.toml cannot be read",)),
+        ("[set]\nlr = [1]", ("c.toml", "set cannot be")),
+    ],
+)
+def test_broken_files_are_one_sentence(
+    tmp_path: Path, content: str | bytes, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(AtollError) as caught:
+        read_config(write(tmp_path / "c.toml", content))
+    for part in parts:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_files_and_folders_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"configuration file .*none.toml does not exist"):
+        read_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*directory"):
+        read_config(tmp_path)
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        make_config().rounds = 3  # type: ignore[misc]
+    assert msgspec.structs.replace(make_config(), rounds=3).rounds == 3
