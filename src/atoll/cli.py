@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from atoll.study.result import Result
+    from atoll.study.show import Watcher
 
 
 class AtollSubgroup(click.Group):
@@ -190,24 +191,19 @@ def run(
     for name, texts in (("set", settings), ("own", own)):
         if texts:
             chosen[name] = dict(_pair(name, text) for text in texts)
-    with Watcher(_console(stderr=as_json or quiet), quiet=quiet) as watcher:
-        if resume_from is not None:
-            _refuse_mixing(chosen, config_file, out)
-            result = _or_stopped(
-                ctx, resume_from, lambda: resume(resume_from, watcher, save_every=save_every)
-            )
-        else:
-            base = {} if config_file is None else read_config(config_file)
-            for name in ("set", "own"):
-                if name in chosen:
-                    chosen[name] = {**base.get(name, {}), **chosen[name]}
-            config = make_config(**{**base, **chosen})
-            folder = out or _fresh_folder(f"{config.method}-{config.data}")
-            result = _or_stopped(
-                ctx,
-                folder,
-                lambda: run_config(config, out=folder, observer=watcher, save_every=save_every),
-            )
+    watcher = Watcher(_console(stderr=as_json or quiet), quiet=quiet)
+    more: dict[str, Any] = {"observer": watcher, "save_every": save_every}
+    if resume_from is not None:
+        _refuse_mixing(chosen, config_file, out)
+        result = _or_stopped(ctx, watcher, resume_from, lambda: resume(resume_from, **more))
+    else:
+        base = {} if config_file is None else read_config(config_file)
+        for name in ("set", "own"):
+            if name in chosen:
+                chosen[name] = {**base.get(name, {}), **chosen[name]}
+        config = make_config(**{**base, **chosen})
+        folder = out or _fresh_folder(f"{config.method}-{config.data}")
+        result = _or_stopped(ctx, watcher, folder, lambda: run_config(config, out=folder, **more))
     _show([result], folder=result.out, as_json=as_json, quiet=quiet)
 
 
@@ -236,11 +232,15 @@ def _refuse_mixing(chosen: dict[str, Any], config_file: Path | None, out: Path |
         )
 
 
-def _or_stopped(ctx: click.Context, folder: Path, action: Callable[[], Result]) -> Result:
+def _or_stopped(
+    ctx: click.Context, watcher: Watcher, folder: Path, action: Callable[[], Result]
+) -> Result:
+    """The result, watched; Ctrl-C ends the command and says how to go on."""
     from atoll.study.run import Stopped
 
     try:
-        return action()
+        with watcher:
+            return action()
     except Stopped as stop:
         how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
     except KeyboardInterrupt:
@@ -305,9 +305,9 @@ def demo(ctx: click.Context, rounds: int, seeds: int, clients: int, out: Path | 
     results = []
     for config in configs:
         to = folder / config.method
-        with Watcher(console, quiet=False, label=f"{config.method:8}") as watcher:
-            action = lambda c=config, t=to, w=watcher: run_config(c, out=t, observer=w)  # noqa: E731
-            results.append(_or_stopped(ctx, to, action))
+        watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
+        action = lambda c=config, t=to, w=watcher: run_config(c, out=t, observer=w)  # noqa: E731
+        results.append(_or_stopped(ctx, watcher, to, action))
     _show(results, folder=folder, as_json=False, quiet=False)
 
 

@@ -25,7 +25,7 @@ def test_one_tree(kind):
 
 
 @pytest.mark.parametrize(
-    ("given", "near"), [("fedporx", "fedprox"), ("FedAvg", "fedavg"), ("locall", "local")]
+    ("given", "near"), [("fedporx", "fedprox"), ("FEDAVG", "fedavg"), ("locall", "local")]
 )
 def test_an_unknown_name_suggests_the_nearest(given, near):
     error = unknown("method", given, NAMES)

@@ -210,7 +210,7 @@ def test_files_give_what_they_say(tmp_path: Path) -> None:
         ("roundz = 3", ("unknown key in", "c.toml 'roundz'", "did you mean 'rounds'?")),
         ("rounds = 'x'", ("c.toml", "rounds cannot be 'x'; it takes a whole number")),
         ("rounds = 0", ("c.toml", "rounds is 0; give a whole number of at least 1")),
-        ("rounds = ", ("c.toml is not valid TOML", "line 1")),
+        ("rounds = \n", ("c.toml is not valid TOML", "line 1", "mend it")),
         (b"\xff\xfe", ("c.toml cannot be read",)),
         ("[set]\nlr = [1]", ("c.toml", "set cannot be")),
     ],

@@ -62,8 +62,8 @@ class Fused:
         shared = isinstance(message, ToAll)
         chosen = torch.tensor(members, device=keys.device)
         tree = message.tree if isinstance(message, ToAll) else message.rows(chosen)
-        state = self.states.get(members)
         try:
+            state = self.states.get(members)
             with torch.no_grad():
                 reply, state = at_once(step, self._graph(members), tree, state, keys, shared)
         except AtollError:

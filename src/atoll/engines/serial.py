@@ -11,7 +11,7 @@ from atoll.core.errors import AtollError, StepError
 from atoll.core.graph import Graph
 from atoll.core.message import Message
 from atoll.core.method import Step
-from atoll.core.tree import Tree, named_leaves, stack
+from atoll.core.tree import Tree, named_leaves, stack, structure
 
 
 class Serial:
@@ -63,6 +63,14 @@ def stack_replies(
     """Stack replies; a shape that depends on the client is a node or an edge axis."""
     first = dict(named_leaves(replies[0]))
     for position, reply in zip(positions, replies, strict=True):
+        if structure(reply) != structure(replies[0]) or len(dict(named_leaves(reply))) != len(
+            first
+        ):
+            raise StepError(
+                position, step.name, round,
+                f"the reply holds {sorted(dict(named_leaves(reply)))} here and {sorted(first)} on "
+                f"client {positions[0]}; a reply must always hold the same tensors",
+            )  # fmt: skip
         for name, leaf in named_leaves(reply):
             if name in first and leaf.shape != first[name].shape:
                 raise StepError(

@@ -77,10 +77,9 @@ class Probe:
         if step.name not in self.templates:
             replies = []
             for i, graph in enumerate(self.graphs):
+                copy, key = tree_map(torch.clone, message), make_key(i, graph.real.device)
                 with torch.no_grad():
-                    reply, self.states[i] = step(
-                        graph, message, self.states[i], make_key(i, graph.real.device)
-                    )
+                    reply, self.states[i] = step(graph, copy, self.states[i], key)
                 replies.append(reply)
             _refuse_hidden_axes(step, *replies)
             self.templates[step.name] = replies[0]

@@ -179,6 +179,11 @@ class FedATH(Method):
         noise = None if key is None else fold(key, "evaluator")
         return torch.sigmoid(self.scorer(networks["evaluator"], graph, noise))
 
+    def explain_edges(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
+        """What `atoll explain` shows, on the client's side: ω of every entry of the view `loops`."""
+        networks = message if state is None else {**state.networks, **message}
+        return self.edge_weights(networks, graph)
+
     def _fresh(self, name: str, key: Tensor) -> Tree:
         network = self.scorer if name == "evaluator" else self.gcn
         return network.init(fold(key, "init", name))

@@ -191,12 +191,19 @@ def _by_value(grad: Tensor, dense: Tensor, rows: Tensor | None, columns: Tensor)
     return _call(_EntryDot, grad, dense, rows, columns)
 
 
+_PIECE = 1 << 22
+"""Most numbers that a per-entry product holds at once."""
+
+
 class _EntryDot(Function):
     """For each entry the inner product of a[row] and b[column]: the gradient by the values."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        return (a.index_select(0, rows) * b.index_select(0, columns)).sum(-1)
+        # In pieces: the products of all entries at once may take more memory than the graph.
+        piece = max(1, _PIECE // max(1, a.shape[1]))
+        parts = zip(rows.split(piece), columns.split(piece), strict=True)
+        return torch.cat([(a.index_select(0, r) * b.index_select(0, c)).sum(-1) for r, c in parts])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

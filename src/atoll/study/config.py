@@ -69,13 +69,17 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 def read_config(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, checked."""
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"configuration file {path} does not exist") from None
+        raise ConfigError(
+            f"configuration file {path} does not exist; give a TOML file of options"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"configuration file {path} is not valid TOML: {error}") from error
+        raise ConfigError(
+            f"configuration file {path} is not valid TOML: {error}; mend it"
+        ) from error
     known = RunConfig.__struct_fields__
     for key in raw:
         if key not in known:
@@ -199,7 +203,8 @@ def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> R
     # Columns of a user's own graph are owners, or the ids; a public set's may be anything.
     owners = [name for name in source.columns if name in OWNERS or is_own(config.data)]
     owners = [name for name in ("client", *owners) if name in source.columns and name != "id"]
-    if asked.partition is not None or not owners:
+    by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
+    if asked.partition is not None or by_column or not owners:
         return config
     chosen = {"partition": f"column:{owners[0]}", "clients": asked.clients}
     return _with_owner(msgspec.structs.replace(config, **chosen))

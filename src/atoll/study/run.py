@@ -32,7 +32,7 @@ from atoll.study.config import (
     with_own_partition,
 )
 from atoll.study.experiment import Experiment, History
-from atoll.study.machine import choose_device, choose_engine, environment, tune_process
+from atoll.study.machine import choose_device, choose_engine, environment, tuned_process
 from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
 
@@ -142,6 +142,7 @@ def resume(
     )  # fmt: skip
 
 
+@tuned_process()
 def run_config(
     config: RunConfig,
     *,
@@ -155,7 +156,6 @@ def run_config(
     """Run every seed of a configuration."""
     began = time.perf_counter()
     observer = observer or Silent()
-    tune_process()
     _check_objects(config, method, data)
     asked, (config, rules) = config, resolve(config)
     engine, why = choose_engine(config.engine)
@@ -199,11 +199,11 @@ def _check_objects(
     given = {"method": method, "data": data}
     lacking = [name for name in config.objects if given.get(name) is None]
     if lacking:
-        words = " and ".join(lacking)
+        words = " and ".join(f"a {name} object" for name in lacking)
         hints = ", ".join(f"{name}=..." for name in lacking)
         raise ConfigError(
-            f"this run was started in Python with an own {words} object, which its configuration "
-            f"cannot hold; continue it in Python with atoll.resume(folder, {hints})"
+            f"this run was started in Python with {words}, which its configuration cannot hold; "
+            f"continue it in Python with atoll.resume(folder, {hints})"
         )
 
 

@@ -1,0 +1,225 @@
+"""`atoll run`: every option, clean output, folders, repetition and resuming."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import main
+
+SMALL = ("run", "--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 3)
+THREE_BANKS = Path(__file__).resolve().parents[2] / "examples" / "three-banks"
+KEYS = {
+    "method", "data", "clients", "partition", "protocol", "engine", "device", "rounds", "seeds",
+    "scored", "metrics", "seconds", "bytes", "out",
+}  # fmt: skip
+
+
+def summary(result) -> dict:
+    """The JSON object, which is the last line of standard output."""
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_json_is_all_of_standard_output(cli) -> None:
+    result = cli(*SMALL, "--json", "--seeds", 2, "--out", "a")
+    assert len(result.stdout.splitlines()) == 1
+    found = summary(result)
+    assert set(found) >= KEYS
+    assert found["method"] == "fedavg"
+    assert found["clients"] == found["rounds"] == 3
+    assert found["scored"] == "global"
+    accuracy = found["metrics"]["test_accuracy"]
+    assert set(accuracy) == {"mean", "std", "per_seed"}
+    assert len(accuracy["per_seed"]) == 2
+    assert found["out"] == "a"
+    assert "round 3/3" in result.stderr  # people read the progress and the table there
+    assert "accuracy" in result.stderr
+
+
+def test_quiet_says_nothing(cli) -> None:
+    result = cli(*SMALL, "--quiet")
+    assert result.output == ""
+    result = cli(*SMALL, "--quiet", "--json")
+    assert result.stderr == ""
+    assert set(summary(result)) >= KEYS
+
+
+def test_people_get_progress_a_table_and_the_folder(cli) -> None:
+    result = cli(*SMALL, "--out", "here")
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("fedavg: round 1/3, seed 0, validation ")
+    assert "lagoon:nodes=150, 3 clients, column:owner, 3 rounds, 1 seed, protocol strict" in lines
+    assert lines[-1] == "Saved in here"
+    assert max(map(len, lines)) <= 80
+
+
+def test_every_option_is_taken_and_saved(cli, tmp_path: Path) -> None:
+    options = {
+        "data": "lagoon:nodes=200", "clients": 4, "partition": "random", "split": "random",
+        "protocol": "openfgl", "rounds": 2, "epochs": 1, "fraction": 0.5, "seeds": 2, "seed": 5,
+        "engine": "wire", "device": "cpu", "chunk": 2, "evaluate": "deployed",
+        "data-root": "nowhere",
+    }  # fmt: skip
+    arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
+    result = cli(
+        "run", "fedprox", *arguments, "--set", "mu=0.5", "--set", "net=sage", "--set", "hidden=8",
+        "--compat", "dropout-at-eval", "--allow", "no-edge", "--allow", "single-class",
+        "--out", "a", "--json", "--quiet",
+    )  # fmt: skip
+    saved = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    for name, value in options.items():
+        assert saved[name.replace("-", "_")] == value
+    assert saved["set"] == {"mu": "0.5", "net": "sage", "hidden": "8"}
+    assert saved["compat"] == ["dropout-at-eval"]
+    assert saved["allow"] == ["no-edge", "single-class"]
+    found = summary(result)
+    assert (found["engine"], found["device"], found["protocol"]) == ("wire", "cpu", "openfgl")
+    assert found["clients"] == 4
+
+
+def test_a_saved_run_repeats_exactly(cli, tmp_path: Path) -> None:
+    first = cli(*SMALL, "--seeds", 2, "--set", "hidden=8", "--out", "a", "--json", "--quiet")
+    assert sorted(contents(tmp_path / "a")) == [
+        "config.toml", "ledger.csv", "metrics.csv", "result.json", "seed-0/checkpoint.atoll",
+        "seed-1/checkpoint.atoll",
+    ]  # fmt: skip
+    again = cli("run", "--config", "a/config.toml", "--out", "b", "--json", "--quiet")
+    assert summary(again)["metrics"] == summary(first)["metrics"]
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert a["metrics.csv"] == b["metrics.csv"]
+    assert a["ledger.csv"] == b["ledger.csv"]
+    rows = list(csv.DictReader(a["metrics.csv"].decode().splitlines()))
+    assert {(r["seed"], r["round"], r["client"]) for r in rows} == {
+        (str(s), str(n), str(k)) for s in range(2) for n in range(3) for k in range(3)
+    }
+
+
+def test_the_command_line_wins_over_a_file(cli, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        'method = "fedprox"\ndata = "lagoon:nodes=150"\nclients = 3\nrounds = 9\n'
+        "[set]\nmu = 0.5\nhidden = 4\n"
+    )
+    cli("run", "--config", "c.toml", "--rounds", 1, "--set", "hidden=5", "--out", "a", "--quiet")
+    saved = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    assert (saved["method"], saved["rounds"]) == ("fedprox", 1)
+    assert saved["set"] == {"mu": 0.5, "hidden": "5"}
+
+
+def test_runs_without_a_name_get_folders_of_their_own(cli, tmp_path: Path) -> None:
+    cli(*SMALL, "--quiet")
+    cli(*SMALL, "--quiet")
+    folders = sorted((tmp_path / "atoll-runs").iterdir())
+    assert len(folders) == 2
+    assert all("fedavg-lagoon-nodes-150" in folder.name for folder in folders)
+
+
+def test_resuming_a_finished_run_is_harmless(cli, tmp_path: Path) -> None:
+    first = cli(*SMALL, "--out", "a", "--json", "--quiet")
+    before = contents(tmp_path / "a")
+    again = cli("run", "--resume", "a", "--json", "--quiet")
+    assert summary(again)["metrics"] == summary(first)["metrics"]
+    after = contents(tmp_path / "a")
+    del before["result.json"], after["result.json"]  # it says how long setting up took
+    assert after == before
+
+
+@pytest.mark.parametrize("engine", ["serial", "wire"])
+def test_engines_give_the_same_accuracies(cli, engine: str) -> None:
+    runs = [
+        summary(cli(*SMALL, "--seeds", 2, "--engine", e, "--json", "--quiet"))["metrics"]
+        for e in ("fused", engine)
+    ]
+    assert runs[0]["test_accuracy"] == runs[1]["test_accuracy"]
+    assert runs[0]["local_test_accuracy"] == runs[1]["local_test_accuracy"]
+
+
+# The user's own graph.
+
+
+def test_three_banks_by_column_and_by_themselves(cli, tmp_path: Path) -> None:
+    options = ("--rounds", 3, "--json", "--quiet")
+    named = cli("run", "--data", THREE_BANKS, "--partition", "column:bank", "--out", "a", *options)
+    assert summary(named)["clients"] == 3
+    # The schema says who owns what, so nobody has to.
+    alone = cli("run", "--data", THREE_BANKS, "--out", "b", *options)
+    assert summary(alone)["partition"] == "column:bank"
+    assert summary(alone)["metrics"] == summary(named)["metrics"]
+    for folder in "ab":
+        again = cli("run", "--config", f"{folder}/config.toml", "--out", f"{folder}2", *options)
+        assert summary(again)["metrics"] == summary(named)["metrics"]
+        cli("run", "--resume", folder, "--quiet")
+    other = cli("run", "--data", THREE_BANKS, "--partition", "louvain", "--clients", 2, *options)
+    assert summary(other)["clients"] == 2
+
+
+def test_the_wrong_number_of_clients_for_a_column(cli) -> None:
+    result = cli("run", "--data", THREE_BANKS, "--clients", 5, code=2)
+    assert result.stderr == (
+        "error: column 'bank' of 'three-banks' has 3 values, so it gives 3 clients, not 5; leave "
+        "the number out or use that one\n"
+    )
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """A folder per client, one of them with an edge to nobody."""
+    for number, client in enumerate(("ann", "bob", "cy")):
+        home = tmp_path / "mine" / client
+        home.mkdir(parents=True)
+        nodes = [f"{client}{i},{i * (number + 1) % 7},{'xyz'[i % 3]}\n" for i in range(30)]
+        edges = [f"{client}{i},{client}{(i * 2 + 1) % 30}\n" for i in range(30)]
+        (home / "nodes.csv").write_text("id,age,label\n" + "".join(nodes))
+        lost = ["bob1,nobody\n"] if client == "bob" else []
+        (home / "edges.csv").write_text("source,target\n" + "".join(edges + lost))
+    return tmp_path / "mine"
+
+
+def test_a_folder_per_client_is_divided_by_its_clients(cli, folders: Path) -> None:
+    options = ("--own", "dangling=drop", "--rounds", 2, "--json")
+    first = cli("run", "--data", "mine", *options, "--out", "a")
+    assert (summary(first)["clients"], summary(first)["partition"]) == (3, "column:client")
+    assert "1 edges to nodes that are not there were dropped" in first.stderr
+    again = cli("run", "--config", "a/config.toml", "--out", "b", "--json", "--quiet")
+    assert summary(again)["metrics"] == summary(first)["metrics"]
+    resumed = cli("run", "--resume", "a", "--json", "--quiet")
+    assert summary(resumed)["metrics"] == summary(first)["metrics"]
+
+
+def test_dangling_edges_are_refused_unless_dropped(cli, folders: Path) -> None:
+    sentence = cli("run", "--data", "mine", code=2).stderr
+    assert "bob/edges.csv" in sentence
+    assert "nobody" in sentence
+    assert "drop" in sentence
+
+
+def test_allow_lets_degenerate_clients_in(cli, tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    nodes = [f"{i},{i},{'x' if i < 20 else 'xy'[i % 2]},{'ab'[i // 20]}\n" for i in range(40)]
+    (tmp_path / "g" / "nodes.csv").write_text("id,age,label,client\n" + "".join(nodes))
+    edges = [f"{i},{i + 1}\n" for i in range(20, 39)]
+    (tmp_path / "g" / "edges.csv").write_text("source,target\n" + "".join(edges))
+    run = ("run", "--data", "g", "--rounds", 1, "--json", "--quiet")
+    assert "client 0 of 2 (20 nodes of 'g') has no edge" in cli(*run, code=2).stderr
+    sentence = cli(*run, "--allow", "no-edge", code=2).stderr
+    assert "client 0 of 2 (20 nodes of 'g') has nodes of a single class" in sentence
+    allowed = cli(*run, "--allow", "no-edge", "--allow", "single-class")
+    assert summary(allowed)["clients"] == 2
+
+
+def test_recipes_take_options(cli) -> None:
+    run = ("run", "--data", "lagoon:nodes=300", "--clients", 3, "--rounds", 1, "--json", "--quiet")
+    result = cli(*run, "--partition", "dirichlet:alpha=100", "--split", "random")
+    assert summary(result)["partition"] == "dirichlet:alpha=100"
+
+
+def test_the_stable_commands_are_there() -> None:
+    assert {"run", "demo", "methods", "datasets", "data", "inspect"} <= set(main.commands)

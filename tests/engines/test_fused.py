@@ -1,0 +1,435 @@
+"""All clients at once: padding never shows, states follow clients, and memory is bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atoll.core.errors import StepError, WireError
+from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix, with_views
+from atoll.core.message import Message, ToAll, ToEach
+from atoll.core.method import Step, client_step
+from atoll.core.random import dropout, fold, make_key
+from atoll.core.tree import Empty, Tree, leaves, record, structure, take
+from atoll.engines.fused import Fused, make_buckets, stack_graphs, stack_sparse
+from atoll.engines.serial import Serial
+from atoll.methods import FedAvg, Local
+from atoll.nn.gcn import GCN
+from atoll.nn.views import sparse_features
+from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    with double_precision():
+        yield
+
+
+def keys(positions: Sequence[int], round: int = 0) -> Tensor:
+    return fold(fold(make_key(1), round), torch.tensor(positions))
+
+
+def assert_same(a: Tree, b: Tree, tolerance: float = 1e-10) -> None:
+    assert structure(a) == structure(b)
+    assert len(leaves(a)) == len(leaves(b))
+    for one, other in zip(leaves(a), leaves(b), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+# Stacking
+
+
+def test_stacked_graphs_are_padded_with_one_node_more_than_the_largest():
+    graphs = small_federation((13, 5)).graphs
+    edges = [g.edges.shape[1] for g in graphs]
+    whole = stack_graphs(graphs)
+    assert whole.x.shape == (2, 14, FEATURES)
+    assert whole.edges.shape == (2, 2, max(edges))
+    for name in ("y", "train", "val", "test", "real", "ids"):
+        assert getattr(whole, name).shape == (2, 14), name
+        for k, graph in enumerate(graphs):
+            mine = getattr(whole, name)[k]
+            assert torch.equal(mine[: graph.num_nodes], getattr(graph, name))
+            assert not mine[graph.num_nodes :].any()
+    small = min(range(2), key=lambda k: edges[k])
+    assert (whole.edges[small, :, edges[small] :] == 13).all()  # they loop on the padding node
+    assert not whole.edge_weight[small, edges[small] :].any()
+
+
+def random_sparse(seed: int, rows: int, columns: int, entries: int, *, square: bool) -> Sparse:
+    g = torch.Generator().manual_seed(seed)
+    at = [torch.randint(end, (entries,), generator=g) for end in (rows, columns)]
+    return sparse_matrix(*at, torch.rand(entries, generator=g), (rows, columns), square=square)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.booleans(),
+)
+@example([(2, 0), (3, 0)], 1, True)
+@settings(max_examples=40, deadline=None)
+def test_stacked_matrices_are_numbered_as_blocks_of_one_matrix(shapes, more, square):
+    parts = [
+        random_sparse(k, rows, rows if square else 4, entries, square=square)
+        for k, (rows, entries) in enumerate(shapes)
+    ]
+    size = max(rows for rows, _ in shapes) + more
+    whole = stack_sparse(parts, size)
+    width = size if square else 4
+    entries = max(count for _, count in shapes)
+    assert whole.values.shape == (len(parts), entries)
+
+    dense = torch.zeros(len(parts) * size, len(parts) * width)
+    at = (whole.rows.flatten().long(), whole.columns.flatten().long())
+    dense.index_put_(at, whole.values.flatten(), accumulate=True)
+    by_hand = torch.zeros_like(dense)
+    for k, part in enumerate(parts):
+        rows, columns = part.shape
+        here = by_hand[k * size : k * size + rows, k * width : k * width + columns]
+        here.copy_(part.to_dense())
+    torch.testing.assert_close(dense, by_hand)
+
+    # Every block starts where the one before it ends, and so do its rows and columns.
+    for starts, groups in ((whole.offsets, whole.rows), (whole.t_offsets, whole.columns)):
+        flat = groups.flatten().long().sort().values
+        count = torch.bincount(flat, minlength=starts.numel())
+        assert torch.equal(starts.flatten().long(), torch.cumsum(count, 0) - count)
+    order = whole.t_order.flatten().long()
+    assert torch.equal(order.sort().values, torch.arange(order.numel()))
+    assert torch.equal(whole.values.flatten()[order], whole.t_values.flatten())
+    assert torch.equal(whole.rows.flatten()[order], whole.t_columns.flatten())
+
+
+def test_dense_and_sparse_matrices_are_not_stacked():
+    graph = small_federation((13,)).graphs[0]
+    with pytest.raises(ValueError, match="dense in all, or sparse in all"):
+        stack_graphs([graph, replace(graph, x=sparse_features(graph.x))])
+
+
+# Padding and chunks change nothing
+
+
+NET = GCN(FEATURES, CLASSES, hidden=5, dropout=0.4)
+METHODS = {"fedavg": FedAvg(NET, epochs=2), "local": Local(NET, epochs=2)}
+with double_precision():
+    MODEL = NET.init(make_key(5))
+    GRAPHS = small_federation().graphs
+
+
+def ready(sizes: tuple[int, ...]) -> list[Graph]:
+    return [with_views(graph, NET.views) for graph in small_federation(sizes).graphs]
+
+
+def start(name: str) -> Message:
+    return ToAll(MODEL if name == "fedavg" else make_key(5))
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@given(
+    st.lists(st.integers(4, 60), min_size=1, max_size=5).map(tuple),
+    st.integers(1, 6),
+)
+@example((4, 60), 2)
+@settings(max_examples=12, deadline=None)
+def test_any_padding_and_any_chunk_give_what_the_loop_gives(name, sizes, chunk):
+    graphs, step = ready(sizes), METHODS[name].train
+    everyone = list(range(len(sizes)))
+    fused, serial = Fused(graphs, chunk), Serial(graphs)
+    for number in range(2):
+        given_keys = keys(everyone, number)
+        out = [e.run(step, everyone, start(name), given_keys, number) for e in (fused, serial)]
+        assert_same(*out)
+    assert_same(fused.export_states(), serial.export_states())
+
+
+@pytest.mark.parametrize("more", [0, 1, 500])
+def test_a_larger_neighbour_changes_nothing_for_a_client(more):
+    (small,) = ready((9,))
+    (large,) = ready((9 + more,))
+    step = METHODS["fedavg"].train
+    alone = Fused([small]).run(step, [0], ToAll(MODEL), keys([0]), 0)
+    beside = Fused([small, large]).run(step, [0, 1], ToAll(MODEL), keys([0, 1]), 0)
+    assert_same(take(beside, 0), take(alone, 0), 1e-12)
+
+
+# Buckets
+
+
+def hollow(size: int, *, sparse: bool = False) -> Graph:
+    """A graph with a size and no memory."""
+    nodes = torch.zeros(1).expand(size)
+    x: Any = nodes.unsqueeze(1)
+    if sparse:
+        x = sparse_matrix(*torch.zeros(2, 0, dtype=torch.int64), nodes[:0], (1, 1), square=False)
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    return Graph(x, none, nodes[:0], nodes, nodes, nodes, nodes, nodes, nodes, {})
+
+
+sizes_of_clients = st.lists(
+    st.tuples(st.one_of(st.integers(1, 50), st.integers(1, 200_000)), st.booleans()),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(sizes_of_clients, st.integers(1, 8), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_the_law_of_buckets(clients, chunk, dice):
+    graphs = [hollow(size, sparse=sparse) for size, sparse in clients]
+    chosen = dice.sample(range(len(graphs)), dice.randint(1, len(graphs)))
+    buckets = make_buckets(graphs, chosen, chunk)
+    assert sorted(p for bucket in buckets for p in bucket) == sorted(chosen)
+    for bucket in buckets:
+        assert list(bucket) == sorted(bucket)
+        assert len(bucket) <= chunk
+        assert len({clients[p][1] for p in bucket}) == 1
+        sizes = [clients[p][0] for p in bucket]
+        waste = len(sizes) * max(sizes) - sum(sizes)
+        assert waste <= max(0.25 * sum(sizes), 4096)
+    assert sorted(make_buckets(graphs, sorted(chosen), chunk)) == sorted(buckets)
+
+
+def test_small_clients_share_one_program_and_a_giant_has_its_own():
+    graphs = [hollow(size) for size in (10, 20, 1_000_000, 30)]
+    assert sorted(make_buckets(graphs, range(4), 256)) == [(0, 1, 3), (2,)]
+
+
+def test_clients_with_sparse_and_dense_features_train_together():
+    mixed = [
+        replace(graph, x=sparse_features(graph.x)) if k % 2 else graph
+        for k, graph in enumerate(small_federation().graphs)
+    ]
+    graphs = [with_views(graph, NET.views) for graph in mixed]
+    step, everyone = METHODS["fedavg"].train, [0, 1, 2, 3]
+    fused = Fused(graphs).run(step, everyone, ToAll(MODEL), keys(everyone), 0)
+    assert_same(fused, Serial(graphs).run(step, everyone, ToAll(MODEL), keys(everyone), 0))
+
+
+# States
+
+
+@record
+class Reply:
+    value: Tree
+
+
+@record
+class Memory:
+    before: Tree
+    total: Tensor
+    after: Tree
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Steps whose states are awkward."""
+
+    @client_step
+    def count(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        """A state with nothing before and after the tensor."""
+        total = graph.real.sum() + (0 if state is None else state.total)
+        return Reply(total + message), Memory(None, total, [None, {"name": "x"}])
+
+    @client_step(vectorize=False)
+    def count_alone(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        if bool(graph.real.sum() > 15):  # what no program of many clients may do
+            message = message * 1
+        return Toy.count.function(self, graph, message, state, key)
+
+    @client_step(keeps_state=True)
+    def peek(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply(graph.real.sum() * 0 - 1 if state is None else state.total + 0 * message)
+
+    @client_step
+    def nothing(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply(message + graph.real.sum() * 0), None
+
+    @client_step
+    def visits(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        """A plain number that differs between clients which came more or less often."""
+        seen = 0 if state is None else state["seen"]
+        return Reply(message * 0 + seen + graph.real.sum()), {"seen": seen + 1}
+
+    @client_step
+    def later(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        """Nothing on the first visit, a tensor from the second on."""
+        old = graph.real.sum() * 0 if state is None or state["sum"] is None else state["sum"]
+        new = None if state is None else old + graph.real.sum()
+        return Reply(old + message), {"sum": new}
+
+    @client_step
+    def noisy(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        h = dropout(graph.x, key, graph.ids, 0.5)
+        return Reply((h * graph.real.unsqueeze(1)).sum(0) + message), None
+
+    @client_step
+    def chance(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply(torch.rand(2) + message), None
+
+    @client_step
+    def broken(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        raise KeyError("lost")
+
+    @client_step
+    def refusing(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        raise WireError("no")
+
+
+TOY = Toy()
+ROSTERS = [[0, 1, 2, 3], [1, 3], [0, 1, 2], [2], [0, 3], [0, 1, 2, 3]]
+ZERO = ToAll(torch.zeros(()))
+
+
+def play(engine: Fused | Serial, step: Step, message: Message = ZERO) -> list[Tree]:
+    return [
+        engine.run(step, roster, message, keys(roster, number), number)
+        for number, roster in enumerate(ROSTERS)
+    ]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 0])
+@pytest.mark.parametrize(
+    "step", [TOY.count, TOY.count_alone, TOY.nothing, TOY.visits, TOY.later, TOY.noisy],
+    ids=lambda step: step.name,
+)  # fmt: skip
+def test_states_follow_their_clients_through_changing_rosters(step, chunk):
+    fused, serial = Fused(GRAPHS, chunk), Serial(GRAPHS)
+    assert_same(play(fused, step), play(serial, step))
+    mine, reference = fused.export_states(), serial.export_states()
+    assert [str(state) for state in mine] == [str(state) for state in reference]
+    assert_same(mine, reference)
+
+
+def test_a_state_may_hold_nothing_before_and_after_its_tensors():
+    fused = Fused(GRAPHS)
+    play(fused, TOY.count)
+    state = fused.export_states()[0]
+    assert state.before is None
+    assert state.after == [None, {"name": "x"}]
+    assert float(state.total) == 4 * 13  # client 0 is on four rosters
+
+
+def test_states_that_are_stored_and_loaded_continue():
+    whole, first = Fused(GRAPHS), Fused(GRAPHS, 2)
+    play(whole, TOY.count)
+    play(first, TOY.count)
+    second = Fused(GRAPHS, 3)
+    second.import_states(first.export_states())
+    assert_same(play(second, TOY.count), play(whole, TOY.count))
+
+
+def test_a_step_that_keeps_the_state_cannot_change_it():
+    fused = Fused(GRAPHS)
+    everyone = [0, 1, 2, 3]
+    fresh = fused.run(TOY.peek, everyone, ZERO, keys(everyone), 0)
+    assert fresh.value.tolist() == [-1] * 4
+    assert fused.export_states() == [None] * 4
+    fused.run(TOY.count, [0, 2], ZERO, keys([0, 2]), 0)
+    mixed = fused.run(TOY.peek, everyone, ZERO, keys(everyone), 1)
+    assert mixed.value.tolist() == [13, -1, 22, -1]
+    assert fused.export_states()[1] is None
+
+
+def test_a_steady_roster_reuses_its_graphs_and_states():
+    fused, everyone = Fused(GRAPHS), [0, 1, 2, 3]
+    for number in range(3):
+        fused.run(TOY.count, everyone, ZERO, keys(everyone), number)
+        graph = fused._graph((0, 1, 2, 3))
+        assert list(fused.states.stacks) == [(0, 1, 2, 3)]
+        assert fused.stacked == {(0, 1, 2, 3): graph}
+
+
+def test_changing_rosters_leave_no_old_stacks_behind():
+    fused = Fused(GRAPHS)
+    dice = torch.Generator().manual_seed(0)
+    for number in range(30):
+        roster = sorted(torch.randperm(4, generator=dice)[: 1 + number % 4].tolist())
+        fused.run(TOY.count, roster, ZERO, keys(roster, number), number)
+    assert len(fused.states.stacks) <= 4
+    assert len(fused.stacked) <= 4
+
+
+def test_replies_come_back_in_the_order_of_the_positions():
+    fused = Fused(GRAPHS, 2)
+    message = ToEach(torch.tensor([0.0, 100.0, 200.0, 300.0]))
+    reply = fused.run(TOY.count, [0, 1, 2, 3], message, keys(range(4)), 0)
+    assert reply.value.tolist() == [13, 117, 222, 309]
+    assert fused.run(TOY.nothing, [1, 3], message, keys([1, 3]), 0).value.tolist() == [100, 300]
+
+
+def test_a_message_without_tensors_is_fine():
+    @dataclass(frozen=True)
+    class Quiet:
+        @client_step
+        def train(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+            return Empty(), state
+
+    assert Fused(GRAPHS).run(Quiet().train, [0, 1], ToAll(Empty()), keys([0, 1]), 0) is not None
+
+
+def test_steps_that_run_one_by_one_say_so(caplog):
+    with caplog.at_level(logging.INFO, logger="atoll"):
+        Fused(GRAPHS).run(TOY.count_alone, [0, 1], ZERO, keys([0, 1]), 0)
+    assert "count_alone declares vectorize=False" in caplog.text
+
+
+def test_an_error_in_a_program_names_step_and_round():
+    with pytest.raises(StepError, match="step broken, round 7: KeyError in a program of 4 clients"):
+        Fused(GRAPHS).run(TOY.broken, [0, 1, 2, 3], ZERO, keys(range(4)), 7)
+
+
+@record
+class PerNode:
+    mark: Tensor
+
+
+@dataclass(frozen=True)
+class Marking:
+    @client_step
+    def train(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply(graph.real.sum()), PerNode(graph.real * 2)
+
+
+def test_states_whose_size_depends_on_the_bucket_stop_with_step_and_round():
+    fused = Fused(GRAPHS)
+    fused.run(Marking().train, [0, 1], ZERO, keys([0, 1]), 0)
+    fused.run(Marking().train, [2, 3], ZERO, keys([2, 3]), 0)
+    with pytest.raises(StepError, match=r"step train, round 1: .*equal size"):
+        fused.run(Marking().train, [0, 1, 2, 3], ZERO, keys(range(4)), 1)
+
+
+def test_our_own_errors_pass_as_they_are():
+    for engine in (Fused(GRAPHS), Serial(GRAPHS)):
+        with pytest.raises(WireError, match=r"^no$"):
+            engine.run(TOY.refusing, [0], ZERO, keys([0]), 7)
+
+
+def test_a_global_random_call_is_refused():
+    with pytest.raises(StepError, match=r"step chance.*random"):
+        Fused(GRAPHS).run(TOY.chance, [0, 1], ZERO, keys([0, 1]), 0)
+
+
+def test_ids_decide_noise_not_places():
+    graph = make_graph(
+        torch.ones(5, 2), torch.zeros(2, 0, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+    )
+    moved = replace(graph, ids=graph.ids.flip(0))
+    both = Fused([graph, moved]).run(TOY.noisy, [0, 1], ZERO, keys([0, 0]), 0)
+    assert_same(both.value[0], both.value[1])
+
+
+def test_buckets_are_sorted_by_size():
+    graphs = [hollow(size) for size in (50_000, 10_000, 49_000, 11_000)]
+    assert sorted(make_buckets(graphs, range(4), 2)) == [(0, 2), (1, 3)]
+    sizes = [graphs[bucket[0]].num_nodes for bucket in make_buckets(graphs, range(4), 1)]
+    assert all(a <= b for a, b in pairwise(sizes))

@@ -1,0 +1,249 @@
+"""Rounds, participants and keys; and a run that diverges names client, step and round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atoll.core.errors import ConfigError, StepError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph, make_graph
+from atoll.core.message import ToAll, ToEach
+from atoll.core.method import client_step
+from atoll.core.optim import SGD, Adam
+from atoll.core.tree import Empty, Tree, record
+from atoll.engines.simulation import ENGINES, Simulation
+from atoll.methods import METHODS
+from atoll.nn.gcn import GCN
+from atoll.study.experiment import Experiment
+from atoll.testing import CLASSES, FEATURES, small_federation
+
+engines = pytest.mark.parametrize("engine", ENGINES)
+
+
+@record
+class Reply:
+    value: Tree
+
+
+@dataclass(frozen=True)
+class Toy:
+    views: Any = field(default_factory=dict)
+
+    @client_step
+    def tell_key(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply(key + 0 * graph.y.sum()), state
+
+    @client_step
+    def other_step(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply(key + 0 * graph.y.sum()), state
+
+    @client_step
+    def divide(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Reply({"a": message * 0 + 1, "b": 1 / message}), state
+
+    @client_step
+    def hide(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        return Empty(), {"kept": 1 / message}
+
+
+TOY = Toy()
+
+
+def crowd(size: int) -> Federation:
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    graph = make_graph(torch.ones(2, 1), edges, torch.zeros(2, dtype=torch.int64))
+    return Federation((graph,) * size, 2)
+
+
+def simulate(size: int = 4, engine: str = "serial", seed: int = 0) -> Simulation:
+    return Simulation(crowd(size), TOY, engine=engine, seed=seed)
+
+
+def drawn(size: int, fraction: float, round: int = 0, seed: int = 0) -> list[int]:
+    return simulate(size, seed=seed).clients(round).sample(fraction).positions.tolist()
+
+
+# Participants
+
+
+@pytest.mark.parametrize(
+    ("size", "fraction", "expected"),
+    [
+        (100, 0.29, 29),  # not 28, which int(100 * 0.29) gives, and not 30
+        (10, 0.3, 3),
+        (10, 0.31, 4),
+        (10, 1.0, 10),
+        (10, 1e-12, 1),
+        (3, 0.01, 1),
+        (1, 0.5, 1),
+        (7, 0.5, 4),
+        (1000, 0.001, 1),
+        (1000, 0.0011, 2),
+    ],
+)
+def test_a_share_is_rounded_up_and_never_empty(size, fraction, expected):
+    assert len(drawn(size, fraction)) == expected
+
+
+@given(st.integers(1, 40), st.floats(0, 1, exclude_min=True), st.integers(0, 50))
+@settings(max_examples=40, deadline=None)
+def test_a_draw_has_no_duplicates_and_is_ascending(size, fraction, round):
+    chosen = drawn(size, fraction, round)
+    assert chosen == sorted(set(chosen))
+    assert 0 <= chosen[0] <= chosen[-1] < size
+    assert len(chosen) in (max(1, math.floor(size * fraction)), math.ceil(size * fraction))
+
+
+@pytest.mark.parametrize("fraction", [0, -0.5, 1.01, math.nan, math.inf])
+def test_an_impossible_share_is_refused(fraction):
+    with pytest.raises(ConfigError, match=rf"fraction {fraction} is not possible; .*\(0, 1\]"):
+        drawn(5, fraction)
+
+
+def test_draws_repeat_and_differ_by_round_and_seed():
+    assert drawn(50, 0.2, 3) == drawn(50, 0.2, 3)
+    by_round = {tuple(drawn(50, 0.2, round)) for round in range(10)}
+    by_seed = {tuple(drawn(50, 0.2, seed=seed)) for seed in range(10)}
+    assert len(by_round) == len(by_seed) == 10
+
+
+def test_the_same_clients_are_drawn_whatever_their_order():
+    federation = crowd(20)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0)).tolist()
+    turned = federation.reordered(order)
+    for round in range(5):
+        chosen = [
+            {f.numbers[p] for p in Simulation(f, TOY).clients(round).sample(0.3).positions}
+            for f in (federation, turned)
+        ]
+        assert chosen[0] == chosen[1]
+
+
+def test_everybody_is_drawn_equally_often():
+    counts = torch.zeros(10)
+    simulation = simulate(10)
+    for round in range(1000):
+        counts[simulation.clients(round).sample(0.3).positions] += 1
+    expected, spread = 300, math.sqrt(1000 * 0.3 * 0.7)
+    assert (counts - expected).abs().max() < 4.5 * spread
+
+
+def test_participants_know_their_round_and_how_many_there_are():
+    chosen = simulate(8).clients(3).sample(0.5)
+    assert (len(chosen), chosen.total, chosen.round) == (4, 8, 3)
+    smaller = chosen.sample(0.5)
+    assert len(smaller) == 2
+    assert set(smaller.positions.tolist()) <= set(chosen.positions.tolist())
+
+
+# Keys
+
+
+@engines
+def test_keys_differ_by_client_call_step_round_and_seed(engine):
+    seen: list[int] = []
+    for seed in range(2):
+        simulation = simulate(4, engine, seed)
+        for round in range(2):
+            everyone = simulation.clients(round)
+            for step in (TOY.tell_key, TOY.other_step, TOY.tell_key):
+                seen += everyone.map(step, ToAll(Empty())).value.tolist()
+    assert len(set(seen)) == len(seen) == 2 * 2 * 3 * 4
+
+
+def test_a_step_mapped_again_on_a_share_of_the_clients_gets_fresh_noise():
+    everyone = simulate(4).clients(0)
+    first = everyone.map(TOY.tell_key, ToAll(Empty())).value.tolist()
+    again = everyone.sample(0.5).map(TOY.tell_key, ToAll(Empty())).value.tolist()
+    third = everyone.map(TOY.tell_key, ToAll(Empty())).value.tolist()
+    assert len({*first, *again, *third}) == 10
+
+
+@engines
+def test_a_clients_key_follows_its_number_not_its_place(engine):
+    federation = crowd(4)
+    straight, turned = (
+        Simulation(f, TOY, engine=engine).clients(2).map(TOY.tell_key, ToAll(Empty())).value
+        for f in (federation, federation.reordered([2, 0, 3, 1]))
+    )
+    assert straight[[2, 0, 3, 1]].tolist() == turned.tolist()
+
+
+@engines
+def test_a_clients_key_does_not_depend_on_who_else_takes_part(engine):
+    whole = simulate(6, engine).clients(0).map(TOY.tell_key, ToAll(Empty())).value
+    chosen = simulate(6, engine).clients(0).sample(0.5)
+    part = chosen.map(TOY.tell_key, ToAll(Empty())).value
+    assert part.tolist() == whole[chosen.positions].tolist()
+
+
+def test_the_servers_key_differs_by_round():
+    simulation = simulate()
+    keys = [int(simulation.clients(round).key) for round in (-1, 0, 1)]
+    assert len(set(keys)) == 3
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown engine 'fusd'; did you mean 'fused'\?"):
+        simulate(engine="fusd")
+
+
+# What is not a number
+
+
+@engines
+def test_a_reply_that_is_not_finite_names_client_step_and_round(engine):
+    message = ToEach(torch.tensor([1.0, 2.0, 0.0, 0.0]))
+    with pytest.raises(StepError) as caught:
+        simulate(4, engine).clients(5).map(TOY.divide, message)
+    error = caught.value
+    assert (error.client, error.step, error.round) == (2, "divide", 5)
+    assert str(error).startswith(
+        "client 2, step divide, round 5: training diverged ('value.b' is not finite"
+    )
+
+
+@engines
+def test_under_partial_participation_the_right_client_is_named(engine):
+    simulation = simulate(8, engine)
+    chosen = simulation.clients(0).sample(0.5)
+    bad = int(chosen.positions[-1])
+    values = torch.ones(8)
+    values[bad] = 0
+    with pytest.raises(StepError, match=f"client {bad}, step divide, round 0"):
+        chosen.map(TOY.divide, ToEach(values))
+
+
+@engines
+def test_a_private_state_that_is_not_finite_is_found_if_nothing_leaves(engine):
+    message = ToEach(torch.tensor([1.0, 2.0, 0.0, 0.0]))
+    with pytest.raises(StepError, match=r"client 2, step hide, round 1: .*'kept'"):
+        simulate(4, engine).clients(1).map(TOY.hide, message)
+
+
+@engines
+def test_a_refused_reply_is_not_counted_as_traffic(engine):
+    simulation = simulate(4, engine)
+    with pytest.raises(StepError):
+        simulation.clients(0).map(TOY.divide, ToAll(torch.tensor(0.0)))
+    assert not simulation.ledger.entries
+
+
+@engines
+@pytest.mark.parametrize("optimizer", [Adam(lr=1e30), SGD(lr=1e30)], ids=["adam", "sgd"])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_run_that_diverges_stops_with_client_step_and_round(name, epochs, optimizer, engine):
+    method = METHODS[name](GCN(FEATURES, CLASSES, hidden=4), optimizer=optimizer, epochs=epochs)
+    experiment = Experiment(method, small_federation(), rounds=4, engine=engine)
+    with pytest.raises(StepError, match=r"client \d, step \w+, round \d: training diverged") as c:
+        experiment.run()
+    assert c.value.round <= 1
