@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+
+# Read when torch is loaded: threads that wait in a busy loop starve each other's processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 
 from atoll.core.errors import DataError
@@ -15,6 +20,15 @@ from atoll.data.fetch import fetch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = REPOSITORY.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """On tensors this small, waking a pool of threads costs more than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

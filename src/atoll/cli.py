@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll import __version__
+from atoll.options import DATA_ROOT, FEDERATION, FILES, TRAINING, options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,98 +77,12 @@ def main(ctx: click.Context, debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-# fmt: off
-DATA_ROOT = click.option(
-    "--data-root", metavar="DIR",
-    help="Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]")
-FEDERATION = (
-    click.option(
-        "--data", metavar="NAME|PATH",
-        help="lagoon (built in), a data set's name, or a path to your own.  [default: lagoon]"),
-    click.option(
-        "--clients", type=int, metavar="K",
-        help="Number of clients.  [default: the protocol's, or one per owner]"),
-    click.option(
-        "--partition", metavar="NAME",
-        help="How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
-        "[default: by owner if the data name owners, else the protocol's]"),
-    click.option(
-        "--split", metavar="NAME",
-        help="How nodes become training, validation and test nodes: stratified, random, given, "
-        "...  [default: the protocol's]"),
-    click.option(
-        "--protocol", metavar="NAME",
-        help="strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"),
-    click.option(
-        "--allow", multiple=True, metavar="WHAT",
-        help="Accept clients with no-edge or single-class; repeatable."),
-    click.option("--schema", metavar="FILE", help="Column roles of your own tables (TOML)."),
-    click.option(
-        "--own", multiple=True, metavar="KEY=VALUE",
-        help="How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable."),
-    DATA_ROOT,
-)
-"""What decides a federation: the same options for `run` and `inspect`."""
-TRAINING = (
-    click.option("--rounds", type=int, metavar="R", help="Rounds.  [default: the protocol's]"),
-    click.option(
-        "--epochs", type=int, metavar="E",
-        help="Local epochs per round.  [default: the protocol's]"),
-    click.option(
-        "--fraction", type=float, metavar="F",
-        help="Share of clients in each round.  [default: 1]"),
-    click.option("--seeds", type=int, metavar="N", help="How many seeds to run.  [default: 1]"),
-    click.option("--seed", type=int, metavar="S", help="The first seed.  [default: 0]"),
-    click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE",
-        help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
-        "repeatable."),
-    click.option(
-        "--evaluate", metavar="MODEL",
-        help="Which model is scored: deployed or local.  [default: the protocol's]"),
-    click.option(
-        "--compat", multiple=True, metavar="NAME",
-        help="Switch on a known fault of a public code (dropout-at-eval); repeatable."),
-    click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
-    click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
-    click.option(
-        "--chunk", type=int, metavar="K",
-        help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
-)
-FILES = (
-    click.option(
-        "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path),
-        help="A TOML file of options, for example the config.toml of a saved run."),
-    click.option(
-        "--out", metavar="DIR", type=click.Path(path_type=Path),
-        help="Folder for the result.  [default: a new one in atoll-runs]"),
-    click.option(
-        "--resume", "resume_from", metavar="DIR", type=click.Path(path_type=Path),
-        help="Continue the stopped run in DIR."),
-    click.option("--save-every", type=float, default=10.0, hidden=True),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line."),
-    click.option("--quiet", is_flag=True, help="No progress, no table."),
-)
-# fmt: on
-
-
-def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, in the order of the help page."""
-
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 @main.command(
     short_help="Run a method on a federation and save the result.",
     epilog="For example: atoll run fedprox --data cora --clients 10 --set mu=0.1 --seeds 3",
 )
 @click.argument("method", required=False)
-@_options(*FEDERATION, *TRAINING, *FILES)
+@options(*FEDERATION, *TRAINING, *FILES)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -295,7 +210,7 @@ def demo(ctx: click.Context, rounds: int, seeds: int, clients: int, out: Path | 
     from atoll.study.run import check_folder, run_config
     from atoll.study.show import Watcher
 
-    folder, names = out or _fresh_folder("demo"), ("local", "fedavg", "fedprox")
+    folder, names = out or _fresh_folder("demo"), ("local", "fedavg", "fedath")
     given = {"clients": clients, "rounds": rounds, "seeds": seeds}
     configs = [make_config(method=name, **given) for name in names]
     for name in names:
@@ -375,7 +290,7 @@ def _say(text: str) -> None:
 
 
 @main.command()
-@_options(*FEDERATION)
+@options(*FEDERATION)
 @click.option("--seed", type=int, metavar="S", help="Of partition and split.  [default: 0]")
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder for plots and numbers."
@@ -398,3 +313,22 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     for note in notes:
         console.print(Text(note, style="dim"))
     console.print(inspect_federation(federation, out, seed=asked.seed))
+
+
+@main.command()
+@click.argument("folder", metavar="RESULT_DIR", type=click.Path(path_type=Path))
+@click.option("--seed", type=int, metavar="S", help="Which of the run's seeds.  [default: first]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+              help="Where to write.  [default: RESULT_DIR/explain]")  # fmt: skip
+@click.option("--form", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True)
+def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None:
+    """Show which edges a method trusts (fedath): weights per client, plots, distances."""
+    from atoll.study.explain import explain as explain_run
+    from atoll.study.explain import explanation_table, write_explanation
+
+    found = explain_run(folder, seed)
+    to = out or folder / "explain"
+    write_explanation(found, to, form)
+    console = _console(stderr=False)
+    console.print(explanation_table(found))
+    console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
+from atoll.data.datasets import load_dataset
 from atoll.data.partition import GROUPS, Partition, divide
 from atoll.data.partition.communities import groups_of, networkx_louvain, scikit_louvain
 from atoll.data.partition.packing import (
@@ -29,14 +28,8 @@ from atoll.data.source import GraphSet, Source
 
 
 @pytest.fixture(scope="module")
-def cora_source() -> Source:
-    root = os.environ.get("ATOLL_DATA", "")
-    if not root or not (Path(root) / "Planetoid" / "Cora").is_dir():
-        pytest.skip("ATOLL_DATA names no folder with Planetoid/Cora")
-    from torch_geometric.datasets import Planetoid
-
-    data = Planetoid(root=str(Path(root) / "Planetoid"), name="Cora")[0]
-    return Source("cora", data.x.numpy(), data.edge_index.numpy(), data.y.numpy(), 7)
+def cora_source(real_data) -> Source:
+    return load_dataset("cora", real_data("cora"))
 
 
 @pytest.fixture(scope="module")
@@ -245,13 +238,8 @@ def test_cora_dirichlet_alpha_is_the_skew(cora_source):
 
 @pytest.mark.data
 @pytest.mark.parametrize("recipe", ["louvain", "metis"])
-def test_arxiv_structure_needs_no_dense_matrix(recipe):
-    root = os.environ.get("ATOLL_DATA", "")
-    raw = Path(root) / "ogbn_arxiv_NO_FEATURES" / "ogbn_arxiv" / "raw"
-    if not root or not raw.is_dir():
-        pytest.skip("ATOLL_DATA names no folder with ogbn_arxiv_NO_FEATURES")
-    edges = np.loadtxt(raw / "edge.csv.gz", delimiter=",", dtype=np.int64).T
-    source = Source("arxiv", np.ones((169343, 1), np.float32), edges, np.zeros(169343, int), 1)
+def test_arxiv_structure_needs_no_dense_matrix(recipe, real_data):
+    source = load_dataset("ogbn-arxiv-structure", real_data("ogbn-arxiv-structure"))
     partition = divide(source, recipe, 10)
     assert np.array_equal(np.sort(np.concatenate(partition.parts)), np.arange(169343))
     assert max(partition.sizes) < 1.05 * 16934

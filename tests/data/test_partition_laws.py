@@ -194,7 +194,7 @@ def two_cliques() -> Source:
     ("recipe", "clients", "options", "error", "words"),
     [
         ("louvian", 2, {}, ConfigError, "unknown partition 'louvian'; did you mean 'louvain'?"),
-        ("metis:5", 2, {}, ConfigError, "unknown partition 'metis:5'"),
+        ("metis:5", 2, {}, ConfigError, "options follow the name as metis:key=value"),
         ("feature-skew", 2, {}, ConfigError, "divides sets of graphs, but 'cliques' is one graph"),
         ("louvain", None, {}, ConfigError, "must be a whole number of at least 1, but is None"),
         ("louvain", 0, {}, ConfigError, "at least 1, but is 0"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,20 +12,15 @@ import torch
 from scipy.sparse.csgraph import connected_components
 
 from atoll.core.errors import ConfigError, DataError
+from atoll.data.datasets import load_dataset
 from atoll.data.partition import divide
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
 from atoll.data.split import SPLITS, split
 
 
 @pytest.fixture(scope="module")
-def cora_source() -> Source:
-    root = os.environ.get("ATOLL_DATA", "")
-    if not root or not (Path(root) / "Planetoid" / "Cora").is_dir():
-        pytest.skip("ATOLL_DATA names no folder with Planetoid/Cora")
-    from torch_geometric.datasets import Planetoid
-
-    data = Planetoid(root=str(Path(root) / "Planetoid"), name="Cora")[0]
-    return Source("cora", data.x.numpy(), data.edge_index.numpy(), data.y.numpy(), 7)
+def cora_source(real_data) -> Source:
+    return load_dataset("cora", real_data("cora"))
 
 
 def labelled(y: np.ndarray, roles: np.ndarray | None = None) -> Source:

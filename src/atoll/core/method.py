@@ -141,6 +141,9 @@ class Method(ABC):
     paper: ClassVar[str]
     """Authors, title, venue and year, for `atoll methods`."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
+
     deployed: ClassVar[str] = "global"
     """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
 

@@ -270,11 +270,11 @@ def _read_tensors(path: Path) -> dict[str, Any]:
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
 
+    # Leaving the context unregisters what it was given, so PyG's own registrations stay out of it.
+    known = torch.serialization.get_safe_globals()
+    needed = [c for c in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if c not in known]
     try:
-        with (
-            warnings.catch_warnings(),
-            torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]),
-        ):
+        with warnings.catch_warnings(), torch.serialization.safe_globals(needed):
             warnings.simplefilter("ignore")  # of old pickle protocols
             content = torch.load(path, map_location="cpu", weights_only=True)
             content = content.to_dict() if isinstance(content, Data) else content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.core.errors import unknown
 from atoll.core.method import Method
+from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fedprox import FedProx
 from atoll.methods.local import Local
@@ -12,6 +13,7 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "fedath": FedATH,
 }
 
 
@@ -22,4 +24,4 @@ def method_class(name: str) -> type[Method]:
     return METHODS[name.lower()]
 
 
-__all__ = ["METHODS", "FedAvg", "FedProx", "Local", "method_class"]
+__all__ = ["METHODS", "FedATH", "FedAvg", "FedProx", "Local", "method_class"]

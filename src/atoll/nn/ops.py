@@ -202,7 +202,7 @@ class _EntryDot(Function):
     def forward(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         # In pieces: the products of all entries at once may take more memory than the graph.
         piece = max(1, _PIECE // max(1, a.shape[1]))
-        parts = zip(rows.split(piece), columns.split(piece), strict=True)
+        parts = zip(torch.split(rows, piece), torch.split(columns, piece), strict=True)
         return torch.cat([(a.index_select(0, r) * b.index_select(0, c)).sum(-1) for r, c in parts])
 
     @staticmethod

@@ -222,17 +222,23 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
     """The method of a resolved configuration, with its network and optimizer."""
     cls = method_class(config.method)
     settings = dict(config.set)
+    preset = str(settings.pop("preset", ""))
+    if preset:
+        if preset not in cls.presets:
+            raise unknown(f"preset of {config.method}", preset, cls.presets)
+        settings = {**cls.presets[preset], **settings}
     net_name = str(settings.pop("net", "gcn")).lower()
     if net_name not in NETS:
         raise unknown("net", net_name, NETS)
-    optimizer_name = str(settings.pop("optimizer", "adam")).lower()
-    if optimizer_name not in OPTIMIZERS:
+    optimizer_name = str(settings.pop("optimizer", "")).lower()
+    if optimizer_name and optimizer_name not in OPTIMIZERS:
         raise unknown("optimizer", optimizer_name, OPTIMIZERS)
     net = NETS[net_name](features=features, classes=classes)
     method: Any = cls(net=net)
     parts: dict[str, Any] = {"method": method, "net": net}
     if "optimizer" in _names(method):
-        parts["optimizer"] = OPTIMIZERS[optimizer_name]()
+        # A method may start from another rate than the optimizer's own default.
+        parts["optimizer"] = OPTIMIZERS[optimizer_name]() if optimizer_name else method.optimizer
     if "epochs" in _names(method):
         settings.setdefault("epochs", config.epochs or 3)
     for key, value in settings.items():
@@ -259,7 +265,7 @@ def _owner(key: str, parts: Mapping[str, Any], method: str) -> tuple[str, str]:
         if key in _names(candidate) and key not in _FIXED:
             return owner, key
     keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
-    raise unknown(f"hyper-parameter of {method}", key, [*keys, "net", "optimizer"])
+    raise unknown(f"hyper-parameter of {method}", key, [*keys, "net", "optimizer", "preset"])
 
 
 def _with(part: Any, name: str, value: Value) -> Any:

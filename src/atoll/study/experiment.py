@@ -178,7 +178,7 @@ class Run:
     def _score_local(self, chosen: Participants) -> np.ndarray:
         """Local models of those who trained; the others' last numbers still hold."""
         past = self.history.scores["local"]
-        empty = np.full((chosen.total, len(ROLES), len(METRICS)), np.nan, dtype=np.float32)
+        empty = np.full((chosen.total, len(ROLES), len(METRICS)), np.nan)
         scores = past[-1].copy() if past else empty
         if "train" not in chosen.replies:
             return scores
@@ -224,11 +224,11 @@ class Run:
 
 
 def _numbers(scores: Scores) -> np.ndarray:
-    """Stacked scores -> (K, 3, 5) float32, NaN where a client has no such number."""
+    """Stacked scores -> (K, 3, 5), NaN where a client has no such number."""
     confusion = scores.confusion.cpu().numpy()
     numbers = from_confusion(confusion)
     empty = confusion.sum((-1, -2)) == 0
     auc = scores.auc.cpu().numpy()
     numbers["auc"] = np.where(auc < 0, np.nan, auc)
     numbers["loss"] = np.where(empty, np.nan, scores.loss.cpu().numpy())
-    return np.stack([numbers[m] for m in METRICS], axis=-1).astype(np.float32)
+    return np.stack([numbers[m] for m in METRICS], axis=-1)

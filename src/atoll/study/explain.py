@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
@@ -157,6 +158,27 @@ def write_explanation(found: Explanation, out: Path, form: str = "csv") -> list[
     path = out / "summary.json"
     path.write_text(json.dumps(summary, indent=2))
     return [*written, path, *_plots(found, out)]
+
+
+def explanation_table(found: Explanation) -> Table:
+    """The summary for people."""
+    plain, causal = found.distance["all edges"], found.distance["causal edges"]
+    table = Table(
+        title="Median causal weight of edges, and size of the propagation matrix",
+        caption=f"Same-class nodes of different clients are {plain:.3f} apart with all edges and "
+        f"{causal:.3f} with causal weights (Wasserstein). {found.bytes_up:,} bytes went up per "
+        f"client and round; the shared networks explain {found.bytes_shared:,}.",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("client", "edges", "same class", "different class", "norm", "norm, all edges"):
+        table.add_column(name, justify="right")
+    for number, client in enumerate(found.clients):
+        picked = [client.weight[client.alike == alike] for alike in (True, False)]
+        medians = [f"{np.median(weights):.2f}" if weights.size else "-" for weights in picked]
+        norms = (f"{client.norm:.2f}", f"{client.norm_plain:.2f}")
+        table.add_row(str(number), str(client.weight.size), *medians, *norms)
+    return table
 
 
 def _median(found: Explanation, *, alike: bool) -> float:

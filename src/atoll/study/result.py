@@ -99,7 +99,7 @@ class Result:
             "method": config.method, "data": config.data, "clients": self.clients,
             "partition": config.partition, "split": config.split, "protocol": config.protocol,
             "engine": self.engine, "device": self.device, "rounds": config.rounds,
-            "seeds": [seed.seed for seed in self.seeds], "scored": self.scored,
+            "seeds": len(self.seeds), "seed": self.seeds[0].seed, "scored": self.scored,
             "metrics": self.metrics(), "seconds": self.seconds(), "bytes": self.bytes(),
             "out": None if self.out is None else str(self.out),
         }  # fmt: skip
