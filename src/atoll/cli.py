@@ -315,7 +315,7 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     console.print(inspect_federation(federation, out, seed=asked.seed))
 
 
-@main.command()
+@main.command(short_help="Show which edges a method trusts (fedath).")
 @click.argument("folder", metavar="RESULT_DIR", type=click.Path(path_type=Path))
 @click.option("--seed", type=int, metavar="S", help="Which of the run's seeds.  [default: first]")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -252,16 +251,6 @@ def test_a_damaged_checkpoint(cli, tmp_path: Path) -> None:
 # Graphs that nobody can train on.
 
 
-@pytest.fixture
-def registrations() -> Iterator[None]:
-    """Loading a .pt file takes PyG's classes off torch's list (see test_load.py); put them back."""
-    import torch_geometric.data  # noqa: F401  # registers them
-
-    before = torch.serialization.get_safe_globals()
-    yield
-    torch.serialization.add_safe_globals(before)
-
-
 def save(path: Path, x: object, y: object, edges: object = ((0, 1, 2, 3), (1, 2, 3, 0))) -> None:
     tensors = {"x": x, "y": y, "edge_index": edges}
     torch.save({name: torch.as_tensor(np.array(value)) for name, value in tensors.items()}, path)
@@ -280,7 +269,6 @@ X, Y = [[1.0], [2.0], [3.0], [4.0]], [0, 1, 0, 1]
         (np.zeros((0, 1)), np.zeros(0, int), np.zeros((2, 0), int), ("g.pt", "no nodes")),
     ],
 )
-@pytest.mark.usefixtures("registrations")
 def test_unusable_graphs(cli, tmp_path: Path, x, y, edges, parts: tuple[str, ...]) -> None:
     given = () if edges is None else (edges,)
     save(tmp_path / "g.pt", x, y, *given)
@@ -289,7 +277,6 @@ def test_unusable_graphs(cli, tmp_path: Path, x, y, edges, parts: tuple[str, ...
         assert part in found
 
 
-@pytest.mark.usefixtures("registrations")
 def test_more_clients_than_nodes(cli, tmp_path: Path) -> None:
     save(tmp_path / "g.pt", X, Y)
     assert refusal(cli, "run", "--data", "g.pt", "--partition", "random", "--clients", 5) == (
@@ -297,7 +284,6 @@ def test_more_clients_than_nodes(cli, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("registrations")
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "dirichlet"])
 def test_too_many_clients_for_a_partition(cli, tmp_path: Path, partition: str) -> None:
     save(tmp_path / "g.pt", X, Y)

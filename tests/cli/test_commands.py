@@ -172,11 +172,11 @@ def test_the_demo_compares_three_methods(cli, tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "5 libraries own parts of one citation graph; nobody shows theirs."
-    assert [line.split()[0] for line in lines if re.match(r"(local|fedavg|fedprox) ", line)] == [
-        "local", "fedavg", "fedprox",
+    assert [line.split()[0] for line in lines if re.match(r"(local|fedavg|fedath) ", line)] == [
+        "local", "fedavg", "fedath",
     ]  # fmt: skip
     assert lines[-1] == "Saved in d"
-    for name in ("local", "fedavg", "fedprox"):
+    for name in ("local", "fedavg", "fedath"):
         assert (tmp_path / "d" / name / "result.json").exists()
     found = cli("demo", "--out", "d", code=2).stderr
     assert "already holds a run" in found

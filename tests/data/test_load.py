@@ -135,10 +135,6 @@ def test_a_set_of_graphs_is_not_one_graph() -> None:
         one_graph(graphs)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="own.py's safe_globals(...) removes, on leaving, what PyG registered when imported",
-)
 def test_loading_a_pt_file_does_not_spoil_public_data_sets(tmp_path: Path) -> None:
     code = (
         "import sys, torch, torch_geometric.data\n"

@@ -176,7 +176,8 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
     first = atoll.run("fedprox", out=tmp_path / "a", **options)
     assert sorted(contents(tmp_path / "a")) == [
         "config.toml", "ledger.csv", "metrics.csv", "result.json", "seed-0/checkpoint.atoll",
-        "seed-1/checkpoint.atoll",
+        "seed-0/partition.npz",
+        "seed-1/checkpoint.atoll", "seed-1/partition.npz",
     ]  # fmt: skip
     again = run_config(
         make_config(**read_config(tmp_path / "a" / "config.toml")), out=tmp_path / "b"
@@ -381,4 +382,8 @@ def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
     options = {**SMALL, "rounds": 20, "set": {"optimizer": "sgd", "lr": 9e5, "weight_decay": 1e3}}
     with pytest.raises(StepError):
         atoll.run("fedavg", out=tmp_path, save_every=0, **options)
-    assert sorted(contents(tmp_path)) == ["config.toml", "seed-0/checkpoint.atoll"]
+    assert sorted(contents(tmp_path)) == [
+        "config.toml",
+        "seed-0/checkpoint.atoll",
+        "seed-0/partition.npz",
+    ]

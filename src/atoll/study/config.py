@@ -144,12 +144,13 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
     built_in = config.data.partition(":")[0] == "lagoon"
     partition = config.partition or ("column:owner" if built_in else rules.partition)
     by_column = partition.startswith("column:") and not built_in
+    clients = config.clients if by_column else config.clients or rules.clients
     filled = msgspec.structs.replace(
         config,
         method=config.method.lower(),
-        clients=config.clients if by_column else config.clients or rules.clients,
+        clients=clients,
         partition=partition,
-        split=config.split or rules.split,
+        split=config.split or _split(rules, clients),
         ratios=config.ratios or rules.ratios,
         rounds=config.rounds or rules.rounds,
         epochs=None if "method" in config.objects else epochs,
@@ -158,6 +159,13 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
     )
     _check_names(filled)
     return _with_owner(filled), rules
+
+
+def _split(rules: Protocol, clients: int | None) -> str:
+    """The protocol's split; for some it depends on the number of clients which draw that is."""
+    if clients is None or clients not in rules.draws:
+        return rules.split
+    return f"{rules.split}:draw={rules.draws[clients]}"
 
 
 def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:

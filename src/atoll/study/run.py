@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from typing import Protocol as TypingProtocol
 
 import msgspec
+import numpy as np
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -175,6 +177,8 @@ def run_config(
             if out is not None:
                 write_atomically(out / "config.toml", config_text(config).encode())
             observer.begin(config, engine, why, notes)
+        if out is not None:
+            save_partition(federation, out / f"seed-{number}" / "partition.npz")
         chosen = method or build_method(config, federation.features, federation.classes)
         experiment = Experiment(
             chosen, federation, rounds=config.rounds or rules.rounds, fraction=config.fraction,
@@ -267,6 +271,14 @@ def make_federation(
         split=config.split or rules.split, ratios=config.ratios, seed=data_seed, allow=config.allow,
     )  # fmt: skip
     return federation, notes, config
+
+
+def save_partition(federation: Federation, path: Path) -> None:
+    """Node ids of every client, in the whole graph's numbering: who owned what in this run."""
+    ids: dict[str, Any] = {f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)}
+    content = io.BytesIO()
+    np.savez_compressed(content, **ids)
+    write_atomically(path, content.getvalue())
 
 
 def name_configuration(
