@@ -79,9 +79,9 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "fedath": Protocol(
         "fedath",
-        "FedATH's tables: FedTAD's data, lr 1e-3 (--evaluate local scores as its code does)",
-        partition="louvain-fedtad", split="fedtad", data_seed=2022, clients=10, weights="nodes",
-        settings={"lr": 1e-3},
+        "FedATH's tables: FedTAD's data, lr 1e-3, the local model after training (docs/results)",
+        partition="louvain-fedtad", split="fedtad", data_seed=2024, clients=10, weights="nodes",
+        evaluate="local", settings={"lr": 1e-3},
     ),
     "fediih": Protocol(
         "fediih",
