@@ -40,16 +40,24 @@ def method_page(name: str) -> RenderableType:
     page = Table(title=f"Hyper-parameters (--set KEY=VALUE) of {name}", title_justify="left")
     for column in ("key", "default", "belongs to"):
         page.add_column(column)
-    net, optimizer = NETS["gcn"], OPTIMIZERS["adam"]
-    for part, owner in ((cls, "method"), (net, "net (gcn)"), (optimizer, "optimizer (adam)")):
+    for part, owner in ((cls, "method"), (NETS["gcn"], "net (gcn)")):
         for key, default in _defaults(part):
             page.add_row(key, escape(str(default)), owner)
+    # A method may start from another learning rate than the optimizer's own.
+    optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
+    for key, _ in _defaults(type(optimizer)):
+        page.add_row(key, str(getattr(optimizer, key)), "optimizer (adam)")
     page.add_row("net", "gcn", f"one of {', '.join(NETS)}")
     page.add_row("optimizer", "adam", f"one of {', '.join(OPTIMIZERS)}")
+    for preset, settings in cls.presets.items():
+        words = ", ".join(f"{key}={value}" for key, value in settings.items())
+        page.add_row("preset", preset, escape(words))
     words = inspect.getdoc(sys.modules[cls.__module__]) or ""
     return Group(Text(_unwrapped(words)), Text(f"\nPaper: {cls.paper}\n"), page)
 
 
+PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
+"""What every method's docstring says, each on a line of its own."""
 SOURCE_WIDTH = 100
 """How wide the lines of a docstring may be."""
 
@@ -61,7 +69,8 @@ def _unwrapped(words: str) -> str:
     for line in words.splitlines():
         first_word = re.match(r"\S*", line)
         full = len(last) + 1 + len(first_word[0] if first_word else "") > SOURCE_WIDTH - 4
-        if first_word and first_word[0] and full and not last.startswith(" "):
+        fresh = line.startswith(PARAGRAPHS)
+        if first_word and first_word[0] and full and not fresh and not last.startswith(" "):
             lines[-1] += f" {line}"
         else:
             lines.append(line)

@@ -275,7 +275,9 @@ def make_federation(
 
 def save_partition(federation: Federation, path: Path) -> None:
     """Node ids of every client, in the whole graph's numbering: who owned what in this run."""
-    ids: dict[str, Any] = {f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)}
+    ids: dict[str, Any] = {
+        f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)
+    }
     content = io.BytesIO()
     np.savez_compressed(content, **ids)
     write_atomically(path, content.getvalue())
