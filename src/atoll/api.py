@@ -8,6 +8,7 @@ from typing import Any
 from atoll.core.federation import Federation
 from atoll.data.federate import federate
 from atoll.data.load import load as load_any
+from atoll.data.load import one_graph
 from atoll.data.source import GraphSet, Source
 
 
@@ -23,7 +24,7 @@ def load(name: str, *, root: str | Path | None = None, **options: Any) -> Source
 
 
 def partition(
-    source: Source,
+    source: Source | GraphSet,
     recipe: str = "louvain",
     *,
     clients: int | None = 5,
@@ -39,8 +40,6 @@ def partition(
         seed: Of the partition and the split.
         **options: split, ratios, allow and more, see `atoll.data.federate.federate`.
     """
-    by_column = recipe.startswith("column:")
-    return federate(
-        source.undirected_simple(), clients=None if by_column else clients, partition=recipe,
-        seed=seed, **options,
-    )  # fmt: skip
+    count = None if recipe.startswith("column:") else clients
+    graph = one_graph(source).undirected_simple()
+    return federate(graph, clients=count, partition=recipe, seed=seed, **options)

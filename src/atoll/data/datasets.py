@@ -221,9 +221,8 @@ def dataset_info(name: str) -> DatasetInfo:
     # The name becomes a folder and a file name, so it must not be able to leave the data root.
     if plain != given and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", plain):
         return DatasetInfo(f"tu:{plain}", "TUDataset", plain, graphs=None)
-    raise ConfigError(
-        f"{unknown('data set', given, _BY_LOWER)}; any other TUDataset is written 'tu:NAME'"
-    )
+    sentence = str(unknown("data set", given, _BY_LOWER))
+    raise ConfigError(f"{sentence} (any other TUDataset is written 'tu:NAME')")
 
 
 def data_root(given: str | Path | None = None) -> Path:

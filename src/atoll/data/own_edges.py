@@ -42,7 +42,7 @@ def no_dangling(
     if options.dangling == "error":
         raise DataError(
             f"{sentence(int(np.argmin(good)))} ({missing} such edges in all); add the nodes, or "
-            f"choose dangling = drop"
+            "leave such edges out with --own dangling=drop"
         )
     findings.count("dangling_edges", missing)
     weight = None if ends.weight is None else ends.weight[good]

@@ -140,8 +140,9 @@ def check_source(source: Source) -> Source:
             f"{source.classes - 1}, or -1 where unknown"
         )
     if source.edges.shape[1] and (source.edges.min() < 0 or source.edges.max() >= n):
+        outside = source.edges[(source.edges < 0) | (source.edges >= n)]
         raise DataError(
-            f"data '{name}' has an edge to node {int(source.edges.max())}, but its nodes are "
-            f"numbered 0 to {n - 1}"
+            f"data '{name}' has an edge to node {int(outside[0])}, but its nodes are numbered 0 to "
+            f"{n - 1}"
         )
     return source

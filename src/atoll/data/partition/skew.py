@@ -36,7 +36,7 @@ def dirichlet(
         raise DataError(
             f"partition 'dirichlet' gives each client at least {least} of the {count} members of "
             f"'{source.name}', too few for {clients} clients; "
-            f"use at most {count // least} clients, or a smaller least"
+            f"use at most {max(1, count // least)} clients, or a smaller least (dirichlet:least=1)"
         )
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):
