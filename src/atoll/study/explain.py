@@ -11,7 +11,7 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -207,35 +207,42 @@ def _plots(found: Explanation, out: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     weights, norms, distance = figure.subplots(1, 3)
-    for alike, label, colour in (
-        (True, "same class", "#0072B2"),
-        (False, "different class", "#D55E00"),
-    ):
-        values = np.concatenate([c.weight[c.alike == alike] for c in found.clients])
-        if values.size:
-            weights.hist(values, bins=40, range=(0, 1), density=True, alpha=0.55, color=colour,
-                         label=f"{label} (median {np.median(values):.2f})")  # fmt: skip
-    weights.set(xlabel="causal weight of the edge", ylabel="density", title="Which edges count")
-    weights.legend()
-    place = np.arange(len(found.clients))
-    norms.bar(
-        place - 0.2, [c.norm_plain for c in found.clients], 0.4, label="all edges", color="#999999"
-    )
-    norms.bar(
-        place + 0.2, [c.norm for c in found.clients], 0.4, label="causal edges", color="#0072B2"
-    )
-    norms.set(xlabel="client", ylabel="Frobenius norm", title="Size of the propagation matrix",
-              xticks=place)  # fmt: skip
-    norms.legend()
-    bars = distance.bar(
-        list(found.distance), list(found.distance.values()), color=["#999999", "#0072B2"]
-    )
-    distance.bar_label(bars, fmt="%.2f")
-    distance.set(ylabel="average Wasserstein distance",
-                 title="Same class, different clients: how far apart")  # fmt: skip
+    _plot_weights(weights, found)
+    _plot_norms(norms, found)
+    names, values = list(found.distance), list(found.distance.values())
+    distance.bar_label(distance.bar(names, values, color=[PLAIN, CAUSAL], width=0.6), fmt="%.2f")
+    distance.set(title="How far apart same-class nodes\nof different clients are")
+    distance.set(ylabel="average Wasserstein distance")
+    distance.margins(y=0.12)
     path = out / "edges.png"
     figure.savefig(path, dpi=130)
     return [path]
+
+
+PLAIN, CAUSAL, OTHER = "#999999", "#0072B2", "#D55E00"  # distinct for colour-blind readers too
+BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2, "frameon": False}
+
+
+def _plot_weights(axes: Any, found: Explanation) -> None:
+    for alike, who, colour in ((True, "same class", CAUSAL), (False, "different class", OTHER)):
+        values = np.concatenate([c.weight[c.alike == alike] for c in found.clients])
+        if values.size:
+            label = f"{who} (median {np.median(values):.2f})"
+            axes.hist(values, bins=40, range=(0, 1), density=True, histtype="step", linewidth=2,
+                      color=colour, label=label)  # fmt: skip
+    axes.set(xlabel="causal weight of the edge", ylabel="density", title="Which edges count")
+    axes.legend(**BELOW)
+
+
+def _plot_norms(axes: Any, found: Explanation) -> None:
+    place = np.arange(len(found.clients))
+    axes.bar(
+        place - 0.2, [c.norm_plain for c in found.clients], 0.4, label="all edges", color=PLAIN
+    )
+    axes.bar(place + 0.2, [c.norm for c in found.clients], 0.4, label="causal edges", color=CAUSAL)
+    axes.set(xlabel="client", ylabel="Frobenius norm", title="Size of the propagation matrix")
+    axes.set(xticks=place)
+    axes.legend(**BELOW)
