@@ -174,6 +174,11 @@ def test_contract_of_the_variants(share):
     )
 
 
+def test_contract_of_the_public_codes_reading():
+    reading = {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 7.0}
+    check_method(lambda net: FedATH(net, **reading))
+
+
 def test_another_network_is_refused():
     with pytest.raises(ConfigError, match="net=gcn"):
         FedATH(SGC(11, 3))
@@ -182,7 +187,7 @@ def test_another_network_is_refused():
 def test_the_evaluator_sees_direction():
     """Scores of i -> j and j -> i differ: the input is an ordered pair."""
     scorer = EdgeGNN(11, 3, hidden=8)
-    method = FedATH(GCN(11, 3, hidden=8))
+    method = FedATH(GCN(11, 3, hidden=8), evaluator="gnn")
     graph = prepared(method)
     score = scorer(scorer.init(make_key(3)), graph)
     loops = graph.views["loops"]

@@ -72,10 +72,10 @@ class FedATH(Method):
 
     optimizer: Optimizer = Adam(lr=1e-3)
     epochs: int = 3
-    lam: float = 0.001
-    evaluator: Literal["mlp", "gnn"] = "gnn"
-    hsic: Literal["trace/N", "trace/(N-1)^2"] = "trace/N"
-    entropy: Literal["sum", "mean", "uniform"] = "sum"
+    lam: float = 0.1
+    evaluator: Literal["mlp", "gnn"] = "mlp"
+    hsic: Literal["trace/N", "trace/(N-1)^2"] = "trace/(N-1)^2"
+    entropy: Literal["sum", "mean", "uniform"] = "mean"
     use_entropy: bool = True
     use_hsic: bool = True
     share: Literal["cg", "cg+ee", "cg+bg", "all"] = "cg"
