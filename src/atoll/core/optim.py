@@ -116,7 +116,10 @@ def _adam(
     lists = [flat[i * count : (i + 1) * count] for i in range(4)]
     params, _, mean, square = lists
     counts = [steps.clone() for _ in params]
-    if batched:
+    if batched and steps.device.type == "cpu" and bool((steps == steps[0]).all()):
+        # Clients of the same age (nearly always): their leaves are one long leaf.
+        counts = [steps[0].clone() for _ in params]
+    elif batched:
         # Clients may have taken different numbers of steps, so each has leaves of its own.
         lists = [[row for leaf in part for row in leaf.unbind(0)] for part in lists]
         counts = [row for _ in params for row in steps.clone().unbind(0)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,17 +32,28 @@ def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 
 def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     """Derive a key: `fold(key, "dropout", layer)`. Tensors may carry a batch of numbers."""
-    fixed = 0
+    fixed: list[int | str] = []
     for part in parts:
         if isinstance(part, Tensor):
-            key = _mix64((key ^ fixed) * _MIX_B + part.to(torch.int64) * _MIX_A + _GOLDEN)
-            fixed = 0
+            key = _mix64((key ^ _salt(fixed)) * _MIX_B + part.to(torch.int64) * _MIX_A + _GOLDEN)
+            fixed = []
         else:
-            # Names live above every number that is used as a part, so "a" never equals some index.
-            number = zlib.crc32(part.encode()) + (1 << 33) if isinstance(part, str) else part
-            # Parts known beforehand are mixed in Python: a key then costs one hash, not one each.
-            fixed = _mix64_int(fixed * _MIX_B + number * _MIX_A + _GOLDEN)
-    return key if parts and isinstance(parts[-1], Tensor) else _mix64((key ^ fixed) * _MIX_B)
+            fixed.append(part)
+    return key if parts and isinstance(parts[-1], Tensor) else _salted(key, _salt(fixed))
+
+
+def _salt(parts: Sequence[int | str]) -> int:
+    """Parts known beforehand, mixed in Python: a key then costs one hash, not one for each."""
+    salt = 0
+    for part in parts:
+        # Names live above every number that is used as a part, so "a" never equals some index.
+        number = zlib.crc32(part.encode()) + (1 << 33) if isinstance(part, str) else part
+        salt = _mix64_int(salt * _MIX_B + number * _MIX_A + _GOLDEN)
+    return salt
+
+
+def _salted(key: Tensor, salt: int) -> Tensor:
+    return _mix64((key ^ salt) * _MIX_B)
 
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
@@ -66,7 +78,9 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
     return radius * torch.cos(2.0 * math.pi * uniform(fold(key, "angle"), shape, dtype))
 
 
-def dropout(h: Tensor, key: Tensor | None, rows: Tensor, rate: float) -> Tensor:
+def dropout(
+    h: Tensor, key: Tensor | None, rows: Tensor, rate: float, *purpose: int | str
+) -> Tensor:
     """Zero entries of h, (N, D), with probability `rate` and rescale; the identity without a key.
 
     Args:
@@ -74,10 +88,12 @@ def dropout(h: Tensor, key: Tensor | None, rows: Tensor, rate: float) -> Tensor:
         key: Where the noise comes from; None when predicting.
         rows: Node ids, (N,): noise belongs to a node, wherever it is stored.
         rate: Probability of a zero.
+        purpose: Folded into the key, as `fold(key, *purpose)` would be, at less cost.
     """
     if key is None or rate == 0.0:
         return h
-    mask: Tensor = _Keep.apply(key, rows, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
+    salt = _salt(purpose) if purpose else None
+    mask: Tensor = _Keep.apply(key, rows, salt, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
     return h * mask
 
 
@@ -155,7 +171,10 @@ class _Keep(torch.autograd.Function):
     """A dropout mask, already rescaled, as one op."""
 
     @staticmethod
-    def forward(key: Tensor, rows: Tensor, width: int, rate: float, dtype: torch.dtype) -> Tensor:
+    def forward(
+        key: Tensor, rows: Tensor, salt: int | None, width: int, rate: float, dtype: torch.dtype
+    ) -> Tensor:
+        key = key if salt is None else _salted(key, salt)
         # The smallest integer whose bits survive; int32 bits are uniform in [-2^31, 2^31).
         keep = _grid_bits(key, rows, width) >= int(rate * 2**32) - 2**31
         return keep.to(dtype).mul_(1.0 / (1.0 - rate))
@@ -166,11 +185,9 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
-        return None, None, None, None, None
+        return (None,) * 6
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, key: Tensor, rows: Tensor, width: int, rate: float, dtype: Any
-    ) -> tuple[Tensor, int]:
-        key, rows, width, rate, dtype = _batch_first(in_dims, key, rows, width, rate, dtype)
-        return _Keep.apply(key, rows, width, rate, dtype), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, *plain: Any) -> tuple[Tensor, int]:
+        key, rows = _batch_first(in_dims[:2], key, rows)
+        return _Keep.apply(key, rows, *plain), 0  # type: ignore[no-untyped-call]

@@ -70,8 +70,7 @@ class GAT:
         assert isinstance(edges, Sparse)
         h = _attend(edges, matmul(graph.views["x"], params[0]["weight"]), params[0])
         for number, layer in enumerate(params[1:], start=1):
-            noise = None if key is None else fold(key, "dropout", number)
-            h = dropout(functional.elu(h), noise, graph.ids, self.dropout)
+            h = dropout(functional.elu(h), key, graph.ids, self.dropout, "dropout", number)
             h = _attend(edges, h @ layer["weight"], layer)
         return h
 

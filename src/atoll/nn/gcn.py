@@ -70,7 +70,6 @@ class GCN:
     ) -> Tensor:
         h: Tensor = first + params[0]["bias"]
         for number, layer in enumerate(params[1:], start=1):
-            noise = None if key is None else fold(key, "dropout", number)
-            h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
+            h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
             h = propagate(h @ layer["weight"]) + layer["bias"]
         return h

@@ -61,8 +61,7 @@ class GIN:
                 h = matmul(adjacency, h @ layer["inner"]["weight"])
             h = torch.relu(h + layer["inner"]["bias"])
             h = torch.relu(h @ layer["outer"]["weight"] + layer["outer"]["bias"])
-            noise = None if key is None else fold(key, "dropout", number)
-            h = dropout(h, noise, graph.ids, self.dropout)
+            h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
         logits: Tensor = h @ last["weight"] + last["bias"]
         return logits
 

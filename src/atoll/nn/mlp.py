@@ -52,7 +52,6 @@ class MLP:
         """Logits, (N, C); a key turns dropout on."""
         h: Tensor = matmul(graph.views["x"], params[0]["weight"]) + params[0]["bias"]
         for number, layer in enumerate(params[1:], start=1):
-            noise = None if key is None else fold(key, "dropout", number)
-            h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
+            h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
             h = h @ layer["weight"] + layer["bias"]
         return h

@@ -57,7 +57,6 @@ class GraphSAGE:
         h: Tensor = matmul(graph.views["mean_x"], first["neighbour"]) + first["bias"]
         h = h + matmul(graph.views["x"], first["self"])
         for number, layer in enumerate(params[1:], start=1):
-            noise = None if key is None else fold(key, "dropout", number)
-            h = dropout(torch.relu(h), noise, graph.ids, self.dropout)
+            h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
             h = matmul(mean, h @ layer["neighbour"]) + h @ layer["self"] + layer["bias"]
         return h
