@@ -11,7 +11,7 @@ from atoll.core.errors import DataError
 from atoll.core.graph import Graph, View, with_views
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Clients' graphs, in an order that carries no meaning.
 
@@ -43,6 +43,13 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.graphs)
+
+    def __repr__(self) -> str:
+        sizes = [graph.num_nodes for graph in self.graphs]
+        return (
+            f"<Federation {self.name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} nodes, "
+            f"{self.features} features, {self.classes} classes>"
+        )
 
     @property
     def features(self) -> int:

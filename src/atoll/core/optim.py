@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.optim.adam import adam as fused_adam
 from torch.utils import _pytree as pytree
 
 from atoll.core.tree import Tree, leaves, record, tree_map
@@ -124,10 +123,12 @@ def _adam(
         lists = [[row for leaf in part for row in leaf.unbind(0)] for part in lists]
         counts = [row for _ in params for row in steps.clone().unbind(0)]
     parameters, gradients, means, squares = lists
-    fused_adam(
-        parameters, gradients, means, squares, [], counts, fused=True, amsgrad=False,
-        beta1=settings.beta1, beta2=settings.beta2, lr=settings.lr,
-        weight_decay=settings.weight_decay, eps=settings.eps, maximize=False,
+    # The kernel behind torch.optim.Adam(fused=True); its wrapper would load a compiler first.
+    torch._foreach_add_(counts, 1)
+    torch._fused_adam_(
+        parameters, gradients, means, squares, [], counts, amsgrad=False, beta1=settings.beta1,
+        beta2=settings.beta2, lr=settings.lr, weight_decay=settings.weight_decay,
+        eps=settings.eps, maximize=False,
     )  # fmt: skip
     return (steps + 1, *params, *mean, *square)
 

@@ -232,6 +232,8 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
     settings = dict(config.set)
     preset = str(settings.pop("preset", ""))
     if preset:
+        if not cls.presets:
+            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
@@ -273,7 +275,8 @@ def _owner(key: str, parts: Mapping[str, Any], method: str) -> tuple[str, str]:
         if key in _names(candidate) and key not in _FIXED:
             return owner, key
     keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
-    raise unknown(f"hyper-parameter of {method}", key, [*keys, "net", "optimizer", "preset"])
+    more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
+    raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])
 
 
 def _with(part: Any, name: str, value: Value) -> Any:

@@ -29,7 +29,7 @@ class SeedResult:
     ledger: Ledger
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """All seeds of one configuration.
 
@@ -45,6 +45,7 @@ class Result:
         environment: Versions and machine.
         federation: How the first seed's federation was made.
         out: Where it is saved.
+        hyperparameters: Every value of method, net and optimizer, defaults included.
         metric: What this data set is scored by; it picks the round.
     """
 
@@ -60,6 +61,15 @@ class Result:
     federation: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
     metric: str = "accuracy"
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": 0.0})
+        return (
+            f"<Result {self.config.method} on {self.config.data}: test accuracy "
+            f"{found['mean']:.4f} ± {found['std']:.4f} ({self.scored} model, {len(self.seeds)} "
+            f"seed(s), protocol {self.config.protocol})>"
+        )
 
     @property
     def scored(self) -> str:
@@ -110,6 +120,7 @@ class Result:
         whole = {
             **self.summary(),
             "out": str(out),
+            "hyperparameters": dict(self.hyperparameters),
             "weights": self.weights,
             "select": self.select,
             "environment": dict(self.environment),

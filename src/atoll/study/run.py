@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from typing import Protocol as TypingProtocol
@@ -190,6 +190,7 @@ def run_config(
     result = Result(
         config, tuple(seeds), type(chosen).deployed, rules.weights, rules.select, engine,
         device.type, setup, environment(), about, out, federation.metric,
+        asdict(chosen),
     )  # fmt: skip
     if out is not None:
         result.save(out)

@@ -116,7 +116,7 @@ def result_table(results: list[Result]) -> Group:
         f"Test nodes, in percent, {how}"
         + ("; mean ± standard deviation over seeds. " if several else ". ")
         + "scored: the model behind accuracy and F1; local: the client's own model right after "
-        "training."
+        "training; MB: what training moved, up and down, without scoring."
     )
     table = _result_rows(results)
     return Group(Text(title, style="bold"), Text(), table, Text(), Text(caption, style="dim"))
