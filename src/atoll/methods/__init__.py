@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from atoll.core.errors import unknown
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
@@ -18,10 +24,44 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_class(name: str) -> type[Method]:
-    """The method with this name."""
+    """The method with this name, or a user's own: "my_method.py:Mine" or "package.module:Mine"."""
+    if ":" in name:
+        return _own_method(name)
     if name.lower() not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name.lower()]
+
+
+def _own_method(text: str) -> type[Method]:
+    where, _, attribute = text.rpartition(":")
+    try:
+        found = getattr(_module(where), attribute, None)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigError(f"method '{text}' cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(
+            f"{where} has no class '{attribute}' that is a Method; see CONTRIBUTING.md"
+        )
+    return found
+
+
+def _module(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        return importlib.import_module(where)
+    path = Path(where).resolve()
+    if path.stem in sys.modules:
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"there is no file {where}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and records look their own module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
 
 
 __all__ = ["METHODS", "FedATH", "FedAvg", "FedProx", "Local", "method_class"]

@@ -147,7 +147,7 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
     clients = config.clients if by_column else config.clients or rules.clients
     filled = msgspec.structs.replace(
         config,
-        method=config.method.lower(),
+        method=config.method if ":" in config.method else config.method.lower(),
         clients=clients,
         partition=partition,
         split=config.split or _split(rules, clients),
