@@ -39,9 +39,8 @@ def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Callable[[Tensor], Tensor
         weight: One number per entry, (E,); self-loops keep weight one.
     """
     edge = edge_mask(adjacency)
-    weight = torch.where(adjacency.values != 0, edge * weight + (1 - edge), 0.0)
-    matrix = with_values(adjacency, weight)
-    scale = row_sum(adjacency, weight.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
+    matrix = with_values(adjacency, edge * weight + (1 - edge))
+    scale = row_sum(adjacency, matrix.values.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
     # Scaling the nodes before and after is cheaper than scaling every entry.
     return lambda h: scale * matmul(matrix, scale * h)
 
@@ -124,11 +123,14 @@ class EdgeGNN:
         h = torch.relu(matmul(gcn, h @ one["weight"]) + one["bias"])
         h = dropout(h, keys[1], graph.ids, self.dropout)
         h = matmul(gcn, h @ two["weight"])
-        e = torch.cat([at_columns(adjacency, h), at_rows(adjacency, h)], dim=-1)
         mask = edge_mask(adjacency)
-        for layer in params["mlp"]:
-            e = _batch_norm(e @ layer["weight"], mask, layer)
-            e = torch.relu(e)
+        first, *rest = params["mlp"]
+        # As in EdgeMLP: a layer on [h_i ‖ h_j] is the sum of one on h_i and one on h_j.
+        source, target = first["weight"].split(self.classes)
+        e = at_columns(adjacency, h @ source) + at_rows(adjacency, h @ target)
+        e = torch.relu(_batch_norm(e, mask, first))
+        for layer in rest:
+            e = torch.relu(_batch_norm(e @ layer["weight"], mask, layer))
         return _one_number(e, params["out"])
 
 
