@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -194,12 +193,11 @@ class Run:
 
     def snapshot(self, fingerprint: str) -> Tree:
         """Everything needed to continue with the same numbers."""
-        to_cpu: Callable[[Any], Any] = lambda tree: tree_map(lambda t: t.cpu(), tree)  # noqa: E731
         history = {k: [torch.from_numpy(a) for a in v] for k, v in self.history.scores.items()}
         return {
             "fingerprint": fingerprint,
-            "server": to_cpu(self.server),
-            "states": to_cpu(self.simulation.engine.export_states()),
+            "server": tree_map(torch.Tensor.cpu, self.server),
+            "states": tree_map(torch.Tensor.cpu, self.simulation.engine.export_states()),
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
@@ -213,9 +211,9 @@ class Run:
                 "(--resume DIR) or choose another --out"
             )
         device = self.experiment.device
-        on_device: Callable[[Any], Any] = lambda t: tree_map(lambda x: x.to(device), t)  # noqa: E731
-        self.server = on_device(tree["server"])
-        self.simulation.engine.import_states(on_device(tree["states"]))
+        server, states = tree_map(lambda leaf: leaf.to(device), (tree["server"], tree["states"]))
+        self.server = server
+        self.simulation.engine.import_states(states)
         self.history.seconds = tree["seconds"].tolist()
         self.history.scores = {
             k: list(v.numpy()) if self.history.rounds else [] for k, v in tree["scores"].items()
