@@ -19,7 +19,7 @@ from atoll.core.method import Method
 from atoll.core.optim import SGD
 from atoll.engines.simulation import ENGINES
 from atoll.methods import METHODS
-from atoll.nn.gcn import GCN
+from atoll.nn import NETS
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
@@ -44,7 +44,8 @@ def trajectory(method: Method, engine: str = "serial") -> list[float]:
 
 
 def make(name: str) -> Method:
-    return METHODS[name](net=GCN(FEATURES, CLASSES, hidden=8, dropout=0.5))
+    net = NETS[(*METHODS[name].nets, "gcn")[0]]
+    return METHODS[name](net=net(FEATURES, CLASSES, hidden=8, dropout=0.5))
 
 
 def write() -> None:

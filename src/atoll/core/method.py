@@ -144,6 +144,9 @@ class Method(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
 
+    nets: ClassVar[tuple[str, ...]] = ()
+    """Networks that it works with, the default first; empty: any, a GCN by default."""
+
     deployed: ClassVar[str] = "global"
     """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
 

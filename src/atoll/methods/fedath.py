@@ -84,6 +84,7 @@ class FedATH(Method):
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
         "from A Causal Perspective, ICML 2025"
     )
+    nets: ClassVar[tuple[str, ...]] = ("gcn",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
         "paper": {

@@ -237,9 +237,13 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
-    net_name = str(settings.pop("net", "gcn")).lower()
+    net_name = str(settings.pop("net", (*cls.nets, "gcn")[0])).lower()
     if net_name not in NETS:
         raise unknown("net", net_name, NETS)
+    if cls.nets and net_name not in cls.nets:
+        raise ConfigError(
+            f"{config.method} does not work with net={net_name}; use --set net={' or '.join(cls.nets)}"
+        )
     optimizer_name = str(settings.pop("optimizer", "")).lower()
     if optimizer_name and optimizer_name not in OPTIMIZERS:
         raise unknown("optimizer", optimizer_name, OPTIMIZERS)

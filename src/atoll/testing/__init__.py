@@ -29,7 +29,7 @@ from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.simulation import Simulation
-from atoll.nn.gcn import GCN
+from atoll.nn import NETS
 from atoll.study.experiment import Experiment, Run
 
 TOLERANCE = 1e-9
@@ -53,7 +53,8 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     run resumed in the middle ends with the same numbers.
     """
     with double_precision(), _one_thread():
-        method = make(net=GCN(FEATURES, CLASSES, hidden=5, dropout=0.4))
+        net = NETS[(*getattr(make, "nets", ()), "gcn")[0]]
+        method = make(net=net(FEATURES, CLASSES, hidden=5, dropout=0.4))
         federation = small_federation()
         check_frozen(method)
         check_steps(method, federation, rounds)
