@@ -241,9 +241,8 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
     if net_name not in NETS:
         raise unknown("net", net_name, NETS)
     if cls.nets and net_name not in cls.nets:
-        raise ConfigError(
-            f"{config.method} does not work with net={net_name}; use --set net={' or '.join(cls.nets)}"
-        )
+        works = " or ".join(cls.nets)
+        raise ConfigError(f"{config.method} cannot use net={net_name}; use --set net={works}")
     optimizer_name = str(settings.pop("optimizer", "")).lower()
     if optimizer_name and optimizer_name not in OPTIMIZERS:
         raise unknown("optimizer", optimizer_name, OPTIMIZERS)
