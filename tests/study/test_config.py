@@ -258,3 +258,24 @@ def test_configurations_are_frozen() -> None:
     with pytest.raises(AttributeError):
         make_config().rounds = 3  # type: ignore[misc]
     assert msgspec.structs.replace(make_config(), rounds=3).rounds == 3
+
+
+def test_a_plug_is_built_around_its_base() -> None:
+    given = {"base": "fedprox", "mu": "0.5", "base.weight_by": "train", "lr": 0.02, "hidden": 7}
+    config = resolve(make_config(method="fedtad", epochs=4, set=given))[0]
+    method = build_method(config, 5, 3)
+    base = method.base
+    assert (base.mu, base.weight_by, base.epochs, base.optimizer.lr) == (0.5, "train", 4, 0.02)
+    assert (method.epochs, method.optimizer) == (4, base.optimizer)
+    assert base.net is method.net
+    assert method.net.hidden == 7
+
+
+def test_a_plug_without_a_base_and_a_base_without_a_plug() -> None:
+    config = resolve(make_config(method="fedtad"))[0]
+    assert build_method(config, 5, 3).base is None
+    problem = refusal(method="fedavg", set={"base": "fedprox"})
+    assert problem == "fedavg is not a plug on other methods; leave out --set base=fedprox"
+    assert "cannot be its own base" in refusal(method="fedtad", set={"base": "fedtad"})
+    assert "fedprox" in refusal(method="fedtad", set={"base": "fedprx"})
+    assert "mu" in refusal(method="fedtad", set={"mu": 1})

@@ -15,13 +15,22 @@ from typing import Any, ClassVar, Protocol, overload
 
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.message import Message
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, leaves, tree_map
 
 
 class Net(Protocol):
     """A network: `init` makes a parameter tree, a call turns it and a graph into logits."""
+
+    @property
+    def features(self) -> int:
+        """Width of its input."""
+
+    @property
+    def classes(self) -> int:
+        """Width of its output."""
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -118,6 +127,10 @@ class Clients(Protocol):
     def key(self) -> Tensor:
         """A key for the server's own noise in this round."""
 
+    @property
+    def replies(self) -> Mapping[str, Any]:
+        """The last reply of each step in this round, stacked, by the step's name."""
+
     def __len__(self) -> int:
         """How many take part."""
 
@@ -183,3 +196,22 @@ class Method(ABC):
         A key is given only to reproduce papers that scored with dropout on; pass it to the network.
         """
         return self.net(message, graph, key)
+
+    def scored_as(self) -> str:
+        """What kind of model `deploy` gives; a method around another one asks that one."""
+        return self.deployed
+
+    def redeploy(self, server: Tree, tree: Tree) -> Tree:
+        """The server's tree with another model in the place of the deployed one.
+
+        For methods that correct what another method aggregated. The default finds the deployed
+        tensors inside the server's tree; a method that computes what it deploys must say how.
+        """
+        old, new = leaves(self.deploy(server).tree), leaves(tree)
+        swapped = {id(a): b for a, b in zip(old, new, strict=True)}
+        if not swapped.keys() <= {id(leaf) for leaf in leaves(server)}:
+            raise ConfigError(
+                f"{type(self).__name__} computes the model that it deploys, so that no other "
+                "method can correct it"
+            )
+        return tree_map(lambda leaf: swapped.get(id(leaf), leaf), server)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils import _pytree as pytree
 
-from atoll.core.tree import Tree, leaves, record, tree_map
+from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map
 
 
 class Optimizer(Protocol):
@@ -64,12 +64,23 @@ class Adam:
         spec = pytree.tree_structure(params)
         flat = [leaves(tree) for tree in (params, grads, state.mean, state.square)]
         count = len(flat[0])
-        inputs = (leaf for part in flat for leaf in part)
-        steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
+        inputs = [leaf for part in flat for leaf in part]
+        if inside_transform():
+            steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
+        else:
+            whole = [_own(leaf, i // count, owned) for i, leaf in enumerate(inputs)]
+            steps, *out = _adam(self, state.steps, whole, batched=False)
         params, mean, square = (
             pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
         )
         return params, AdamState(steps=steps, mean=mean, square=square)
+
+
+def _own(leaf: Tensor, quarter: int, owned: bool) -> Tensor:
+    """A leaf that may be overwritten; the second quarter, gradients, is only read."""
+    if quarter == 1 or owned:
+        return leaf.contiguous()
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 class _AdamStep(Function):

@@ -124,3 +124,8 @@ def all_finite(tree: Tree) -> bool:
         return True
     total = torch.stack([leaf.sum(dtype=torch.float64) for leaf in floats]).sum()
     return bool(torch.isfinite(total)) or all(bool(torch.isfinite(leaf).all()) for leaf in floats)
+
+
+def inside_transform() -> bool:
+    """Whether `vmap` or `grad` of torch.func is under way, so that tensors may stand for many."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -13,6 +13,7 @@ from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fedprox import FedProx
+from atoll.methods.fedtad import FedTAD
 from atoll.methods.local import Local
 
 METHODS: dict[str, type[Method]] = {
@@ -20,6 +21,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedath": FedATH,
+    "fedtad": FedTAD,
 }
 
 
@@ -64,4 +66,4 @@ def _module(where: str) -> ModuleType:
     return module
 
 
-__all__ = ["METHODS", "FedATH", "FedAvg", "FedProx", "Local", "method_class"]
+__all__ = ["METHODS", "FedATH", "FedAvg", "FedProx", "FedTAD", "Local", "method_class"]

@@ -249,34 +249,64 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
     net = NETS[net_name](features=features, classes=classes)
     method: Any = cls(net=net)
     parts: dict[str, Any] = {"method": method, "net": net}
+    base = _base(settings.pop("base", ""), cls, config.method)
+    if base is not None:
+        parts["base"] = base(net=net)
     if "optimizer" in _names(method):
         # A method may start from another rate than the optimizer's own default.
-        parts["optimizer"] = OPTIMIZERS[optimizer_name]() if optimizer_name else method.optimizer
+        first = parts.get("base", method)
+        default = getattr(first, "optimizer", method.optimizer)
+        parts["optimizer"] = OPTIMIZERS[optimizer_name]() if optimizer_name else default
     if "epochs" in _names(method):
         settings.setdefault("epochs", config.epochs or 3)
     for key, value in settings.items():
-        owner, name = _owner(key, parts, config.method)
-        parts[owner] = _with(parts[owner], name, value)
-    changes = {name: part for name, part in parts.items() if name != "method"}
-    built: Method = replace(parts["method"], **changes)
+        for owner, name in _owners(key, parts, config.method):
+            parts[owner] = _with(parts[owner], name, value)
+    return _assembled(parts)
+
+
+def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
+    """The method that another one is plugged on (`--set base=fedprox`), if any is asked for."""
+    if not name:
+        return None
+    if "base" not in (f.name for f in fields(cls)):
+        raise ConfigError(f"{method} is not a plug on other methods; leave out --set base={name}")
+    base = method_class(str(name))
+    if base is cls:
+        raise ConfigError(f"{method} cannot be its own base; name another method")
+    return base
+
+
+def _assembled(parts: Mapping[str, Any]) -> Method:
+    """Net and optimizer put into the base, if there is one, and all of them into the method."""
+    shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
+    if "base" in parts:
+        base = parts["base"]
+        given = {name: part for name, part in shared.items() if name in _names(base)}
+        shared["base"] = replace(base, **given)
+    built: Method = replace(parts["method"], **shared)
     return built
 
 
-_FIXED = ("features", "classes", "net", "optimizer")
+_FIXED = ("features", "classes", "net", "optimizer", "base")
 
 
 def _names(part: Any) -> list[str]:
     return [f.name for f in fields(part)]
 
 
-def _owner(key: str, parts: Mapping[str, Any], method: str) -> tuple[str, str]:
-    """Which part a key belongs to: `hidden`, or `net.hidden` to be exact."""
+def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
+    """Which part a key belongs to: `hidden`, or `net.hidden` to be exact.
+
+    A plain key that both a method and its base have (`epochs`) is set in both.
+    """
     part, dot, name = key.partition(".")
     if dot and part in parts and name in _names(parts[part]) and name not in _FIXED:
-        return part, name
-    for owner, candidate in parts.items():
-        if key in _names(candidate) and key not in _FIXED:
-            return owner, key
+        return [(part, name)]
+    owners = [owner for owner, candidate in parts.items() if key in _names(candidate)]
+    if owners and key not in _FIXED:
+        both = [owner for owner in owners if owner in ("method", "base")]
+        return [(owner, key) for owner in both or owners[:1]]
     keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
     more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
     raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])

@@ -188,7 +188,7 @@ def run_config(
         seeds.append(_one_seed(experiment, number, fingerprint, out, observer, save_every))
         began = time.perf_counter()
     result = Result(
-        config, tuple(seeds), type(chosen).deployed, rules.weights, rules.select, engine,
+        config, tuple(seeds), chosen.scored_as(), rules.weights, rules.select, engine,
         device.type, setup, environment(), about, out, federation.metric,
         asdict(chosen),
     )  # fmt: skip

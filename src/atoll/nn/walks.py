@@ -1,0 +1,169 @@
+"""How much a node resembles its neighbours, in features and in position (FedTAD, Eqs. 3 to 5).
+
+    T = A D^-1,  h_i = [x_i ‖ T_ii, (T²)_ii, ..., (T^p)_ii]     returns of random walks
+    similarity_i = mean over neighbours j of cos(h_i, h_j)
+
+Each is a `View`, or one once its options are bound by `partial`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.graph import Graph, Sparse, sparse_matrix
+from atoll.core.random import fold, make_key, uniform
+from atoll.nn.ops import matmul
+from atoll.nn.views import sparse_features
+
+BLOCK = 1 << 22
+"""Most numbers of a block of columns of T^q that are held at once."""
+
+
+def walk_returns(graph: Graph, length: int) -> Tensor:
+    """Probability that a walk of 1, ..., `length` steps ends where it began, (N, length).
+
+    Exact, without a power of T: T is similar to S = D^-1/2 A D^-1/2, which is symmetric if A is, so
+    that (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks of columns.
+    """
+    size, walk = graph.num_nodes, _walk_matrix(graph)
+    width = max(1, BLOCK // max(1, size))
+    nodes = torch.arange(size, device=graph.y.device)
+    blocks = [_returns(walk, block, length) for block in torch.split(nodes, width)]
+    return torch.cat(blocks) if blocks else graph.real.new_zeros(0, length)
+
+
+def _returns(walk: Sparse, nodes: Tensor, length: int) -> Tensor:
+    columns = torch.zeros(walk.shape[0], len(nodes), dtype=walk.values.dtype, device=nodes.device)
+    columns[nodes, torch.arange(len(nodes), device=nodes.device)] = 1
+    powers = [columns]
+    for _ in range((length + 1) // 2):
+        powers.append(matmul(walk, powers[-1]))
+    halves = [(step // 2, step - step // 2) for step in range(1, length + 1)]
+    return torch.stack([(powers[a] * powers[b]).sum(0) for a, b in halves], dim=1)
+
+
+def _walk_matrix(graph: Graph) -> Sparse:
+    """D^-1/2 A D^-1/2 of the graph taken as undirected; zero rows for isolated nodes."""
+    source, target = torch.unique(
+        torch.cat([graph.edges, graph.edges.flip(0)], dim=1)[:, _twice(graph.edge_weight) != 0],
+        dim=1,
+    )
+    ones = torch.ones(source.shape[0], dtype=graph.real.dtype, device=graph.real.device)
+    degree = torch.zeros_like(graph.real).index_add(0, target, ones).clamp(min=1)
+    values = (degree[source] * degree[target]).rsqrt()
+    size = graph.num_nodes
+    return sparse_matrix(target, source, values, (size, size), square=True)
+
+
+def _twice(weight: Tensor) -> Tensor:
+    return torch.cat([weight, weight])
+
+
+def neighbour_similarity(graph: Graph, length: int) -> Tensor:
+    """Mean cosine of h_i and h_j over the neighbours j of i, (N,); zero for an isolated node.
+
+    Only training nodes are asked; the others are zero.
+    """
+    dots, edges = _edge_cosines(graph, walk_returns(graph, length))
+    total = torch.zeros_like(graph.real).index_add(0, edges[1], dots)
+    count = torch.zeros_like(graph.real).index_add(0, edges[1], torch.ones_like(dots))
+    return total / count.clamp(min=1)
+
+
+def visited_similarity(graph: Graph, length: int) -> Tensor:
+    """The same as FedTAD's public code computes it, (N,): see `atoll methods fedtad`.
+
+    There T is multiplied element by element, so that only its diagonal is left, and walks jump
+    almost uniformly over the whole graph. The numbers of the nodes they visit stand in the place of
+    the return probabilities, and a node counts itself among its neighbours, with similarity one.
+    """
+    dots, edges = _edge_cosines(graph, _visited(graph, length))
+    total = torch.zeros_like(graph.real).index_add(0, edges[1], dots)
+    count = torch.zeros_like(graph.real).index_add(0, edges[1], torch.ones_like(dots))
+    return (1 + total) / (1 + count)
+
+
+def _visited(graph: Graph, length: int) -> Tensor:
+    """Nodes on walks of 1, 2, ..., `length` nodes from each node, side by side.
+
+    Nodes are numbered in the order of their ids, so that the draw follows a node that moves.
+    """
+    size = graph.num_nodes
+    by_id = torch.argsort(graph.ids)
+    start = torch.arange(size, device=graph.y.device)
+    degree = 1 + torch.zeros_like(graph.real).index_add(0, graph.edges[1], graph.edge_weight)
+    stay = torch.exp(1 / degree[by_id])
+    stay = stay / (stay + size - 1)
+    columns = []
+    for walk in range(1, length + 1):
+        at = start
+        for step in range(walk):
+            columns.append(at)
+            key = fold(make_key(0, graph.y.device), "visited", walk, step)
+            moves, jump = uniform(key, (2, size), graph.real.dtype)
+            other = (jump * (size - 1)).long()
+            other = other + (other >= at)  # everywhere but here
+            at = torch.where((moves < stay[at]) | (size == 1), at, other)
+    return torch.stack(columns, dim=1)[torch.argsort(by_id)].to(graph.real.dtype)
+
+
+def _edge_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(h_i, h_j) of the edges j -> i into training nodes i, and those edges, (2, E')."""
+    x = graph.x if isinstance(graph.x, Sparse) else sparse_features(graph.x)
+    source, target = graph.edges
+    asked = (graph.train[target] > 0) & (source != target) & (graph.edge_weight != 0)
+    edges = graph.edges[:, asked]
+    norm = _squares(x).add(position.square().sum(1)).sqrt().clamp(min=1e-12)
+    dots = _row_dots(x, edges) + (position[edges[0]] * position[edges[1]]).sum(1)
+    return dots / (norm[edges[0]] * norm[edges[1]]), edges
+
+
+def _squares(x: Sparse) -> Tensor:
+    return x.values.new_zeros(x.shape[0]).index_add(0, x.rows.long(), x.values.square())
+
+
+def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
+    """x_source · x_target for every edge, with one side dense in blocks, the other sparse."""
+    starts = x.offsets.long()
+    ends = torch.cat([starts[1:], starts.new_tensor([x.values.shape[0]])])
+    counts = ends - starts
+    out = x.values.new_zeros(edges.shape[1])
+    by_target = torch.argsort(edges[1])
+    for block in torch.split(by_target, max(1, BLOCK // max(1, x.shape[1]))):
+        nodes, place = torch.unique(edges[1, block], return_inverse=True)
+        entry, owner = _entries(starts[nodes], counts[nodes])
+        dense = x.values.new_zeros(len(nodes), x.shape[1])
+        dense[owner, x.columns.long()[entry]] = x.values[entry]
+        entry, owner = _entries(starts[edges[0, block]], counts[edges[0, block]])
+        terms = x.values[entry] * dense[place[owner], x.columns.long()[entry]]
+        out[block] = x.values.new_zeros(len(block)).index_add(0, owner, terms)
+    return out
+
+
+def _entries(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the entries of some rows, one after the other, and which row each is of."""
+    owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    first = counts.cumsum(0) - counts
+    number = torch.arange(len(owner), device=counts.device) - first[owner]
+    return starts[owner] + number, owner
+
+
+def nearest_neighbours(x: Tensor, count: int, by: str) -> Tensor:
+    """Edges (2, E) from each row's `count` most similar rows, itself among them, to that row.
+
+    Args:
+        x: Features, (B, D); no gradient flows through the choice.
+        count: Neighbours of a row; at most B.
+        by: "dot" (FedTAD, Eq. 7), or "cosine", which also adds every edge's reverse (its code).
+    """
+    unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
+    alike = unit @ unit.T
+    picks = alike.topk(min(count, x.shape[0]), dim=1).indices
+    chosen = torch.zeros_like(alike).scatter_(1, picks, 1.0)
+    if by == "cosine":
+        chosen = torch.maximum(chosen, chosen.T)
+        chosen = chosen.fill_diagonal_(1.0)
+    target, source = chosen.nonzero(as_tuple=True)
+    return torch.stack([source, target])
