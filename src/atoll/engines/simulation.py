@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation
-from atoll.core.graph import View, cast
+from atoll.core.graph import Graph, Sparse, View, cast
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
@@ -68,6 +69,8 @@ class Simulation:
         dtype = torch.get_default_dtype()
         views = dict(method.views)
         graphs = cast(federation.prepared(views).graphs, dtype=dtype, device=device)
+        if torch.device(device).type == "cuda":
+            graphs = with_dense_features(graphs)
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
@@ -89,6 +92,31 @@ class Simulation:
         """All clients, in the given round; -1 is the time before the first."""
         everyone = torch.arange(len(self.federation), device=self.root.device)
         return Participants(self, round, everyone)
+
+
+DENSE_BYTES = 16 << 30
+"""Most bytes of feature matrices that are stored with their zeros on a GPU."""
+
+
+def with_dense_features(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
+    """Feature views with all their zeros, where memory allows.
+
+    A frequent word is a very long row of the transpose, which one thread block of a GPU walks alone
+    (Coauthor CS, 10 clients, FedAvg on an H200: 0.41 s a round with sparse features, 0.04 dense).
+    """
+    views = [view for graph in graphs for view in graph.views.values()]
+    features = [view for view in views if isinstance(view, Sparse) and not view.square]
+    size = sum(math.prod(view.shape) * view.values.element_size() for view in features)
+    if size > DENSE_BYTES:
+        return tuple(graphs)
+
+    def dense(view: Tensor | Sparse) -> Tensor | Sparse:
+        return view.to_dense() if isinstance(view, Sparse) and not view.square else view
+
+    return tuple(
+        replace(graph, views={name: dense(view) for name, view in graph.views.items()})
+        for graph in graphs
+    )
 
 
 @dataclass
