@@ -279,3 +279,21 @@ def test_a_plug_without_a_base_and_a_base_without_a_plug() -> None:
     assert "cannot be its own base" in refusal(method="fedtad", set={"base": "fedtad"})
     assert "fedprox" in refusal(method="fedtad", set={"base": "fedprx"})
     assert "mu" in refusal(method="fedtad", set={"mu": 1})
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients", "expected"),
+    [
+        (None, 10, ("metis", "global:draw=1")),
+        ("metis", 7, ("metis", "global")),
+        ("metis-overlap", 10, ("metis-overlap", "global:draw=0")),
+        ("metis-overlap", 30, ("metis-overlap:after=10", "global:draw=1")),
+        ("metis-overlap", 50, ("metis-overlap:after=10/30", "global:draw=2")),
+        ("metis-overlap:per_community=2", 50, ("metis-overlap:per_community=2", "global:draw=2")),
+        ("louvain", 10, ("louvain", "global")),
+    ],
+)
+def test_fedpubs_settings_follow_each_other_in_one_stream(partition, clients, expected) -> None:
+    given = {"data": "cora", "partition": partition, "clients": clients}
+    config, _ = resolve(make_config(protocol="fediih", **given))
+    assert (config.partition, config.split) == expected

@@ -149,8 +149,8 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
         config,
         method=config.method if ":" in config.method else config.method.lower(),
         clients=clients,
-        partition=partition,
-        split=config.split or _split(rules, clients),
+        partition=_as_drawn(partition, rules, clients),
+        split=config.split or _split(rules, partition, clients),
         ratios=config.ratios or rules.ratios,
         rounds=config.rounds or rules.rounds,
         epochs=None if "method" in config.objects else epochs,
@@ -161,11 +161,18 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
     return _with_owner(filled), rules
 
 
-def _split(rules: Protocol, clients: int | None) -> str:
+def _split(rules: Protocol, partition: str, clients: int | None) -> str:
     """The protocol's split; for some it depends on the number of clients which draw that is."""
-    if clients is None or clients not in rules.draws:
-        return rules.split
-    return f"{rules.split}:draw={rules.draws[clients]}"
+    order = rules.draws.get(partition.partition(":")[0], ())
+    return f"{rules.split}:draw={order.index(clients)}" if clients in order else rules.split
+
+
+def _as_drawn(partition: str, rules: Protocol, clients: int | None) -> str:
+    """A partition that draws continues the stream where the smaller settings left it."""
+    order = rules.draws.get(partition, ())
+    if partition != "metis-overlap" or clients not in order or clients == order[0]:
+        return partition
+    return f"{partition}:after={'/'.join(map(str, order[: order.index(clients)]))}"
 
 
 def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:

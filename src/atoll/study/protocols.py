@@ -31,8 +31,8 @@ class Protocol:
         split: Default recipe.
         ratios: Shares of training, validation and test nodes, where not the recipe's own.
         data_seed: Seed of partition and split; None varies them with the run's seed.
-        draws: Which permutation of the data seed's stream splits so many clients, where the public
-            code draws the settings of its table one after the other.
+        draws: Numbers of clients in the order in which the public code draws them, one after the
+            other from one seed, by partition: each has another partition and split.
         clients: Default number of clients.
         rounds: Default number of rounds.
         epochs: Default number of local epochs.
@@ -50,7 +50,7 @@ class Protocol:
     split: str = "stratified"
     ratios: tuple[float, float, float] | None = None
     data_seed: int | None = None
-    draws: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    draws: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     clients: int = 5
     rounds: int = 100
     epochs: int = 3
@@ -87,8 +87,8 @@ PROTOCOLS: dict[str, Protocol] = {
         "fediih",
         "FedIIH's and FED-PUB's tables: largest component, METIS, global split, local models",
         prepare=("undirected", "largest-component", "row-normalized"),
-        partition="metis", split="global", data_seed=1234, draws={5: 0, 10: 1, 20: 2}, clients=10,
-        epochs=1,
+        partition="metis", split="global", data_seed=1234, clients=10, epochs=1,
+        draws={"metis": (5, 10, 20), "metis-overlap": (10, 30, 50)},
         evaluate="local", weights="uniform", select="best-val-per-client",
         settings={"hidden": 128, "weight_decay": 1e-6},
     ),

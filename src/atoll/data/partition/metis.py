@@ -41,7 +41,7 @@ def metis_overlap(
     seed: int,
     *,
     per_community: int = 5,
-    after: Sequence[int] = (),
+    after: Sequence[int] | int = (),
 ) -> list[np.ndarray]:
     """FED-PUB's overlapping clients: each is a random half of a METIS community.
 
@@ -55,7 +55,7 @@ def metis_overlap(
     """
     check_whole("per_community", per_community, 1)
     stream = random.Random(seed)
-    for count in after:
+    for count in (after,) if isinstance(after, int) else after:
         check_whole("each number in after", count, 1)
         _halves(source, count, per_community, stream)
     return _halves(source, clients, per_community, stream)
