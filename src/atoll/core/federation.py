@@ -40,20 +40,27 @@ class Federation:
         if len({graph.num_features for graph in self.graphs}) > 1:
             widths = sorted({graph.num_features for graph in self.graphs})
             raise DataError(f"clients must have equally many features, but have {widths}")
+        if len({graph.task for graph in self.graphs}) > 1:
+            raise DataError("clients must all classify nodes or all classify graphs")
 
     def __len__(self) -> int:
         return len(self.graphs)
 
     def __repr__(self) -> str:
-        sizes = [graph.num_nodes for graph in self.graphs]
+        sizes = [int(graph.size("nodes")) for graph in self.graphs]
         return (
-            f"<Federation {self.name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} nodes, "
-            f"{self.features} features, {self.classes} classes>"
+            f"<Federation {self.name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} "
+            f"{self.task}s, {self.features} features, {self.classes} classes>"
         )
 
     @property
     def features(self) -> int:
         return self.graphs[0].num_features
+
+    @property
+    def task(self) -> str:
+        """What is classified: "node" or "graph"."""
+        return self.graphs[0].task
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
         """The federation with every client's views filled in."""

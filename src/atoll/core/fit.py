@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from atoll.core.batches import minibatches
+from atoll.core.graph import Graph
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, inside_transform, leaves, tree_map
 
+Loss = Callable[[Tree, Tensor], Tensor]
+"""(params, key) -> scalar."""
+
 
 def fit(
-    loss: Callable[[Tree, Tensor], Tensor],
+    loss: Callable[..., Tensor],
     params: Tree,
     optimizer: Optimizer,
     state: Tree,
     epochs: int,
     key: Tensor,
     adjust: Callable[[Tree, Tree], Tree] | None = None,
+    graph: Graph | None = None,
 ) -> tuple[Tree, Tree]:
-    """Take `epochs` full-batch steps; returns the parameters and the optimizer's state.
+    """Train for some epochs; returns the parameters and the optimizer's state.
+
+    An epoch is one full-batch step, unless a graph with a batch size is given: then one step for
+    each mini-batch of its training graphs.
 
     Args:
-        loss: (params, key) -> scalar; the key differs in every epoch.
+        loss: (params, key) -> scalar, or (params, graph, key) -> scalar if a graph is given; the
+            key differs in every step.
         params: Where to start.
-        optimizer: Its update is taken once per epoch.
+        optimizer: Its update is taken once per step.
         state: The optimizer's state; None starts a fresh one.
-        epochs: Number of steps.
-        key: The root of the epochs' keys.
+        epochs: Number of passes over the training nodes, or graphs.
+        key: The root of the steps' keys.
         adjust: (grads, params) -> grads, for methods that bend the gradient (a proximal pull, a
             control variate) without differentiating through it.
+        graph: The client's graph, for methods that can train on mini-batches of it.
     """
     state = optimizer.init(params) if state is None else state
+    owned = False
     for epoch in range(epochs):
-        grads = gradient(loss, params, fold(key, epoch))
-        if adjust is not None:
-            grads = adjust(grads, params)
-        # After the first step the parameters are this loop's own and may be overwritten.
-        params, state = optimizer.update(grads, params, state, owned=epoch > 0)
+        for step_loss, noise in _steps(loss, graph, fold(key, epoch)):
+            grads = gradient(step_loss, params, noise)
+            if adjust is not None:
+                grads = adjust(grads, params)
+            params, state = optimizer.update(grads, params, state, owned=owned)
+            owned = True  # from now on the parameters are this loop's own: overwrite them
     return params, state
 
 
-def gradient(loss: Callable[[Tree, Tensor], Tensor], params: Tree, key: Tensor) -> Tree:
+def _steps(
+    loss: Callable[..., Tensor], graph: Graph | None, key: Tensor
+) -> Iterator[tuple[Loss, Tensor]]:
+    """What to minimise in each step of an epoch, and the step's key."""
+    if graph is None:
+        yield loss, key
+        return
+    batches = minibatches(graph, key) if graph.batch_size else [(graph, key)]
+    for batch, noise in batches:
+        yield _on(loss, batch), noise
+
+
+def _on(loss: Callable[..., Tensor], graph: Graph) -> Loss:
+    return lambda params, key: loss(params, graph, key)
+
+
+def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
     if inside_transform():
         return torch.func.grad(loss)(params, key)

@@ -3,6 +3,11 @@
 `Graph` holds what a client owns. What a network precomputes from it once (a normalised adjacency,
 the product of adjacency and features) stands in `views`, built by the functions that the network
 names.
+
+A client that owns many small graphs, each with one label, holds them end to end as one graph
+without edges between them. Label and role of a small graph stand on one of its nodes, its root;
+every other node is in no mask. So losses, masks, padding and scores count graphs where they would
+count nodes.
 """
 
 from __future__ import annotations
@@ -74,6 +79,13 @@ class Graph:
         real: One for nodes, zero for padding, (N,). Never a mean over nodes without it.
         ids: Numbers of the nodes for keyed noise, (N,) int32; they follow a node when it moves.
         views: What the networks precompute: matrices, and tensors whose first axis is N.
+        root: For many small graphs the node that stands for each node's graph, (N,) int64; edges
+            are then sorted by source. None where the nodes themselves are classified.
+        roots: The nodes that stand for a graph, one for each of G graphs, (G,) int64.
+        has_features: One for feature columns that this client's data have, zero for those that only
+            other clients have, (D,). None where all clients have all.
+        has_classes: The same for classes, (C,).
+        batch_size: Training graphs in one step of `fit`; 0 takes all of them at once.
     """
 
     x: Tensor | Sparse
@@ -86,6 +98,11 @@ class Graph:
     real: Tensor
     ids: Tensor
     views: dict[str, Tensor | Sparse]
+    root: Tensor | None = None
+    roots: Tensor | None = None
+    has_features: Tensor | None = None
+    has_classes: Tensor | None = None
+    batch_size: int = static(default=0)
 
     @property
     def num_nodes(self) -> int:
@@ -96,11 +113,23 @@ class Graph:
         return self.x.shape[-1]
 
     def size(self, by: str) -> Tensor:
-        """The client's weight in an average: its "nodes", its "train" nodes, or one ("uniform")."""
+        """The client's weight in an average: its "nodes", its "train" nodes, or one ("uniform").
+
+        With many small graphs, "nodes" and "train" count graphs.
+        """
         if by not in ("nodes", "train", "uniform"):
             raise unknown("weight", by, ("nodes", "train", "uniform"))
-        total = (self.train if by == "train" else self.real).sum()
+        total = (self.train if by == "train" else self.at_roots(self.real)).sum()
         return total * 0 + 1 if by == "uniform" else total
+
+    def at_roots(self, values: Tensor) -> Tensor:
+        """Rows, (N, ...), of what is classified: of the graphs' roots (G, ...), or of all nodes."""
+        return values if self.roots is None else values[self.roots]
+
+    @property
+    def task(self) -> str:
+        """What is classified: "node" or "graph"."""
+        return "node" if self.root is None else "graph"
 
 
 View = Callable[[Graph], "Tensor | Sparse"]
@@ -150,6 +179,10 @@ def make_graph(
     edge_weight: Tensor | None = None,
     ids: Tensor | None = None,
     views: Mapping[str, View] | None = None,
+    root: Tensor | None = None,
+    has_features: Tensor | None = None,
+    has_classes: Tensor | None = None,
+    batch_size: int = 0,
 ) -> Graph:
     """A graph with the usual defaults: no padding, unit weights, ids in order.
 
@@ -157,6 +190,12 @@ def make_graph(
     """
     like = x.values if isinstance(x, Sparse) else x
     size, dtype = y.shape[0], like.dtype
+    roots = None
+    if root is not None:
+        roots = torch.unique(root)
+        order = torch.argsort(edges[0], stable=True)
+        edges = edges[:, order]
+        edge_weight = None if edge_weight is None else edge_weight[order]
     none = torch.zeros(size, dtype=dtype, device=like.device)
     ones = torch.ones(edges.shape[1], dtype=dtype, device=like.device)
     graph = Graph(
@@ -170,6 +209,11 @@ def make_graph(
         real=none + 1,
         ids=torch.arange(size, dtype=torch.int32, device=like.device) if ids is None else ids,
         views={},
+        root=root,
+        roots=roots,
+        has_features=None if has_features is None else has_features.to(dtype),
+        has_classes=None if has_classes is None else has_classes.to(dtype),
+        batch_size=batch_size,
     )
     return graph if views is None else with_views(graph, views)
 

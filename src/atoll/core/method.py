@@ -22,7 +22,11 @@ from atoll.core.tree import Tree, leaves, tree_map
 
 
 class Net(Protocol):
-    """A network: `init` makes a parameter tree, a call turns it and a graph into logits."""
+    """A network: `init` makes a parameter tree, a call turns it and a graph into logits.
+
+    One that classifies graphs says so (`task = "graph"`) and gives their logits at their roots.
+    One with layers that never leave a client is also a `core.layers.PartlyPrivate`.
+    """
 
     @property
     def features(self) -> int:
@@ -41,6 +45,12 @@ class Net(Protocol):
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); with a key dropout is on, without one the network predicts."""
+
+
+def task_of(net: Net) -> str:
+    """What a network classifies: "node" unless it says "graph"."""
+    task: str = getattr(net, "task", "node")
+    return task
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,9 @@ class Method(ABC):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("node",)
+    """What it can classify: "node", "graph" (clients with many small graphs each), or both."""
 
     nets: ClassVar[tuple[str, ...]] = ()
     """Networks that it works with, the default first; empty: any, a GCN by default."""

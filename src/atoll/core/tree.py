@@ -28,23 +28,29 @@ def static(default: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))
 def record(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass that is a tree of its fields."""
+    """Make `cls` a frozen dataclass that is a tree of its fields.
+
+    A field that is None is part of the structure, like a static one: `vmap` takes tensors alone.
+    """
     made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(made)
     leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
     fixed = tuple(f.name for f in fields if f.metadata.get("static"))
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(node, n) for n in leaves], tuple(getattr(node, n) for n in fixed)
+        there = tuple(n for n in leaves if getattr(node, n) is not None)
+        return [getattr(node, n) for n in there], (there, *(getattr(node, n) for n in fixed))
 
     def unflatten(children: Any, context: Any) -> Any:
+        there, *plain = context
+        given = dict(zip(there, children, strict=True))
         return made(
-            **dict(zip(leaves, children, strict=True)), **dict(zip(fixed, context, strict=True))
+            **{name: given.get(name) for name in leaves}, **dict(zip(fixed, plain, strict=True))
         )
 
     def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         children, context = flatten(node)
-        named = [(pytree.GetAttrKey(n), c) for n, c in zip(leaves, children, strict=True)]
+        named = [(pytree.GetAttrKey(n), c) for n, c in zip(context[0], children, strict=True)]
         return named, context
 
     pytree.register_pytree_node(made, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
