@@ -20,7 +20,7 @@ from atoll.core.method import Net
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.engines.fused import make_buckets, stack_graphs
-from atoll.nn import NETS
+from atoll.nn import NODE_NETS
 from atoll.nn.views import sparse_features
 
 FEATURES, CLASSES = 90, 3
@@ -38,12 +38,12 @@ def _float64() -> Iterator[None]:
 
 def make_net(name: str, layers: int = 3) -> Net:
     if name == "sgc":
-        return NETS[name](FEATURES, CLASSES, hops=layers)
+        return NODE_NETS[name](FEATURES, CLASSES, hops=layers)
     more = {"heads": 4} if name == "gat" else {}
-    return NETS[name](FEATURES, CLASSES, hidden=8, layers=layers, **more)
+    return NODE_NETS[name](FEATURES, CLASSES, hidden=8, layers=layers, **more)
 
 
-nets = pytest.mark.parametrize("name", list(NETS))
+nets = pytest.mark.parametrize("name", list(NODE_NETS))
 kinds = pytest.mark.parametrize("kind", ["dense", "sparse"])
 
 
@@ -164,7 +164,7 @@ def test_logits_equal_stock_layers(name, kind):
         assert_same(net(params, graph), stock_logits(name, params, graph))
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if name != "sgc"])
+@pytest.mark.parametrize("name", [name for name in NODE_NETS if name != "sgc"])
 def test_one_layer_is_enough(name):
     net = make_net(name, layers=1)
     graph = with_views(make(1, 14, 30), net.views)
@@ -283,4 +283,4 @@ def test_views_of_one_name_have_one_meaning():
 
 def test_heads_must_share_the_width():
     with pytest.raises(ConfigError, match=r"hidden = 10 .* heads = 4"):
-        NETS["gat"](FEATURES, CLASSES, hidden=10, heads=4)
+        NODE_NETS["gat"](FEATURES, CLASSES, hidden=10, heads=4)

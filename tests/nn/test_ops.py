@@ -15,7 +15,7 @@ from torch.func import grad, vjp, vmap
 from atoll.core.graph import Sparse, sparse_matrix
 from atoll.core.tree import take
 from atoll.engines.fused import stack_sparse
-from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum, with_values
+from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_max, row_sum, with_values
 
 WIDTH = 3
 
@@ -54,6 +54,16 @@ def plain_softmax(m: Sparse, scores: Tensor) -> Tensor:
     return raised / (total + (total == 0))[m.rows.long()]
 
 
+def plain_max(m: Sparse, entries: Tensor) -> Tensor:
+    """Through `amax`, which shares the gradient among equals; rows without entries are zero."""
+    real = (m.values != 0).unsqueeze(-1)
+    seen = torch.where(real, entries, torch.full_like(entries, -1e30))
+    index = m.rows.long().unsqueeze(-1).expand_as(seen)
+    start = torch.full((m.shape[0], entries.shape[1]), -1e30)
+    highest = start.scatter_reduce(0, index, seen, "amax")
+    return torch.where(highest > -1e29, highest, torch.zeros_like(highest))
+
+
 CASES = {
     "matmul": Case(matmul, lambda m, h: spread(m, m.values) @ h, ("columns",), "rows"),
     "with_values": Case(
@@ -70,6 +80,7 @@ CASES = {
         ("entries",),
         "rows",
     ),
+    "row_max": Case(row_max, plain_max, ("entries",), "rows"),
     "edge_softmax": Case(edge_softmax, plain_softmax, ("entries",), "entries"),
 }
 cases = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))

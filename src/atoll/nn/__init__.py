@@ -2,10 +2,12 @@
 
 from atoll.nn.gat import GAT
 from atoll.nn.gcn import GCN
-from atoll.nn.gin import GIN
+from atoll.nn.gin import GIN, GraphGIN
 from atoll.nn.mlp import MLP
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.sgc import SGC
 
-NETS = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gin": GIN, "sgc": SGC, "mlp": MLP}
-"""Every network by the name that a configuration gives it."""
+NODE_NETS = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gin": GIN, "sgc": SGC, "mlp": MLP}
+GRAPH_NETS = {"gin-graph": GraphGIN}
+NETS = {**NODE_NETS, **GRAPH_NETS}
+"""Every network by the name that a configuration gives it; those for graphs, and all."""

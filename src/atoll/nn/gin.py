@@ -1,27 +1,34 @@
-"""Graph isomorphism network for nodes (Xu et al., 2019).
+"""Graph isomorphism networks for nodes and for graphs (Xu et al., 2019).
 
     H <- dropout(relu(relu((A + (1 + ε) I) H W_1 + b_1) W_2 + b_2)),   ε = 0, not trained,
 
-`layers` times, then H W + b. The convolutions are GCFL's (Xie et al., 2021): each has two linear
-layers and no batch normalisation. Shapes: x (N, D), logits (N, C). Nothing is dropped from the
-input, so that (A + I) X is computed once. Unlike PyG's `GINConv`, the sum is weighted where the
-data has edge weights; without them both are equal.
+`layers` times. `GIN` goes on with H W + b, for nodes. `GraphGIN` is GCFL's network (Xie et al.,
+2021): it starts from X W_pre + b_pre, pools H over each graph, and goes on with
+dropout(relu(H W_post + b_post)) W + b. Its layers before and after the convolutions fit a client's
+own features and classes and never leave it.
+
+Each convolution has two linear layers and no batch normalisation. Shapes: x (N, D), logits (N, C);
+those of a graph stand at its root. Nothing is dropped from the input, so that (A + I) X is computed
+once. Unlike PyG's `GINConv`, the sum is weighted where the data has edge weights; without them both
+are equal.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, View
+from atoll.core.graph import Graph, Sparse, View
 from atoll.core.random import dropout, fold
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
-from atoll.nn.ops import matmul
+from atoll.nn.ops import at_columns, matmul, row_max
 
 
 @dataclass(frozen=True)
@@ -42,13 +49,7 @@ class GIN:
     def init(self, key: Tensor) -> Tree:
         """Two linear layers per convolution, and the last one."""
         widths = [self.features, *[self.hidden] * (self.layers - 1)]
-        convolutions = [
-            {
-                "inner": _linear(fold(key, layer, "inner"), width, self.hidden),
-                "outer": _linear(fold(key, layer, "outer"), self.hidden, self.hidden),
-            }
-            for layer, width in enumerate(widths)
-        ]
+        convolutions = _convolutions(key, widths, self.hidden)
         return [*convolutions, _linear(fold(key, self.layers), self.hidden, self.classes)]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
@@ -64,6 +65,91 @@ class GIN:
             h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
         logits: Tensor = h @ last["weight"] + last["bias"]
         return logits
+
+
+@dataclass(frozen=True)
+class GraphGIN:
+    """A linear layer, `layers` convolutions, a pool over each graph, two linear layers."""
+
+    features: int
+    classes: int
+    hidden: int = 64
+    layers: int = 3
+    dropout: float = 0.5
+    pool: Literal["sum", "mean", "max"] = "sum"
+
+    task: ClassVar[str] = "graph"
+    private: ClassVar[tuple[str, ...]] = ("pre", "post", "readout")
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The sum over neighbourhoods, applied to features once, and the pool."""
+        pool = views.mean_pool if self.pool == "mean" else views.sum_pool
+        return {"sum": views.sum_adjacency, "sum_x1": views.sum_features_and_ones, "pool": pool}
+
+    def init(self, key: Tensor) -> Tree:
+        """The convolutions, which can be shared, and the private layers around them."""
+        return {
+            "convolutions": _convolutions(key, [self.hidden] * self.layers, self.hidden),
+            "pre": _linear(fold(key, "pre"), self.features, self.hidden),
+            "post": _linear(fold(key, "post"), self.hidden, self.hidden),
+            "readout": _linear(fold(key, "readout"), self.hidden, self.classes),
+        }
+
+    def init_private(self, key: Tensor, graph: Graph) -> Tree:
+        """Private layers, the first of them as if the client's own features were all there are."""
+        fresh = {name: part for name, part in self.init(key).items() if name in self.private}
+        if graph.has_features is None:
+            return fresh
+        # The range is 1/sqrt(width); columns that only others have stay zero for good.
+        own = graph.has_features
+        widen = math.sqrt(self.features) / own.sum().clamp(min=1).sqrt()
+        fresh["pre"] = tree_map(lambda leaf: leaf * widen, fresh["pre"])
+        fresh["pre"]["weight"] = fresh["pre"]["weight"] * own.unsqueeze(-1)
+        return fresh
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C), those of each graph at its root; a key turns dropout on."""
+        first, *rest = params["convolutions"]
+        # (A + I) (X W_pre + b_pre) W_1 from the right, where the matrices are small.
+        before = torch.cat([params["pre"]["weight"], params["pre"]["bias"].unsqueeze(0)])
+        h = matmul(graph.views["sum_x1"], before @ first["inner"]["weight"])
+        h = self._finish(first, h, graph, key, 0)
+        for number, layer in enumerate(rest, start=1):
+            h = matmul(graph.views["sum"], h @ layer["inner"]["weight"])
+            h = self._finish(layer, h, graph, key, number)
+        h = graph.at_roots(self._pooled(h, graph))  # from here on a row for each graph
+        h = torch.relu(h @ params["post"]["weight"] + params["post"]["bias"])
+        h = dropout(h, key, graph.at_roots(graph.ids), self.dropout, "dropout", self.layers)
+        logits: Tensor = h @ params["readout"]["weight"] + params["readout"]["bias"]
+        if graph.has_classes is not None:
+            logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
+        assert graph.roots is not None
+        everywhere = graph.real.unsqueeze(-1) * logits.new_zeros(self.classes)
+        return everywhere.index_copy(0, graph.roots, logits)
+
+    def _finish(
+        self, layer: Tree, h: Tensor, graph: Graph, key: Tensor | None, number: int
+    ) -> Tensor:
+        """The rest of a convolution, after the first product and the sum over neighbours."""
+        h = torch.relu(h + layer["inner"]["bias"])
+        h = torch.relu(h @ layer["outer"]["weight"] + layer["outer"]["bias"])
+        return dropout(h, key, graph.ids, self.dropout, "dropout", number)
+
+    def _pooled(self, h: Tensor, graph: Graph) -> Tensor:
+        pool = graph.views["pool"]
+        assert isinstance(pool, Sparse)
+        return row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
+
+
+def _convolutions(key: Tensor, widths: list[int], hidden: int) -> list[Tree]:
+    return [
+        {
+            "inner": _linear(fold(key, layer, "inner"), width, hidden),
+            "outer": _linear(fold(key, layer, "outer"), hidden, hidden),
+        }
+        for layer, width in enumerate(widths)
+    ]
 
 
 def _linear(key: Tensor, n_in: int, n_out: int) -> dict[str, Tensor]:

@@ -60,6 +60,19 @@ def row_sum(matrix: Sparse, entries: Tensor) -> Tensor:
     return _call(_RowSum, entries, matrix.offsets, matrix.rows)
 
 
+def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
+    """Largest per-entry number, (E, D), of each row: (R, D); zero for a row without entries.
+
+    Entries that share the maximum share the gradient, as in `torch.amax`.
+    """
+    real = (matrix.values != 0).to(entries.dtype).unsqueeze(-1)
+    seen = torch.where(real > 0, entries.detach(), torch.full_like(entries, -1e30))
+    highest = _call(_RowMax, seen, matrix.offsets)
+    wins = (seen == at_rows(matrix, highest)).to(entries.dtype) * real
+    share = wins / at_rows(matrix, row_sum(matrix, wins)).clamp(min=1)
+    return row_sum(matrix, entries * share)
+
+
 def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
     """Softmax of per-entry scores, (E, H), over each row; zero on padding."""
     real = (matrix.values != 0).to(scores.dtype).unsqueeze(-1)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, sparse_matrix
 from atoll.nn.ops import matmul
 
@@ -92,6 +93,23 @@ def sum_features(graph: Graph) -> Tensor | Sparse:
     return product(sum_adjacency(graph), graph.x)
 
 
+def sum_features_and_ones(graph: Graph) -> Tensor | Sparse:
+    """(A + I) [X 1]: what a linear layer with a bias, and then the sum of GIN, need of a graph."""
+    return product(sum_adjacency(graph), _with_ones(graph.x))
+
+
+def sum_pool(graph: Graph) -> Sparse:
+    """The sum over each small graph, at its root."""
+    return _pool(graph, torch.ones_like(graph.real))
+
+
+def mean_pool(graph: Graph) -> Sparse:
+    """The mean over each small graph, at its root."""
+    root = _roots(graph)
+    size = torch.zeros_like(graph.real).index_add(0, root, torch.ones_like(graph.real))
+    return _pool(graph, 1 / size[root])
+
+
 def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
     """Â^hops X: all that SGC needs of a graph. A `View` once `hops` is bound by `partial`."""
     adjacency, x = gcn_adjacency(graph), features(graph)
@@ -112,6 +130,31 @@ def sparse_features(x: Tensor) -> Sparse:
     rows, columns = x.nonzero(as_tuple=True)
     shape = (x.shape[0], x.shape[1])
     return sparse_matrix(rows, columns, x[rows, columns], shape, square=False)
+
+
+def _pool(graph: Graph, values: Tensor) -> Sparse:
+    nodes, size = torch.arange(graph.num_nodes, device=graph.y.device), graph.num_nodes
+    return sparse_matrix(_roots(graph), nodes, values, (size, size), square=True)
+
+
+def _roots(graph: Graph) -> Tensor:
+    if graph.root is None:
+        raise ConfigError("a network that classifies graphs needs clients with many graphs each")
+    return graph.root
+
+
+def _with_ones(x: Tensor | Sparse) -> Tensor | Sparse:
+    """The features and a column of ones behind them."""
+    if isinstance(x, Tensor):
+        return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+    (size, width), nodes = x.shape, torch.arange(x.shape[0], device=x.values.device)
+    return sparse_matrix(
+        torch.cat([x.rows.long(), nodes]),
+        torch.cat([x.columns.long(), torch.full_like(nodes, width)]),
+        torch.cat([x.values, x.values.new_ones(size)]),
+        (size, width + 1),
+        square=False,
+    )
 
 
 def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
