@@ -18,7 +18,7 @@ from atoll.core.tree import Empty, Tree, record
 from atoll.engines.simulation import Simulation
 from atoll.engines.wire import Probe, make_probe
 from atoll.methods import FedAvg
-from atoll.nn import NETS
+from atoll.nn import NODE_NETS
 from atoll.testing import CLASSES, FEATURES, small_federation
 
 
@@ -182,7 +182,7 @@ def test_states_are_kept_as_bytes_and_come_back_as_trees():
 
 
 def test_a_step_is_tried_on_the_probes_once():
-    probe = make_probe(FEATURES, CLASSES, {}, torch.zeros(1))
+    probe = make_probe(small_federation(), {}, torch.zeros(1))
     calls = []
     step = replace(TOY.echo, function=lambda *args: (calls.append(1), Toy.echo.function(*args))[1])
     for _ in range(3):
@@ -191,15 +191,15 @@ def test_a_step_is_tried_on_the_probes_once():
 
 
 def test_steps_that_follow_each_other_find_the_probes_states():
-    probe = make_probe(FEATURES, CLASSES, {}, torch.zeros(1))
+    probe = make_probe(small_federation(), {}, torch.zeros(1))
     probe.template(TOY.grabbing, torch.ones(2))
     assert all(state["seen"].shape == (2,) for state in probe.states)
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", list(NODE_NETS))
 def test_probes_suit_every_network_and_hold_every_class(name):
-    method = FedAvg(NETS[name](FEATURES, CLASSES))
-    probe: Probe = make_probe(FEATURES, CLASSES, dict(method.views), torch.zeros(1))
+    method = FedAvg(NODE_NETS[name](FEATURES, CLASSES))
+    probe: Probe = make_probe(small_federation(), dict(method.views), torch.zeros(1))
     small, large = probe.graphs
     assert small.num_nodes < large.num_nodes
     for graph in probe.graphs:

@@ -16,7 +16,7 @@ from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack
 from atoll.methods import FedATH, FedAvg, FedProx, FedTAD, Local
 from atoll.methods.fedtad import Lesson, _share, divergence, mean_cosine, mode_seeking
-from atoll.nn import GCN, NETS
+from atoll.nn import GCN, NODE_NETS
 from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
 
@@ -216,9 +216,9 @@ def test_fewer_pseudo_nodes_than_classes_are_refused():
         run(FedTAD(NET, pseudo_nodes=2))
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", NODE_NETS)
 def test_every_network_can_be_distilled(net):
-    made = NETS[net](FEATURES, CLASSES)
+    made = NODE_NETS[net](FEATURES, CLASSES)
     server = run(FedTAD(made, **SMALL), rounds=1).server
     assert all(torch.isfinite(leaf).all() for leaf in leaves(server))
 

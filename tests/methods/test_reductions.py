@@ -18,7 +18,7 @@ from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.simulation import ENGINES
 from atoll.methods import METHODS, FedAvg, FedProx, Local, method_class
-from atoll.nn import NETS
+from atoll.nn import NODE_NETS
 from atoll.nn.gcn import GCN
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
@@ -82,12 +82,12 @@ def union(federation: Federation) -> Graph:
 
 
 @engines
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", list(NODE_NETS))
 def test_one_plain_step_weighted_by_training_nodes_is_one_central_step(engine, name):
     # methods/baselines/fedavg.md: E = 1, SGD, p_i = n_i^tr / n^tr
     with double_precision():
         quiet = {} if name == "sgc" else {"dropout": 0.0}
-        net = NETS[name](FEATURES, CLASSES, **quiet)
+        net = NODE_NETS[name](FEATURES, CLASSES, **quiet)
         method = FedAvg(net, SGD(lr=0.1, weight_decay=0.01), epochs=1, weight_by="train")
         federation = small_federation()
         made = Experiment(method, federation, rounds=1, engine=engine).run()
@@ -103,7 +103,7 @@ def test_one_plain_step_weighted_by_training_nodes_is_one_central_step(engine, n
 def test_moments_that_are_reset_are_those_of_a_client_that_never_trained():
     kept, reset = (run(FedAvg(NET, optimizer_state=s)) for s in ("keep", "reset"))
     ages = [
-        {float(state.steps) for state in made.simulation.engine.export_states()}
+        {float(state.moments.steps) for state in made.simulation.engine.export_states()}
         for made in (kept, reset)
     ]
     assert ages == [{9.0}, {3.0}]

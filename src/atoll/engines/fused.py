@@ -1,7 +1,8 @@
 """All clients at once in one tensor program: `vmap` of the step over padded, stacked graphs.
 
 Padding, buckets and chunks live here and nowhere else. Clients of similar size share a bucket, so
-that little is padded; a bucket has at most `chunk` clients, so that memory is bounded.
+that little is padded; a bucket has at most `chunk` clients, so that memory is bounded. A client
+that trains on mini-batches has a bucket of its own, and a bucket of one runs the step as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from atoll.core.errors import AtollError, StepError
 from atoll.core.graph import Graph, Sparse
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
-from atoll.core.tree import Tree, concat, stack, structure, take
+from atoll.core.tree import Tree, concat, stack, structure, take, tree_map
 from atoll.engines.serial import Serial
 
 log = logging.getLogger(__name__)
@@ -59,13 +60,13 @@ class Fused:
     def _run_bucket(
         self, step: Step, members: tuple[int, ...], message: Message, keys: Tensor, round: int
     ) -> Tree:
-        shared = isinstance(message, ToAll)
-        chosen = torch.tensor(members, device=keys.device)
-        tree = message.tree if isinstance(message, ToAll) else message.rows(chosen)
         try:
             state = self.states.get(members)
             with torch.no_grad():
-                reply, state = at_once(step, self._graph(members), tree, state, keys, shared)
+                if len(members) == 1:
+                    reply, state = self._run_alone(step, members[0], message, state, keys[0])
+                else:
+                    reply, state = self._run_together(step, members, message, state, keys)
         except AtollError:
             raise
         except Exception as error:
@@ -75,6 +76,23 @@ class Fused:
         if not step.keeps_state:
             self.states.put(members, state)
         return reply
+
+    def _run_together(
+        self, step: Step, members: tuple[int, ...], message: Message, states: Tree, keys: Tensor
+    ) -> tuple[Tree, Tree]:
+        shared = isinstance(message, ToAll)
+        chosen = torch.tensor(members, device=keys.device)
+        tree = message.tree if isinstance(message, ToAll) else message.rows(chosen)
+        return at_once(step, self._graph(members), tree, states, keys, shared)
+
+    def _run_alone(
+        self, step: Step, member: int, message: Message, states: Tree, key: Tensor
+    ) -> tuple[Tree, Tree]:
+        """Without `vmap`, which costs time and cannot cut mini-batches; results are stacked."""
+        state = take(states, 0)
+        reply, state = step(self.graphs[member], message.for_one(member), state, key)
+        stacked: tuple[Tree, Tree] = tree_map(lambda leaf: leaf.unsqueeze(0), (reply, state))
+        return stacked
 
     def _loop(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
@@ -191,7 +209,10 @@ def at_once(
 def make_buckets(
     graphs: Sequence[Graph], positions: Sequence[int], chunk: int
 ) -> list[tuple[int, ...]]:
-    """Group clients so that padding wastes at most a quarter, or too little to matter."""
+    """Group clients so that padding wastes at most a quarter, or too little to matter.
+
+    A client with mini-batches stays alone: how often it steps, and on what, is its own affair.
+    """
     by_size = sorted(positions, key=lambda p: (str(structure(graphs[p])), graphs[p].num_nodes, p))
     buckets: list[list[int]] = []
     total = 0
@@ -202,6 +223,7 @@ def make_buckets(
         fits = (
             current
             and len(current) < chunk
+            and not graphs[position].batch_size
             and structure(graphs[current[0]]) == structure(graphs[position])
             and waste <= max(0.25 * (total + size), 4096)
         )
@@ -225,6 +247,16 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
     def rows(name: str) -> Tensor:
         return torch.stack([_pad(getattr(graph, name), nodes) for graph in graphs])
 
+    def on_padding(name: str, size: int) -> Tensor | None:
+        found = [getattr(graph, name) for graph in graphs]
+        if found[0] is None:
+            return None
+        return torch.stack([_pad(index, size, nodes - 1) for index in found])
+
+    def spaces(name: str) -> Tensor | None:
+        found = [getattr(graph, name) for graph in graphs]
+        return None if found[0] is None else torch.stack(found)
+
     return Graph(
         x=_stack_matrix([graph.x for graph in graphs], nodes),
         edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
@@ -239,6 +271,10 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
             name: _stack_matrix([graph.views[name] for graph in graphs], nodes)
             for name in graphs[0].views
         },
+        root=on_padding("root", nodes),
+        roots=on_padding("roots", max(len(graph.at_roots(graph.y)) for graph in graphs)),
+        has_features=spaces("has_features"),
+        has_classes=spaces("has_classes"),
     )
 
 

@@ -81,9 +81,7 @@ class Simulation:
         if name == "serial":
             return Serial(graphs)
         if name == "wire":
-            like = graphs[0].real
-            probe = make_probe(self.federation.features, self.federation.classes, views, like)
-            return Wire(graphs, probe)
+            return Wire(graphs, make_probe(self.federation, views, graphs[0].real))
         if name == "fused":
             return Fused(graphs, chunk)
         raise unknown("engine", name, ENGINES)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import WireError
+from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
 from atoll.core.method import Step
 from atoll.core.random import fold, make_key, uniform
@@ -102,26 +103,47 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
             )
 
 
-def make_probe(features: int, classes: int, views: dict[str, View], like: Tensor) -> Probe:
-    """Probe clients for a federation with so many features and classes."""
-    graphs = (
-        probe_graph(classes + 5, features, classes, like),
-        probe_graph(classes + 8, features, classes, like),
+def make_probe(federation: Federation, views: dict[str, View], like: Tensor) -> Probe:
+    """Probe clients with a federation's task, features and classes, typed and placed `like`."""
+    make = probe_graph if federation.task == "node" else probe_graphs
+    small, large = (
+        with_views(make(federation.classes + more, federation, like), views) for more in (5, 8)
     )
-    return Probe((with_views(graphs[0], views), with_views(graphs[1], views)))
+    return Probe((small, large))
 
 
-def probe_graph(size: int, features: int, classes: int, like: Tensor) -> Graph:
-    """A ring with chords and every class, in the given type and on the given device."""
+def probe_graph(size: int, federation: Federation, like: Tensor) -> Graph:
+    """A ring with chords and every class."""
     nodes = torch.arange(size, device=like.device)
     one_way = torch.stack([torch.cat([nodes, nodes]), torch.cat([nodes + 1, nodes + 2]) % size])
     key = fold(make_key(size, like.device), "probe")
     role = nodes % 3
     return make_graph(
-        uniform(key, (size, features), like.dtype),
+        uniform(key, (size, federation.features), like.dtype),
         torch.cat([one_way, one_way.flip(0)], dim=1),
-        nodes % classes,
-        train=(role == 0) | (nodes < classes),
+        nodes % federation.classes,
+        train=(role == 0) | (nodes < federation.classes),
         val=role == 1,
         test=role == 2,
+    )
+
+
+def probe_graphs(size: int, federation: Federation, like: Tensor) -> Graph:
+    """So many triangles, with every class."""
+    nodes = torch.arange(3 * size, device=like.device)
+    number, corner = nodes // 3, nodes % 3
+    one_way = torch.stack([nodes, 3 * number + (corner + 1) % 3])
+    labelled = corner == 0
+    return make_graph(
+        uniform(
+            fold(make_key(size, like.device), "probe"), (3 * size, federation.features), like.dtype
+        ),
+        torch.cat([one_way, one_way.flip(0)], dim=1),
+        number % federation.classes,
+        train=labelled & ((number % 3 == 0) | (number < federation.classes)),
+        val=labelled & (number % 3 == 1),
+        test=labelled & (number % 3 == 2),
+        root=3 * number,
+        has_features=like.new_ones(federation.features),
+        has_classes=like.new_ones(federation.classes),
     )

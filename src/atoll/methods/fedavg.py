@@ -1,10 +1,10 @@
 """FedAvg: train locally, average by size (McMahan et al., 2017).
 
-    θ <- Σ_i n_i θ_i / Σ_i n_i   over the participants, n_i = nodes of client i
+    θ <- Σ_i n_i θ_i / Σ_i n_i   over the participants, n_i = nodes (or graphs) of client i
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments (kept over rounds, as the literature does; `reset` drops
-them).
+them), and the layers that the network calls private.
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: none.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.layers import Private, joined, kept, private, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -43,13 +44,14 @@ class FedAvg(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )
 
     def init(self, clients: Clients) -> Tree:
-        return self.net.init(clients.key)
+        return shared(self.net, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(server))
@@ -58,13 +60,25 @@ class FedAvg(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.net(whole(self.net, graph, message, state), graph, key)
+
     @client_step
-    def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
         """Minimise the cross entropy on the training nodes, from the received model."""
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return cross_entropy(self.net(params, graph, key), graph)
 
-        state = state if self.optimizer_state == "keep" else None
-        model, state = fit(loss, model, self.optimizer, state, self.epochs, key)
-        return Update(model, graph.size(self.weight_by)), state
+        state = kept(self.net, graph, state, key)
+        moments = state.moments if self.optimizer_state == "keep" else None
+        model, moments = fit(
+            loss, joined(received, state.layers), self.optimizer, moments, self.epochs, key,
+            graph=graph,
+        )  # fmt: skip
+        reply = Update(shared(self.net, model), graph.size(self.weight_by))
+        return reply, Private(private(self.net, model), moments)

@@ -3,7 +3,7 @@
     min_w  f_i(w) + μ/2 ‖w - θ‖²,   i.e. gradient  ∇f_i(w) + μ (w - θ);   θ <- Σ_i n_i θ_i / Σ_i n_i
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the optimizer's moments.
+Private state: the optimizer's moments, and the layers that the network calls private.
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: clients are sampled uniformly and averaged by size, as the
 authors' code does (the paper samples by size and averages plainly). The pull is added to the
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.layers import Private, joined, kept, private, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -47,10 +48,11 @@ class FedProx(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     def init(self, clients: Clients) -> Tree:
-        return self.net.init(clients.key)
+        return shared(self.net, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(server))
@@ -59,18 +61,34 @@ class FedProx(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.net(whole(self.net, graph, message, state), graph, key)
+
     @client_step
-    def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
         """Minimise the cross entropy near the received model."""
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return cross_entropy(self.net(params, graph, key), graph)
 
         def pull(grads: Tree, params: Tree) -> Tree:
-            return tree_map(
-                lambda g, w, anchor: g + self.mu * (w - anchor), grads, params, received
+            pulled = tree_map(
+                lambda g, w, anchor: g + self.mu * (w - anchor),
+                shared(self.net, grads),
+                shared(self.net, params),
+                received,
             )
+            return joined(pulled, private(self.net, grads))
 
-        state = state if self.optimizer_state == "keep" else None
-        model, state = fit(loss, received, self.optimizer, state, self.epochs, key, adjust=pull)
-        return Update(model, graph.size(self.weight_by)), state
+        state = kept(self.net, graph, state, key)
+        moments = state.moments if self.optimizer_state == "keep" else None
+        model, moments = fit(
+            loss, joined(received, state.layers), self.optimizer, moments, self.epochs, key,
+            adjust=pull, graph=graph,
+        )  # fmt: skip
+        reply = Update(shared(self.net, model), graph.size(self.weight_by))
+        return reply, Private(private(self.net, model), moments)

@@ -7,7 +7,7 @@ Private state: the model and the optimizer's moments.
 Floats per client and round: one number down, none up.
 Departures from the reference code: public codes draw another initial model for each client
 (OpenFGL) or train fewer epochs than the federated methods (GCFL); here the start is common and
-the budget equal.
+the budget equal. Layers that the network calls private are each client's own draw.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.layers import joined, own_layers, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -41,6 +42,7 @@ class Local(Method):
     optimizer: Optimizer = Adam()
     epochs: int = 3
 
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
     deployed: ClassVar[str] = "personalised"
 
@@ -60,8 +62,10 @@ class Local(Method):
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
-        model = self.net.init(message) if state is None else state.model
-        return self.net(model, graph, key)
+        if state is not None:
+            return self.net(state.model, graph, key)
+        start = shared(self.net, self.net.init(message))
+        return self.net(whole(self.net, graph, start, None), graph, key)
 
     @client_step
     def train(
@@ -69,9 +73,13 @@ class Local(Method):
     ) -> tuple[Empty, Private]:
         """Continue training the client's own model."""
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return cross_entropy(self.net(params, graph, key), graph)
 
-        state = Private(self.net.init(seed), None) if state is None else state
-        model, moments = fit(loss, state.model, self.optimizer, state.moments, self.epochs, key)
+        if state is None:
+            start = shared(self.net, self.net.init(seed))
+            state = Private(joined(start, own_layers(self.net, graph, key)), None)
+        model, moments = fit(
+            loss, state.model, self.optimizer, state.moments, self.epochs, key, graph=graph
+        )
         return Empty(), Private(model, moments)

@@ -50,12 +50,21 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
 
     Engines agree; steps are pure; replies are finite, declared and free of private state; the
     order of clients and the numbering of nodes do not matter; one client and some clients work; a
-    run resumed in the middle ends with the same numbers.
+    run resumed in the middle ends with the same numbers. All of it for every task that the method
+    names: nodes to classify, or many graphs at each client.
     """
     with double_precision(), _one_thread():
-        net = NETS[(*getattr(make, "nets", ()), "gcn")[0]]
-        method = make(net=net(FEATURES, CLASSES, hidden=5, dropout=0.4))
-        federation = small_federation()
+        for task in getattr(make, "tasks", ("node",)):
+            _check_task(make, task, rounds)
+
+
+def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
+    if task == "graph":
+        net, federation = NETS["gin-graph"], small_graph_federation()
+    else:
+        net, federation = NETS[(*getattr(make, "nets", ()), "gcn")[0]], small_federation()
+    method = make(net=net(FEATURES, CLASSES, hidden=5, dropout=0.4))
+    with _naming(task):
         check_frozen(method)
         check_steps(method, federation, rounds)
         check_engines(method, federation, rounds)
@@ -206,6 +215,41 @@ def _check_reply(step: Step, reply: Tree, state: Tree) -> None:
                 )
 
 
+def small_graph_federation() -> Federation:
+    """Clients with several graphs each, with features and classes of their own; one has batches."""
+    counts, batch_sizes = (6, 9, 7, 5), (0, 3, 0, 0)
+    features, classes = (FEATURES, FEATURES - 4, 6, FEATURES), (2, CLASSES, CLASSES, 2)
+    clients = zip(counts, features, classes, batch_sizes, strict=True)
+    graphs = tuple(_small_graphs(seed, *client) for seed, client in enumerate(clients))
+    return Federation(graphs, CLASSES)
+
+
+def _small_graphs(seed: int, count: int, features: int, classes: int, batch_size: int) -> Graph:
+    """Several small graphs end to end; labels and roles stand on the first node of each."""
+    parts = [
+        _small_graph(3 + (seed + 2 * number) % 5, 10 * seed + number) for number in range(count)
+    ]
+    sizes = torch.tensor([part.num_nodes for part in parts])
+    starts = torch.cumsum(sizes, 0) - sizes
+    root = starts.repeat_interleave(sizes)
+    at_root = root == torch.arange(int(sizes.sum()))
+    number = torch.arange(count).repeat_interleave(sizes)
+    has_features = torch.arange(FEATURES) < features
+    role = number % 3
+    return make_graph(
+        torch.cat([part.x for part in parts if isinstance(part.x, Tensor)]) * has_features,
+        torch.cat([part.edges + start for part, start in zip(parts, starts, strict=True)], dim=1),
+        (number + number // 3) % classes,
+        train=at_root & ((role == 0) | (number < classes)),
+        val=at_root & (role == 1),
+        test=at_root & (role == 2),
+        root=root,
+        has_features=has_features,
+        has_classes=torch.arange(CLASSES) < classes,
+        batch_size=batch_size,
+    )
+
+
 def small_federation(sizes: tuple[int, ...] = SIZES) -> Federation:
     """Clients of different size with every class, isolated nodes, and sparse features."""
     return Federation(tuple(_small_graph(size, seed) for seed, size in enumerate(sizes)), CLASSES)
@@ -246,7 +290,12 @@ def relabelled(graph: Graph, seed: int) -> Graph:
         name: getattr(graph, name)[order]
         for name in ("x", "y", "train", "val", "test", "real", "ids")
     }
-    return dataclasses.replace(graph, **moved, edges=place[graph.edges])
+    edges, weight = place[graph.edges], graph.edge_weight
+    if graph.root is not None and graph.roots is not None:
+        moved["root"], moved["roots"] = place[graph.root[order]], place[graph.roots]
+        by_source = torch.argsort(edges[0], stable=True)
+        edges, weight = edges[:, by_source], weight[by_source]
+    return dataclasses.replace(graph, **moved, edges=edges, edge_weight=weight)
 
 
 @contextmanager
@@ -258,6 +307,17 @@ def double_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _naming(task: str) -> Iterator[None]:
+    """Broken contracts on a federation of graphs say so."""
+    try:
+        yield
+    except ContractBroken as error:
+        if task == "node":
+            raise
+        raise ContractBroken(f"with many graphs at each client: {error}") from error
 
 
 @contextmanager
