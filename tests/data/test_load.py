@@ -11,8 +11,8 @@ import pytest
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.data.datasets import DATASETS
-from atoll.data.load import is_own, load, one_graph, own_options
-from atoll.data.source import GraphSet, Source
+from atoll.data.load import is_own, load, own_options
+from atoll.data.source import Source
 
 
 @pytest.fixture
@@ -124,15 +124,6 @@ def test_options_of_own_data_do_not_pass_silently_with_other_data() -> None:
         load("lagoon", own={"dangling": "drop"})
     with pytest.raises(ConfigError, match="--schema is for a graph of your own"):
         load("lagoon", schema="schema.toml")
-
-
-def test_a_set_of_graphs_is_not_one_graph() -> None:
-    graphs = GraphSet(
-        "MOLS", np.ones((3, 1), np.float32), np.zeros((2, 0), np.int64), np.array([0, 1, 3]),
-        np.array([0, 1]), 2,
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="'MOLS' is a set of graphs with one label each"):
-        one_graph(graphs)
 
 
 def test_loading_a_pt_file_does_not_spoil_public_data_sets(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from atoll.data.datasets import load_dataset
-from atoll.data.partition import GROUPS, Partition, divide
+from atoll.data.partition import Partition, divide
 from atoll.data.partition.communities import groups_of, networkx_louvain, scikit_louvain
 from atoll.data.partition.packing import (
     PackingRule,
@@ -353,11 +353,3 @@ def test_feature_and_topology_skew_cut_sorted_runs():
         [1, 1, 2, 2],
         [3, 3, 4, 4],
     ]
-
-
-def test_gcfl_groups_have_the_published_numbers_of_clients():
-    assert {name: len(sets) for name, sets in GROUPS.items()} == {
-        "molecules": 7,
-        "biochem": 10,
-        "mix": 13,
-    }

@@ -20,10 +20,24 @@ import scipy.sparse as sp
 
 from atoll.core.errors import AtollError, ConfigError, DataError, unknown
 from atoll.data.checksums import open_raw
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source, check_source
+from atoll.data.recipe import parse_recipe
+from atoll.data.source import (
+    TEST,
+    TRAIN,
+    UNUSED,
+    VAL,
+    GraphGroup,
+    GraphSet,
+    Source,
+    check_graph_set,
+    check_source,
+)
 
 SPARSE_BELOW = 0.1
 """Features with a smaller share of non-zero entries are kept sparse."""
+
+FEATURES = ("own", "degree")
+"""What the nodes of a set of graphs are described by."""
 
 MAX_DEGREE_BYTES = 4 * 2**30
 """The largest one-hot degree matrix that is made without being asked for."""
@@ -225,6 +239,26 @@ def dataset_info(name: str) -> DatasetInfo:
     raise ConfigError(f"{sentence} (any other TUDataset is written 'tu:NAME')")
 
 
+def parse_name(text: str) -> tuple[str, dict[str, Any]]:
+    """A set's or a group's name and its options: "PROTEINS:features=degree", "tu:NAME"."""
+    prefix = text[:3] if text.lower().startswith("tu:") else ""
+    name, options = parse_recipe(text[len(prefix) :])
+    return prefix + name, options
+
+
+def plain_name(text: str) -> str:
+    """A name without its options, whether or not it is one that Atoll knows."""
+    return text if text.lower().startswith("tu:") else text.partition(":")[0]
+
+
+def task_of_data(text: str) -> str:
+    """What is classified in the data of this name, as a user types it: "node" or "graph"."""
+    name = plain_name(text).lower()
+    if name.startswith("tu:") or name in GROUPS:
+        return "graph"
+    return _BY_LOWER[name].task if name in _BY_LOWER else "node"
+
+
 def data_root(given: str | Path | None = None) -> Path:
     """Where data sets lie: the folder given, else `ATOLL_DATA`, else `~/.cache/atoll/data`."""
     chosen = given or os.environ.get("ATOLL_DATA") or Path("~/.cache/atoll/data")
@@ -247,6 +281,7 @@ def load_dataset(
     root: str | Path | None = None,
     *,
     split_index: int = 0,
+    features: str = "own",
     max_degree: int | None = None,
 ) -> Source | GraphSet:
     """Load a public data set from its raw files; never downloads.
@@ -255,8 +290,10 @@ def load_dataset(
         name: A name in `DATASETS` in any case, or `tu:NAME`.
         root: The data root; see `data_root`.
         split_index: Which of the published splits, where there are several.
-        max_degree: For graphs without features, the largest degree with a one-hot column of its
-            own; larger ones share it. Default: the published value, else the set's largest degree.
+        features: For a set of graphs "own", its node labels (else attributes, else degrees), or
+            "degree", one-hot degrees whatever else there is.
+        max_degree: Where degrees are the features, the largest with a one-hot column of its own;
+            larger ones share it. Default: the published value, else the set's largest degree.
 
     Returns:
         A `Source` (one graph) or a `GraphSet` (many graphs with one label each).
@@ -266,6 +303,8 @@ def load_dataset(
         DataError: The raw files are absent or cannot be read.
     """
     info, base = dataset_info(name), data_root(root)
+    if features not in FEATURES:
+        raise unknown("value of features", features, FEATURES)
     absent = missing_files(info, base)
     if absent:
         raise DataError(
@@ -279,7 +318,7 @@ def load_dataset(
         with open_raw(info.loader, info.arguments, *paths) as dataset:
             if info.task == "graph":
                 _roles(info, [], split_index)  # graph sets come without splits
-                return _graph_set(info, dataset, max_degree)
+                return check_graph_set(_graph_set(info, dataset, features, max_degree))
             return check_source(_source(info, dataset, split_index))
     except (AtollError, MemoryError):
         raise
@@ -289,6 +328,19 @@ def load_dataset(
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason'})"
             f"; remove that folder and run: atoll data fetch {info.name}"
         ) from error
+
+
+def load_group(name: str, root: str | Path | None = None, **options: Any) -> GraphGroup:
+    """Load GCFL's group of data sets with this name; options as for each of its sets."""
+    sets, base = GROUPS[name.lower()], data_root(root)
+    absent = [one for one in sets if not is_present(one, base)]
+    if absent:
+        raise DataError(
+            f"group '{name.lower()}' needs data sets that are not in {base}: {', '.join(absent)}; "
+            f"get them with: atoll data fetch {' '.join(absent)}"
+        )
+    loaded = (load_dataset(one, base, **options) for one in sets)
+    return GraphGroup(name.lower(), tuple(one for one in loaded if isinstance(one, GraphSet)))
 
 
 def _source(info: DatasetInfo, dataset: Any, split_index: int) -> Source:
@@ -352,7 +404,7 @@ def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
     )
 
 
-def _graph_set(info: DatasetInfo, dataset: Any, max_degree: int | None) -> GraphSet:
+def _graph_set(info: DatasetInfo, dataset: Any, features: str, max_degree: int | None) -> GraphSet:
     """A TUDataset, which PyG stores end to end already, as a `GraphSet`."""
     data, slices = dataset._data, dataset.slices  # the storage itself; iterating would copy it
     if data.y is None or data.y.is_floating_point() or data.y.dim() != 1:
@@ -364,7 +416,9 @@ def _graph_set(info: DatasetInfo, dataset: Any, max_degree: int | None) -> Graph
     edge_ptr[: slices["edge_index"].numel()] = slices["edge_index"].numpy()
     edges = data.edge_index.numpy() + np.repeat(node_ptr[:-1], np.diff(edge_ptr))
     attributes = dataset.num_node_attributes
-    if dataset.num_node_labels:
+    if features == "degree":
+        x = _degree_one_hot(info, edges, int(node_ptr[-1]), max_degree)
+    elif dataset.num_node_labels:
         x = data.x.numpy()[:, attributes:]  # GCFL's choice: one-hot labels without attributes
     elif attributes:
         x = data.x.numpy()
@@ -390,7 +444,7 @@ def _degree_one_hot(
         raise ConfigError(f"max_degree is {top}; give a number from 0 on")
     if max_degree is None and nodes * (top + 1) * 4 > MAX_DEGREE_BYTES:
         raise DataError(
-            f"data set '{info.name}' has no features and degrees up to {top}, which one-hot would "
+            f"data set '{info.name}' has degrees up to {top}, which one-hot would "
             f"take {nodes * (top + 1) * 4 / 2**30:.0f} GiB; give a smaller max_degree"
         )
     x = np.zeros((nodes, top + 1), dtype=np.float32)

@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.data.datasets import DATASETS, dataset_info, is_present, load_dataset
+from atoll.data.datasets import (
+    DATASETS,
+    GROUPS,
+    dataset_info,
+    is_present,
+    load_dataset,
+    load_group,
+    parse_name,
+    plain_name,
+)
 from atoll.data.own import OwnOptions, load_own
-from atoll.data.source import GraphSet, Source
+from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.synthetic import make_lagoon, parse_lagoon
 
 
@@ -23,11 +32,12 @@ def load(
     root: str | Path | None = None,
     schema: str | Path | None = None,
     own: Mapping[str, Any] | None = None,
-) -> tuple[Source | GraphSet, list[str]]:
+) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
     """A source, and what a loader of the user's own data has to say about it.
 
     Args:
-        name: "lagoon" (with knobs: "lagoon:homophily=0.3"), a data set's name, or a path.
+        name: "lagoon" (with knobs: "lagoon:homophily=0.3"), a data set's or a group's name (a set
+            of graphs has options: "PROTEINS:features=degree"), or a path.
         clients: How many owners the built-in data has.
         seed: Seed of the built-in data.
         root: Where data sets are looked for.
@@ -44,13 +54,29 @@ def load(
         return source, list(report.messages)
     if not _is_public(name):
         raise _no_such_data(name)
-    info = dataset_info(name)
-    if root is not None and not is_present(name, root):
+    plain, options = parse_name(name)
+    _check_options(plain, options)
+    if plain.lower() in GROUPS:
+        return load_group(plain, root, **options), []
+    info = dataset_info(plain)
+    if root is not None and not is_present(plain, root):
         raise DataError(
             f"data set '{info.name}' is not in {root}; get it with: "
             f"atoll data fetch {info.name} --data-root {root}"
         )
-    return load_dataset(name, root), []
+    return load_dataset(plain, root, **options), []
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Options of a set of graphs, or of a group of them; one graph has none."""
+    one_graph = name.lower() not in GROUPS and dataset_info(name).task == "node"
+    for option, value in options.items():
+        if one_graph:
+            raise ConfigError(f"data set '{name}' takes no options, but got '{option}'")
+        if option not in ("features", "max_degree"):
+            raise unknown("option of a set of graphs", option, ("features", "max_degree"))
+        if option == "max_degree" and not (isinstance(value, int) and value >= 0):
+            raise ConfigError(f"max_degree is {value}; give a whole number from 0 on")
 
 
 def is_own(name: str) -> bool:
@@ -62,12 +88,13 @@ def is_own(name: str) -> bool:
     return "/" in name or bool(path.suffix) or (not _is_public(name) and path.exists())
 
 
-def _is_public(name: str) -> bool:
-    return name.lower().startswith("tu:") or name.lower() in {key.lower() for key in DATASETS}
+def _is_public(text: str) -> bool:
+    name = plain_name(text).lower()
+    return name.startswith("tu:") or name in {key.lower() for key in (*DATASETS, *GROUPS)}
 
 
 def _no_such_data(name: str) -> ConfigError:
-    names = {key.lower(): key for key in (*DATASETS, "lagoon")}
+    names = {key.lower(): key for key in (*DATASETS, *GROUPS, "lagoon")}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = (
         f"did you mean '{names[near[0]]}'?"
@@ -93,13 +120,3 @@ def own_options(given: Mapping[str, Any]) -> OwnOptions:
         else:
             options[key] = int(value) if key == "max_categories" else value
     return OwnOptions(**options)
-
-
-def one_graph(source: Source | GraphSet) -> Source:
-    """The source, if it is one graph."""
-    if isinstance(source, GraphSet):
-        raise ConfigError(
-            f"'{source.name}' is a set of graphs with one label each; node classification "
-            "needs one graph: see `atoll datasets`"
-        )
-    return source

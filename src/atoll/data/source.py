@@ -107,8 +107,57 @@ class GraphSet:
         """The graph that each node belongs to, (N,)."""
         return np.repeat(np.arange(self.num_graphs), np.diff(self.node_ptr))
 
+    def undirected_simple(self) -> GraphSet:
+        """The same graphs with edges in both directions, without self-loops and duplicates."""
+        nodes = np.zeros(len(self.x), dtype=np.int64)
+        whole = Source(self.name, self.x, self.edges, nodes, classes=1)
+        return replace(self, edges=whole.undirected_simple().edges)
 
-def _check_finite(source: Source) -> None:
+
+@dataclass(frozen=True, eq=False)
+class GraphGroup:
+    """Several sets of graphs, each with features and classes of its own: one for each client.
+
+    Attributes:
+        name: The group's name.
+        sets: In the order of the clients.
+    """
+
+    name: str
+    sets: tuple[GraphSet, ...]
+
+    def undirected_simple(self) -> GraphGroup:
+        """Every set with edges in both directions, without self-loops and duplicates."""
+        return replace(self, sets=tuple(one.undirected_simple() for one in self.sets))
+
+
+def check_graph_set(source: GraphSet) -> GraphSet:
+    """Refuse a set of graphs that no method could use; each refusal is one sentence."""
+    name, count = source.name, source.num_graphs
+    if count == 0:
+        raise DataError(f"data '{name}' has no graphs; give a set with at least one graph")
+    empty = np.flatnonzero(np.diff(source.node_ptr) < 1)
+    if empty.size:
+        raise DataError(
+            f"data '{name}': graph {int(empty[0])} has no nodes ({empty.size} such graphs in all); "
+            "leave them out"
+        )
+    _check_finite(source)
+    wrong = np.flatnonzero((source.y >= source.classes) | (source.y < -1))
+    if wrong.size:
+        raise DataError(
+            f"data '{name}': graph {int(wrong[0])} has label {int(source.y[wrong[0]])}; labels are "
+            f"0 to {source.classes - 1}, or -1 where unknown"
+        )
+    owner = source.graph_of_node()
+    if source.edges.size and (source.edges.min() < 0 or source.edges.max() >= owner.size):
+        raise DataError(f"data '{name}' has an edge to a node that is not there")
+    if (owner[source.edges[0]] != owner[source.edges[1]]).any():
+        raise DataError(f"data '{name}' has an edge from one graph to another; leave it out")
+    return source
+
+
+def _check_finite(source: Source | GraphSet) -> None:
     given: Any = source.x
     stored = given.tocoo() if sp.issparse(given) else given
     bad = ~np.isfinite(stored.data if sp.issparse(source.x) else stored)

@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.partition.checks import check_seed, check_whole
-from atoll.data.partition.gcfl import GROUPS, gcfl_oneds
+from atoll.data.partition.gcfl import gcfl_oneds
 from atoll.data.partition.louvain import louvain, louvain_fedgta, louvain_fedtad, louvain_openfgl
 from atoll.data.partition.metis import metis, metis_overlap, metis_recursive
 from atoll.data.partition.plain import column, random
@@ -28,7 +28,6 @@ from atoll.data.source import GraphSet, Source
 
 __all__ = [
     "GRAPH_PARTITIONS",
-    "GROUPS",
     "NODE_PARTITIONS",
     "PARTITIONS",
     "Option",

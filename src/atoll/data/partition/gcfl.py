@@ -1,4 +1,4 @@
-"""GCFL's clients: chunks of one data set, or one data set each."""
+"""GCFL's clients of one data set: chunks of it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ from atoll.data.partition.packing import members
 from atoll.data.source import GraphSet
 
 CHUNK = 50  # graphs that GCFL hands out in file order before it draws
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "molecules": ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1"),
-    "biochem": (
-        *("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1"),
-        *("ENZYMES", "DD", "PROTEINS"),
-    ),
-    "mix": (
-        *("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1"),
-        *("ENZYMES", "DD", "PROTEINS"),
-        *("COLLAB", "IMDB-BINARY", "IMDB-MULTI"),
-    ),
-}
-"""GCFL's multi-dataset groups: each named data set is one client, in this order."""
 
 
 def gcfl_oneds(
