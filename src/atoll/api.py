@@ -7,13 +7,15 @@ from typing import Any
 
 from atoll.core.federation import Federation
 from atoll.data.federate import federate
+from atoll.data.graph_sets import federate_graphs
 from atoll.data.load import load as load_any
-from atoll.data.load import one_graph
-from atoll.data.source import GraphSet, Source
+from atoll.data.source import GraphGroup, GraphSet, Source
 
 
-def load(name: str, *, root: str | Path | None = None, **options: Any) -> Source | GraphSet:
-    """One whole graph (or a set of small graphs): "lagoon", a data set's name, or a path.
+def load(
+    name: str, *, root: str | Path | None = None, **options: Any
+) -> Source | GraphSet | GraphGroup:
+    """One whole graph, a set of small graphs, or a group of such sets, by its name or path.
 
     Args:
         name: What to load; `atoll datasets` lists the names.
@@ -24,22 +26,30 @@ def load(name: str, *, root: str | Path | None = None, **options: Any) -> Source
 
 
 def partition(
-    source: Source | GraphSet,
-    recipe: str = "louvain",
+    source: Source | GraphSet | GraphGroup,
+    recipe: str | None = None,
     *,
-    clients: int | None = 5,
+    clients: int | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Federation:
-    """Divide a graph among clients, and each client's nodes into training, validation and test.
+    """Divide a graph, or a set of graphs, among clients, and what each has into roles.
 
     Args:
-        source: The whole graph, from `load`.
-        recipe: As `--partition` on the command line.
-        clients: How many; not needed for "column:NAME".
+        source: What `load` gave.
+        recipe: As `--partition` on the command line; "louvain" by default, "gcfl-oneds" for a set
+            of graphs, and each client gets a set of a group.
+        clients: How many, 5 by default; not for "column:NAME" and groups, which know.
         seed: Of the partition and the split.
-        **options: split, ratios, allow and more, see `atoll.data.federate.federate`.
+        **options: split, ratios, allow and more, see `federate` and `federate_graphs` in
+            `atoll.data`.
     """
-    count = None if recipe.startswith("column:") else clients
-    graph = one_graph(source).undirected_simple()
-    return federate(graph, clients=count, partition=recipe, seed=seed, **options)
+    undirected = source.undirected_simple()
+    if isinstance(undirected, GraphGroup):
+        count = clients
+    else:
+        count = None if (recipe or "").startswith("column:") else clients or 5
+    if isinstance(undirected, Source):
+        recipe = recipe or "louvain"
+        return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
+    return federate_graphs(undirected, clients=count, partition=recipe, seed=seed, **options)

@@ -263,10 +263,12 @@ def data() -> None:
 @click.option("--data-root", metavar="DIR", help="Where to put them.  [default: ATOLL_DATA]")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 def fetch(names: tuple[str, ...], mirror: str | None, data_root: str | None, force: bool) -> None:
-    """Get data sets from their public source, or from a mirror."""
+    """Get data sets, or GCFL's groups of them, from their public source or from a mirror."""
+    from atoll.data.datasets import GROUPS
     from atoll.data.fetch import fetch as fetch_one
 
-    for name in names:
+    wanted = [one for name in names for one in GROUPS.get(name.lower(), (name,))]
+    for name in wanted:
         folder = fetch_one(name, data_root, mirror, force=force, progress=_say)
         click.echo(f"{name}: ready in {folder}")
 
@@ -301,6 +303,7 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     """Show what makes the clients of a federation differ."""
     from rich.text import Text
 
+    from atoll.core.errors import ConfigError
     from atoll.study.config import make_config, resolve
     from atoll.study.inspect import inspect_federation
     from atoll.study.run import check_folder, make_federation
@@ -311,6 +314,10 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     if out is not None:
         check_folder(out, resuming=True)
     federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
+    if federation.task == "graph":
+        raise ConfigError(
+            f"inspect looks at clients with one graph each, but '{config.data}' is a set of graphs"
+        )
     console = _console(stderr=False)
     for note in notes:
         console.print(Text(note, style="dim"))

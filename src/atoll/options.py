@@ -15,7 +15,8 @@ DATA_ROOT = click.option(
 FEDERATION = (
     click.option(
         "--data", metavar="NAME|PATH",
-        help="lagoon (built in), a data set's name, or a path to your own.  [default: lagoon]"),
+        help="lagoon (built in), a data set's name, a group (molecules), or a path to your own.  "
+        "[default: lagoon]"),
     click.option(
         "--clients", type=int, metavar="K",
         help="Number of clients.  [default: the protocol's, or one per owner]"),
@@ -33,6 +34,9 @@ FEDERATION = (
     click.option(
         "--allow", multiple=True, metavar="WHAT",
         help="Accept clients with no-edge or single-class; repeatable."),
+    click.option(
+        "--batch-size", type=int, metavar="B",
+        help="Training graphs in one step, for sets of graphs; 0: all.  [default: the protocol's]"),
     click.option("--schema", metavar="FILE", help="Column roles of your own tables (TOML)."),
     click.option(
         "--own", multiple=True, metavar="KEY=VALUE",

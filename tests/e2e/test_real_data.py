@@ -1,4 +1,4 @@
-"""Cora through the command line: every protocol for nodes, and sets of graphs refused."""
+"""Cora through the command line under every protocol for nodes, and sets of graphs under theirs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 import atoll
 from atoll.cli import main
+from atoll.core.errors import DataError
+from atoll.data.datasets import GROUPS, is_present, plain_name
 from atoll.study.protocols import PROTOCOLS
 
 pytestmark = pytest.mark.data
@@ -21,7 +23,7 @@ def run(real_data: Callable[[str], Path], tmp_path: Path) -> Callable[..., dict]
     """`atoll run` on a real data set; the saved result."""
 
     def call(data: str, *arguments: object, code: int = 0) -> dict | str:
-        root = real_data(data)
+        root = real_data(plain_name(data))
         options = ["--data", data, "--data-root", root, "--out", tmp_path / "run", "--json"]
         done = CliRunner().invoke(main, [str(a) for a in ("run", *arguments, *options, "--quiet")])
         assert done.exit_code == code, done.output
@@ -35,7 +37,7 @@ def run(real_data: Callable[[str], Path], tmp_path: Path) -> Callable[..., dict]
     return call
 
 
-@pytest.mark.parametrize("protocol", [n for n, rules in PROTOCOLS.items() if not rules.graphs])
+@pytest.mark.parametrize("protocol", [n for n, rules in PROTOCOLS.items() if "node" in rules.tasks])
 def test_cora_runs_under_every_protocol_for_nodes(run, protocol: str) -> None:
     saved = run("cora", "fedavg", "--protocol", protocol, "--clients", 10, "--rounds", 5)
     assert saved["clients"] == 10
@@ -74,7 +76,34 @@ def test_one_graph_under_a_protocol_for_sets_of_graphs(run) -> None:
 
 @pytest.mark.parametrize("protocol", ["strict", "gcfl"])
 def test_a_set_of_graphs(run, protocol: str) -> None:
-    assert run("MUTAG", "--protocol", protocol, code=2) == (
-        "error: 'MUTAG' is a set of graphs with one label each; node classification needs one "
-        "graph: see `atoll datasets`\n"
-    )
+    saved = run("PROTEINS", "fedavg", "--protocol", protocol, "--clients", 10, "--rounds", 2)
+    assert sum(saved["federation"]["graphs"]) == 1113
+    assert saved["clients"] == 10
+    assert saved["bytes"]["up"] == 2 * 10 * 4 * (24_960 + 1)
+    if protocol == "gcfl":  # its seed is fixed, and so are its clients
+        assert saved["federation"]["sha1"] == "fdfd6eeadb61"
+        assert saved["federation"]["graphs"] == [109, 114, 101, 123, 107, 111, 107, 128, 103, 110]
+
+
+def test_a_group_of_sets(real_data: Callable[[str], Path], tmp_path: Path) -> None:
+    for name in GROUPS["molecules"]:
+        root = real_data(name)
+    result = atoll.run("local", "molecules", protocol="gcfl", rounds=1, data_root=str(root))
+    assert result.clients == 7
+    assert result.federation["sets"] == list(GROUPS["molecules"])
+    assert result.federation["graphs"] == [188, 405, 467, 756, 344, 2000, 4110]
+    assert result.seeds[0].history.counts.sum(0).tolist() == [6614, 827, 829]
+
+
+def test_a_set_that_is_missing_from_a_group(real_data: Callable[[str], Path]) -> None:
+    root = real_data("MUTAG")
+    if is_present("ENZYMES", root):
+        pytest.skip("ENZYMES is here")
+    with pytest.raises(DataError, match=r"group 'biochem' needs data sets .*ENZYMES.*; get them"):
+        atoll.run("local", "biochem", protocol="gcfl", data_root=str(root))
+
+
+def test_degrees_as_features(run) -> None:
+    saved = run("MUTAG:features=degree", "local", "--protocol", "gcfl", "--clients", 3,
+                "--rounds", 1)  # fmt: skip
+    assert saved["hyperparameters"]["net"]["features"] == 5  # degrees 0 to 4

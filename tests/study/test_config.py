@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, ConfigError
+from atoll.core.method import task_of
 from atoll.core.optim import SGD
+from atoll.data.datasets import task_of_data
 from atoll.methods import METHODS
-from atoll.nn import NETS
+from atoll.nn import NETS, GraphGIN
 from atoll.study.config import (
     RunConfig,
     build_method,
@@ -32,8 +34,18 @@ def refusal(**options: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("data", ["lagoon:nodes=300", "cora", "some/folder"])
+DATA = ("lagoon:nodes=300", "cora", "some/folder", "PROTEINS", "tu:X")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data"),
+    [
+        (name, d)
+        for name, rules in PROTOCOLS.items()
+        for d in DATA
+        if task_of_data(d) in rules.tasks
+    ],
+)
 def test_a_resolved_configuration_names_every_choice_and_resolves_to_itself(
     protocol: str, data: str
 ) -> None:
@@ -158,15 +170,59 @@ def test_a_hyper_parameter_of_another_method_lists_or_suggests() -> None:
         assert fixed not in sentence
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedath"])
-@pytest.mark.parametrize("net", NETS)
-def test_every_method_takes_every_net(method: str, net: str) -> None:
-    config, _ = resolve(make_config(method=method.upper(), set={"net": net, "optimizer": "SGD"}))
-    built = build_method(config, features=5, classes=3)
+@pytest.mark.parametrize(
+    ("method", "net"),
+    [
+        (name, net)
+        for name, method in METHODS.items()
+        for net in NETS
+        if not method.nets and task_of(NETS[net]) in method.tasks
+    ],
+)
+def test_every_method_takes_every_net_for_its_tasks(method: str, net: str) -> None:
+    task = task_of(NETS[net])
+    data = {"node": "lagoon", "graph": "MUTAG"}[task]
+    given = {"net": net, "optimizer": "SGD"}
+    config, _ = resolve(make_config(method=method.upper(), data=data, set=given))
+    built = build_method(config, features=5, classes=3, task=task)
     assert type(built) is METHODS[method]
     assert type(built.net) is NETS[net]
     assert isinstance(built.optimizer, SGD)
     assert (built.net.features, built.net.classes) == (5, 3)
+
+
+def test_sets_of_graphs_have_defaults_of_their_own() -> None:
+    config, _ = resolve(make_config(method="fedavg", data="molecules", protocol="gcfl"))
+    assert (config.batch_size, config.set) == (128, {"lr": 1e-3, "weight_by": "train"})
+    method = build_method(config, 5, 3, "graph")
+    assert isinstance(method.net, GraphGIN)
+    assert method.weight_by == "train"
+    # Local has no weights: the protocol's word on them is not for it.
+    assert resolve(make_config(method="local", data="NCI1", protocol="gcfl"))[0].set == {"lr": 1e-3}
+    strict, _ = resolve(make_config(data="tu:Mutagenicity:features=degree", batch_size=0))
+    assert (strict.partition, strict.batch_size) == ("gcfl-oneds", 0)
+    assert resolve(make_config(data="cora"))[0].batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"method": "fedath", "data": "NCI1"}, "fedath classifies nodes, but 'NCI1' has graphs to "
+         "classify; methods for that: local, fedavg, fedprox"),
+        ({"data": "NCI1", "set": {"net": "gcn"}}, "net=gcn does not classify graphs, as 'NCI1' "
+         "needs; use --set net=gin-graph"),
+        ({"set": {"net": "gin-graph"}}, "net=gin-graph does not classify nodes, as 'lagoon' needs; "
+         "use --set net=gcn or sage or gat or gin or sgc or mlp"),
+        ({"data": "NCI1", "protocol": "fedtad"}, "protocol 'fedtad' is for one graph, but 'NCI1' "
+         "is a set of graphs; use --protocol strict or gcfl"),
+        ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; leave "
+         "it out"),
+        ({"batch_size": -1, "data": "NCI1"}, "batch_size is -1; give 0 (all at once) or a number "
+         "of graphs"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_task_is_refused(options: dict, problem: str) -> None:
+    assert refusal(**options).startswith(problem)
 
 
 def test_fedath_takes_a_gcn_alone() -> None:

@@ -15,7 +15,6 @@ import torch
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
-from atoll.data.source import GraphSet
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.study.config import make_config, read_config
@@ -93,15 +92,6 @@ def test_a_handmade_federation_runs() -> None:
     bare = Federation(federation().graphs, federation().classes)
     summary = atoll.run("local", bare, rounds=1).summary()
     assert (summary["clients"], summary["partition"], summary["data"]) == (3, "given", "federation")
-
-
-def test_a_set_of_graphs_is_one_clear_sentence() -> None:
-    graphs = GraphSet(
-        "MOLS", np.ones((3, 1), np.float32), np.zeros((2, 0), np.int64), np.array([0, 1, 3]),
-        np.array([0, 1]), 2,
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="'MOLS' is a set of graphs"):
-        atoll.run("fedavg", graphs)
 
 
 def test_a_protocol_for_sets_of_graphs_refuses_one_graph() -> None:

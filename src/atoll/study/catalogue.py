@@ -16,7 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.core.optim import OPTIMIZERS
-from atoll.data.datasets import DATASETS, data_root, dataset_info, is_present, load_dataset
+from atoll.data.datasets import (
+    DATASETS,
+    GROUPS,
+    data_root,
+    dataset_info,
+    is_present,
+    load_dataset,
+)
 from atoll.data.source import Source
 from atoll.data.synthetic import Lagoon
 from atoll.methods import METHODS, method_class
@@ -95,8 +102,11 @@ def _defaults(cls: type[Any]) -> list[tuple[str, Any]]:
 def dataset_table(root: str | Path | None) -> Table:
     """Every data set with its published size and whether it is here."""
     base = data_root(root)
-    table = Table(title="Data sets", title_justify="left", caption_justify="left",
-                  caption=f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME",
+    caption = (
+        f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME\n"
+        f"Groups, with one set for each client: {', '.join(GROUPS)}"
+    )
+    table = Table(title="Data sets", title_justify="left", caption_justify="left", caption=caption,
                   box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # fmt: skip
     for column in ("name", "task", *_COUNTED, "here"):
         right = column in _COUNTED
@@ -128,10 +138,24 @@ def _lagoon_page() -> Table:
     return table
 
 
+def _group_page(name: str, root: str | Path | None) -> Table:
+    table = Table(title=f"{name}: one data set for each client", title_justify="left")
+    for column in ("client", "data set", "graphs", "features", "classes", "here"):
+        table.add_column(column)
+    for number, one in enumerate(GROUPS[name]):
+        info = dataset_info(one)
+        here = "yes" if is_present(one, root) else ""
+        counts = map(str, (info.graphs, info.features, info.classes))
+        table.add_row(str(number), one, *counts, here)
+    return table
+
+
 def dataset_page(name: str, root: str | Path | None) -> Table:
     """One data set: size, source, licence, and where it is looked for."""
     if name.partition(":")[0].lower() == "lagoon":
         return _lagoon_page()
+    if name.lower() in GROUPS:
+        return _group_page(name.lower(), root)
     info, base = dataset_info(name), data_root(root)
     elsewhere = "" if root is None else f" --data-root {root}"
     table = Table(title=info.name, title_justify="left", show_header=False)

@@ -21,16 +21,18 @@ import tomli_w
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.core.optim import OPTIMIZERS
+from atoll.data.datasets import plain_name, task_of_data
 from atoll.data.federate import DEGENERATE
+from atoll.data.graph_sets import BY_SET
 from atoll.data.load import is_own
 from atoll.data.partition import PARTITIONS
 from atoll.data.schema import OWNERS
 from atoll.data.source import Source
 from atoll.data.split import SPLITS
-from atoll.methods import method_class
-from atoll.nn import NETS
+from atoll.methods import METHODS, method_class
+from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
 from atoll.study.experiment import SCORED
-from atoll.study.protocols import COMPAT, Protocol, protocol
+from atoll.study.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 
 Value = bool | int | float | str
 
@@ -60,6 +62,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     compat: tuple[str, ...] = ()
     evaluate: str | None = None
     allow: tuple[str, ...] = ()
+    batch_size: int | None = None
     data_root: str | None = None
     schema: str | None = None
     own: dict[str, Value] = {}
@@ -109,6 +112,10 @@ def make_config(**given: Any) -> RunConfig:
         raise ConfigError(f"fraction is {config.fraction}; give a number above 0 and up to 1")
     if not 0 <= config.seed < 2**31:
         raise ConfigError(f"seed is {config.seed}; give a whole number from 0 to 2147483647")
+    if config.batch_size is not None and config.batch_size < 0:
+        raise ConfigError(
+            f"batch_size is {config.batch_size}; give 0 (all at once) or a number of graphs"
+        )
     if config.chunk < 0:
         raise ConfigError(f"chunk is {config.chunk}; give 0 (choose) or a number of clients")
     return config
@@ -136,13 +143,21 @@ def config_text(config: RunConfig) -> str:
     return tomli_w.dumps(plain)
 
 
-def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
-    """Fill in what the protocol and the kind of data decide; check every name."""
+def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
+    """Fill in what the protocol and the kind of data decide; check every name.
+
+    Args:
+        config: As the user gave it.
+        task: What is classified, "node" or "graph"; None finds out by the data's name.
+    """
     rules = protocol(config.protocol)
-    settings = {} if "method" in config.objects else {**rules.settings, **config.set}
+    task = task or task_of_data(config.data)
+    _check_protocol_task(rules, plain_name(config.data), task)
+    settings = {} if "method" in config.objects else _settings(config, rules)
     epochs = _epochs(config, settings) or rules.epochs
     built_in = config.data.partition(":")[0] == "lagoon"
-    partition = config.partition or ("column:owner" if built_in else rules.partition)
+    usual = rules.partition if task == "node" else rules.graph_partition
+    partition = config.partition or ("column:owner" if built_in else usual)
     by_column = partition.startswith("column:") and not built_in
     clients = config.clients if by_column else config.clients or rules.clients
     filled = msgspec.structs.replace(
@@ -155,10 +170,44 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Protocol]:
         rounds=config.rounds or rules.rounds,
         epochs=None if "method" in config.objects else epochs,
         evaluate=config.evaluate or rules.evaluate,
+        batch_size=_batch_size(config, rules, task),
         set=settings,
     )
-    _check_names(filled)
+    _check_names(filled, task)
     return _with_owner(filled), rules
+
+
+def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
+    if task in rules.tasks:
+        return
+    if task == "node":
+        raise ConfigError(
+            f"protocol '{rules.name}' is for sets of graphs, but '{data}' is one graph; choose "
+            "another protocol"
+        )
+    others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
+    raise ConfigError(
+        f"protocol '{rules.name}' is for one graph, but '{data}' is a set of graphs; use "
+        f"--protocol {others}"
+    )
+
+
+def _settings(config: RunConfig, rules: Protocol) -> dict[str, Value]:
+    """Hyper-parameters: the protocol's, where the method has them, then the user's."""
+    weighs = "weight_by" in (f.name for f in fields(method_class(config.method)))
+    weight = {"weight_by": rules.weight_by} if rules.weight_by and weighs else {}
+    return {**rules.settings, **weight, **config.set}
+
+
+def _batch_size(config: RunConfig, rules: Protocol, task: str) -> int | None:
+    if task == "graph":
+        return rules.batch_size if config.batch_size is None else config.batch_size
+    if config.batch_size is not None:
+        raise ConfigError(
+            f"batch_size is for sets of graphs, but '{plain_name(config.data)}' is one graph; "
+            "leave it out"
+        )
+    return None
 
 
 def _split(rules: Protocol, partition: str, clients: int | None) -> str:
@@ -189,16 +238,16 @@ def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
     return int(text)
 
 
-def _check_names(config: RunConfig) -> None:
+def _check_names(config: RunConfig, task: str) -> None:
     """Every name and hyper-parameter, before data are loaded and a folder is made."""
     assert config.partition is not None
     assert config.split is not None
     assert config.evaluate is not None
     if "method" not in config.objects:
-        build_method(config, features=1, classes=2)
+        build_method(config, features=1, classes=2, task=task)
     # Options may follow the name: dirichlet:alpha=0.5.
     for kind, text, known in (
-        ("partition", config.partition, PARTITIONS),
+        ("partition", config.partition, (*PARTITIONS, BY_SET)),
         ("split", config.split, SPLITS),
     ):
         if text.partition(":")[0] not in known:
@@ -233,9 +282,11 @@ def _with_owner(config: RunConfig) -> RunConfig:
     return msgspec.structs.replace(config, own={"owner": column, **config.own})
 
 
-def build_method(config: RunConfig, features: int, classes: int) -> Method:
+def build_method(config: RunConfig, features: int, classes: int, task: str = "node") -> Method:
     """The method of a resolved configuration, with its network and optimizer."""
     cls = method_class(config.method)
+    if task not in cls.tasks:
+        raise ConfigError(_cannot(config, cls, task))
     settings = dict(config.set)
     preset = str(settings.pop("preset", ""))
     if preset:
@@ -244,12 +295,7 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
-    net_name = str(settings.pop("net", (*cls.nets, "gcn")[0])).lower()
-    if net_name not in NETS:
-        raise unknown("net", net_name, NETS)
-    if cls.nets and net_name not in cls.nets:
-        works = " or ".join(cls.nets)
-        raise ConfigError(f"{config.method} cannot use net={net_name}; use --set net={works}")
+    net_name = _net_name(settings.pop("net", ""), config, cls, task)
     optimizer_name = str(settings.pop("optimizer", "")).lower()
     if optimizer_name and optimizer_name not in OPTIMIZERS:
         raise unknown("optimizer", optimizer_name, OPTIMIZERS)
@@ -270,6 +316,34 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
         for owner, name in _owners(key, parts, config.method):
             parts[owner] = _with(parts[owner], name, value)
     return _assembled(parts)
+
+
+def _net_name(asked: Value, config: RunConfig, cls: type[Method], task: str) -> str:
+    """The network that is asked for, else the method's first for the task, else the task's."""
+    nets = NODE_NETS if task == "node" else GRAPH_NETS
+    fitting = [name for name in cls.nets if name in nets]
+    name = str(asked).lower() or (*fitting, next(iter(nets)))[0]
+    if name not in NETS:
+        raise unknown("net", name, NETS)
+    if name not in nets:
+        raise ConfigError(
+            f"net={name} does not classify {task}s, as '{plain_name(config.data)}' needs; use "
+            f"--set net={' or '.join(nets)}"
+        )
+    if fitting and name not in fitting:
+        works = " or ".join(fitting)
+        raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
+    return name
+
+
+def _cannot(config: RunConfig, cls: type[Method], task: str) -> str:
+    """Why a method is not for a task, and which ones are."""
+    able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
+    what = " and ".join(f"{known}s" for known in cls.tasks)
+    return (
+        f"{config.method} classifies {what}, but '{plain_name(config.data)}' has {task}s to "
+        f"classify; methods for that: {able}"
+    )
 
 
 def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:

@@ -43,10 +43,10 @@ class Evaluator:
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
         """Predict and count."""
         noise = key if self.with_dropout else None
-        logits = self.method.predict(graph, message, state, noise)
+        logits = graph.at_roots(self.method.predict(graph, message, state, noise))
         classes = logits.shape[-1]
-        masks = torch.stack([graph.train, graph.val, graph.test])
-        truth = functional.one_hot(graph.y, classes).to(logits.dtype)
+        masks = torch.stack([graph.at_roots(m) for m in (graph.train, graph.val, graph.test)])
+        truth = functional.one_hot(graph.at_roots(graph.y), classes).to(logits.dtype)
         guess = functional.one_hot(logits.argmax(-1), classes).to(logits.dtype)
         confusion = (truth * masks.unsqueeze(-1)).transpose(-1, -2) @ guess
         log_p = functional.log_softmax(logits, dim=-1)

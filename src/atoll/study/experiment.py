@@ -18,7 +18,7 @@ import torch
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.message import Message, ToEach
-from atoll.core.method import Method
+from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.ledger import Ledger
@@ -35,8 +35,8 @@ class History:
 
     Attributes:
         scores: For "deployed" and "local" a list over rounds of (K, 3, 5): client, role, metric.
-        counts: Training, validation and test nodes of each client, (K, 3).
-        nodes: Nodes of each client, (K,).
+        counts: Training, validation and test nodes (or graphs) of each client, (K, 3).
+        nodes: Nodes (or graphs) of each client, (K,).
         seconds: Seconds of each round, training and scoring.
     """
 
@@ -130,6 +130,7 @@ class Run:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         federation = experiment.federation
+        check_task(experiment.method, federation)
         self.simulation = Simulation(
             federation, experiment.method, engine=experiment.engine, seed=experiment.seed,
             device=experiment.device, chunk=experiment.chunk,
@@ -140,7 +141,7 @@ class Run:
         masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
         self.history = History(
             counts=torch.stack(masks).numpy().astype(np.int64),
-            nodes=np.array([g.num_nodes for g in federation.graphs]),
+            nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
         )
         self.server: Tree = None
 
@@ -230,3 +231,19 @@ def _numbers(scores: Scores) -> np.ndarray:
     numbers["auc"] = np.where(auc < 0, np.nan, auc)
     numbers["loss"] = np.where(empty, np.nan, scores.loss.cpu().numpy())
     return np.stack([numbers[m] for m in METRICS], axis=-1)
+
+
+def check_task(method: Method, federation: Federation) -> None:
+    """Refuse a method, or its network, that does not classify what the clients have."""
+    task, name = federation.task, type(method).__name__
+    if task not in method.tasks:
+        raise ConfigError(
+            f"{name} classifies {' and '.join(f'{known}s' for known in method.tasks)}, but the "
+            f"clients of '{federation.name}' have {task}s to classify; choose another method"
+        )
+    if task_of(method.net) != task:
+        net = type(method.net).__name__
+        raise ConfigError(
+            f"network {net} classifies {task_of(method.net)}s, but the clients of "
+            f"'{federation.name}' have {task}s to classify; choose another network"
+        )

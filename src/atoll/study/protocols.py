@@ -40,7 +40,10 @@ class Protocol:
         weights: Mean over clients, one of `metrics.WEIGHTINGS`.
         select: "best-val" (mean over clients), "best-val-per-client", or "last".
         settings: Defaults of hyper-parameters, as for `--set`.
-        graphs: Whether it classifies whole graphs rather than the nodes of one.
+        weight_by: Weight of a client in an average, for methods that ask; None is their own.
+        tasks: What it is for: "node", "graph", or both.
+        graph_partition: Default recipe for a set of graphs.
+        batch_size: Training graphs in one step, where graphs are classified.
     """
 
     name: str
@@ -58,13 +61,17 @@ class Protocol:
     weights: str = "tests"
     select: str = "best-val"
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    graphs: bool = False
+    weight_by: str | None = None
+    tasks: tuple[str, ...] = ("node",)
+    graph_partition: str = "gcfl-oneds"
+    batch_size: int = 128
 
 
 PROTOCOLS: dict[str, Protocol] = {
     "strict": Protocol(
         "strict",
         "one rule for every method: deployed model, best mean validation round, data vary by seed",
+        tasks=("node", "graph"),
     ),
     "openfgl": Protocol(
         "openfgl",
@@ -96,7 +103,8 @@ PROTOCOLS: dict[str, Protocol] = {
         "gcfl",
         "GCFL's tables: graph classification, last round, every client alike",
         prepare=(), partition="gcfl-oneds", split="gcfl", data_seed=123, clients=10, rounds=200,
-        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3}, graphs=True,
+        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3}, weight_by="train",
+        tasks=("graph",),
     ),
 }  # fmt: skip
 

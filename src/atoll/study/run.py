@@ -20,9 +20,10 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.federate import federate
-from atoll.data.load import load, one_graph
+from atoll.data.graph_sets import BATCH_SIZE, federate_graphs
+from atoll.data.load import load
 from atoll.data.prepare import PREPARATIONS
-from atoll.data.source import GraphSet, Source
+from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.checkpoint import write_atomically
 from atoll.study.config import (
     RunConfig,
@@ -38,6 +39,8 @@ from atoll.study.machine import choose_device, choose_engine, environment, tuned
 from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
 
+Data = Source | GraphSet | GraphGroup | Federation
+"""What Python may give in place of a name."""
 CHECKPOINT = "checkpoint.atoll"
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
@@ -80,7 +83,7 @@ class Silent:
 
 def run(
     method: str | Method = "fedavg",
-    data: str | Source | Federation = "lagoon",
+    data: str | Data = "lagoon",
     *,
     out: str | Path | None = None,
     observer: Observer | None = None,
@@ -91,13 +94,13 @@ def run(
 
     Args:
         method: A name, or a method object, which brings its own hyper-parameters.
-        data: A name or path, a `Source`, or a finished `Federation`.
+        data: A name or path, what `atoll.load` gave, or a finished `Federation`.
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
         save_every: Least seconds between two checkpoints.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
-            fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, data_root,
-            schema, own.
+            fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
+            data_root, schema, own.
     """
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
@@ -125,7 +128,7 @@ def resume(
     observer: Observer | None = None,
     *,
     method: Method | None = None,
-    data: Source | Federation | None = None,
+    data: Data | None = None,
     save_every: float = SAVE_EVERY,
 ) -> Result:
     """Continue a stopped run; a finished one is only read again.
@@ -151,7 +154,7 @@ def run_config(
     out: Path | None = None,
     observer: Observer | None = None,
     method: Method | None = None,
-    data: Source | Federation | None = None,
+    data: Data | None = None,
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
 ) -> Result:
@@ -159,7 +162,7 @@ def run_config(
     began = time.perf_counter()
     observer = observer or Silent()
     _check_objects(config, method, data)
-    asked, (config, rules) = config, resolve(config)
+    asked, (config, rules) = config, resolve(config, task_of_object(data))
     engine, why = choose_engine(config.engine)
     device = choose_device(config.device)
     if not 0 <= save_every < math.inf:
@@ -179,7 +182,9 @@ def run_config(
             observer.begin(config, engine, why, notes)
         if out is not None:
             save_partition(federation, out / f"seed-{number}" / "partition.npz")
-        chosen = method or build_method(config, federation.features, federation.classes)
+        chosen = method or build_method(
+            config, federation.features, federation.classes, federation.task
+        )
         experiment = Experiment(
             chosen, federation, rounds=config.rounds or rules.rounds, fraction=config.fraction,
             seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
@@ -197,9 +202,16 @@ def run_config(
     return result
 
 
-def _check_objects(
-    config: RunConfig, method: Method | None, data: Source | Federation | None
-) -> None:
+def task_of_object(data: Data | None) -> str | None:
+    """What is classified in data that Python gave; None if a name was given."""
+    if isinstance(data, Federation):
+        return data.task
+    if data is None:
+        return None
+    return "node" if isinstance(data, Source) else "graph"
+
+
+def _check_objects(config: RunConfig, method: Method | None, data: Data | None) -> None:
     """A file cannot hold Python objects; what was run with some needs them again."""
     given = {"method": method, "data": data}
     lacking = [name for name in config.objects if given.get(name) is None]
@@ -235,7 +247,7 @@ def make_federation(
     config: RunConfig,
     rules: Protocol,
     seed: int,
-    data: Source | Federation | None,
+    data: Data | None,
     asked: RunConfig,
 ) -> tuple[Federation, list[str], RunConfig]:
     """The federation of one seed, what the loader has to say, and the completed configuration.
@@ -252,18 +264,16 @@ def make_federation(
         return data, [], msgspec.structs.replace(config, clients=len(data), ratios=None, **made)
     data_seed = seed if rules.data_seed is None else rules.data_seed
     notes: list[str] = []
-    loaded: Source | GraphSet | None = data
-    if loaded is None:
-        loaded, notes = load(
+    source: Source | GraphSet | GraphGroup | None = data
+    if source is None:
+        source, notes = load(
             config.data, clients=config.clients or rules.clients, seed=data_seed,
             root=config.data_root, schema=config.schema, own=config.own,
         )  # fmt: skip
-    source = one_graph(loaded)
-    if rules.graphs:
-        raise ConfigError(
-            f"protocol '{rules.name}' is for sets of graphs, but '{source.name}' is one graph; "
-            "choose another protocol"
-        )
+    if not isinstance(source, Source):
+        federation = _federate_graphs(config, rules, data_seed, source, asked)
+        made = {"partition": federation.about["partition"], "clients": len(federation)}
+        return federation, notes, msgspec.structs.replace(config, **made)
     config = with_own_partition(config, source, asked)
     for name in rules.prepare:
         source = PREPARATIONS[name](source)
@@ -272,6 +282,25 @@ def make_federation(
         split=config.split or rules.split, ratios=config.ratios, seed=data_seed, allow=config.allow,
     )  # fmt: skip
     return federation, notes, config
+
+
+def _federate_graphs(
+    config: RunConfig,
+    rules: Protocol,
+    seed: int,
+    source: GraphSet | GraphGroup,
+    asked: RunConfig,
+) -> Federation:
+    """A federation of clients with many graphs each."""
+    # A group divides itself; what the user asks for beside that must be refused, not overruled.
+    asks = asked if isinstance(source, GraphGroup) else config
+    if "undirected" in rules.prepare:
+        source = source.undirected_simple()
+    size = BATCH_SIZE if config.batch_size is None else config.batch_size
+    return federate_graphs(
+        source, clients=asks.clients, partition=asks.partition, split=config.split or rules.split,
+        ratios=config.ratios, seed=seed, allow=config.allow, batch_size=size,
+    )  # fmt: skip
 
 
 def save_partition(federation: Federation, path: Path) -> None:
@@ -285,7 +314,7 @@ def save_partition(federation: Federation, path: Path) -> None:
 
 
 def name_configuration(
-    config: RunConfig, method: Method | None = None, data: Source | Federation | None = None
+    config: RunConfig, method: Method | None = None, data: Data | None = None
 ) -> str:
     """A short name of everything that decides the numbers, for checkpoints."""
     # Where a run happens does not change it (engines agree only to rounding, so they are named).
@@ -296,7 +325,8 @@ def name_configuration(
     if isinstance(data, Federation):
         text += str([(g.num_nodes, g.edges.shape[1], g.num_features) for g in data.graphs])
     elif data is not None:
-        text += str((data.x.shape, data.edges.shape, data.classes))
+        parts = data.sets if isinstance(data, GraphGroup) else (data,)
+        text += "".join(str((part.x.shape, part.edges.shape, part.classes)) for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -113,7 +113,7 @@ def result_table(results: list[Result]) -> Group:
         f"protocol {config.protocol}"
     )
     caption = (
-        f"Test nodes, in percent, {how}"
+        f"Test {'graphs' if 'graphs' in first.federation else 'nodes'}, in percent, {how}"
         + ("; mean ± standard deviation over seeds. " if several else ". ")
         + "scored: the model behind accuracy and F1; local: the client's own model right after "
         "training; MB: what training moved, up and down, without scoring."
