@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from torch.autograd import Function
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.layers import Private, joined, kept, private
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -74,6 +75,8 @@ def noisy(model: Tree, key: Tensor) -> Tree:
 def test_the_method_that_the_bugs_are_planted_in_keeps_the_contract():
     @dataclass(frozen=True)
     class Sound(FedAvg):
+        tasks: ClassVar[tuple[str, ...]] = ("node",)
+
         @client_step
         def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> Any:
             model, state = train(self, graph, model, state, key)
@@ -322,6 +325,19 @@ class APrivateStateWithANodeAxis(FedAvg):
         model, moments = train(self, graph, model, moments, key)
         marked = {"moments": moments, "guess": self.net(model, graph).argmax(-1)}
         return Update(model, graph.size("nodes")), marked
+
+
+@bug(r"with many graphs at each client: step 'train': reply 'model\.pre\.weight' is the private")
+@dataclass(frozen=True)
+class SendsPrivateLayers(FedAvg):
+    tasks: ClassVar[tuple[str, ...]] = ("graph",)
+
+    @client_step
+    def train(self, graph: Graph, received: Tree, state: Any, key: Tensor) -> Any:
+        own = kept(self.net, graph, state, key)
+        model, moments = train(self, graph, joined(received, own.layers), own.moments, key)
+        layers = private(self.net, model)
+        return Update(model, graph.size("nodes")), Private(layers, moments)
 
 
 # What came in is changed
