@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll import __version__
-from atoll.options import DATA_ROOT, FEDERATION, FILES, TRAINING, options
+from atoll.options import (
+    DATA_ROOT,
+    EPOCHS,
+    FEDERATION,
+    FILES,
+    ROUNDS,
+    SEED,
+    SEEDS,
+    SETTINGS,
+    TRAINING,
+    options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -316,12 +327,70 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
     if federation.task == "graph":
         raise ConfigError(
-            f"inspect looks at clients with one graph each, but '{config.data}' is a set of graphs"
+            f"'{config.data}' is a set of graphs with one label each; this command needs one "
+            "graph: see `atoll datasets`"
         )
     console = _console(stderr=False)
     for note in notes:
         console.print(Text(note, style="dim"))
     console.print(inspect_federation(federation, out, seed=asked.seed))
+
+
+@main.command(
+    short_help="Show what one client's participation does to each class.",
+    epilog="For example: atoll contribution --data cora --clients 3 --client 0 --seeds 5",
+)
+@options(*FEDERATION)
+@click.option("--method", metavar="NAME", help="One with a global model.  [default: fedavg]")
+@click.option("--client", type=int, default=0, show_default=True, metavar="K",
+              help="Number of the client in question.")  # fmt: skip
+@options(ROUNDS, EPOCHS, SETTINGS, SEEDS, SEED)
+@click.option(
+    "--vary", default="none", show_default=True, metavar="WHAT",
+    help="One kind of difference alone: nodes (no edges), topology (one client's nodes, more "
+    "random edges at each client), class-topology (random edges at other classes), or none.",
+)  # fmt: skip
+@click.option("--ratio", type=float, metavar="R",
+              help="Random edges of a topology, as a share of its edges.  [default: 0.5]",
+)  # fmt: skip
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder for plot and numbers."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def contribution(
+    client: int,
+    vary: str,
+    ratio: float | None,
+    settings: tuple[str, ...],
+    own: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Train with and without one client: what does it do to each class?"""
+    from rich.text import Text
+
+    from atoll.study import contribution_show as show
+    from atoll.study.config import make_config
+    from atoll.study.contribution import contribution as compare
+
+    chosen = {key: value for key, value in given.items() if value not in (None, ())}
+    for name, texts in (("set", settings), ("own", own)):
+        chosen[name] = dict(_pair(name, text) for text in texts)
+    config = make_config(**chosen)
+    if out is not None:
+        show.check_output(out)
+    console = _console(stderr=as_json)
+    with show.progress(console, config) as on_round:
+        found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
+    for note in found.notes:
+        console.print(Text(note, style="dim"))
+    console.print(show.contribution_tables(found))
+    if out is not None:
+        paths = show.write_contribution(found, out)
+        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps(show.summary(found)))
 
 
 @main.command(short_help="Show which edges a method trusts (fedath).")

@@ -44,20 +44,25 @@ FEDERATION = (
     DATA_ROOT,
 )
 """What decides a federation: the same options for `run` and `inspect`."""
+ROUNDS = click.option(
+    "--rounds", type=int, metavar="R", help="Rounds.  [default: the protocol's]")
+EPOCHS = click.option(
+    "--epochs", type=int, metavar="E", help="Local epochs per round.  [default: the protocol's]")
+SEEDS = click.option("--seeds", type=int, metavar="N", help="How many seeds to run.  [default: 1]")
+SEED = click.option("--seed", type=int, metavar="S", help="The first seed.  [default: 0]")
+SETTINGS = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
+    "repeatable.")
 TRAINING = (
-    click.option("--rounds", type=int, metavar="R", help="Rounds.  [default: the protocol's]"),
-    click.option(
-        "--epochs", type=int, metavar="E",
-        help="Local epochs per round.  [default: the protocol's]"),
+    ROUNDS,
+    EPOCHS,
     click.option(
         "--fraction", type=float, metavar="F",
         help="Share of clients in each round.  [default: 1]"),
-    click.option("--seeds", type=int, metavar="N", help="How many seeds to run.  [default: 1]"),
-    click.option("--seed", type=int, metavar="S", help="The first seed.  [default: 0]"),
-    click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE",
-        help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
-        "repeatable."),
+    SEEDS,
+    SEED,
+    SETTINGS,
     click.option(
         "--evaluate", metavar="MODEL",
         help="Which model is scored: deployed or local.  [default: the protocol's]"),

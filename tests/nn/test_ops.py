@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from torch.func import grad, vjp, vmap
 from atoll.core.graph import Sparse, sparse_matrix
 from atoll.core.tree import take
 from atoll.engines.fused import stack_sparse
+from atoll.nn import ops
 from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_max, row_sum, with_values
 
 WIDTH = 3
@@ -296,3 +298,15 @@ def test_a_dense_matrix_is_multiplied_as_it_is():
     m = random_matrix(3, 4, 5, 9, square=False)
     h = noise(1, 5, WIDTH)
     assert_same([matmul(m.to_dense(), h)], [matmul(m, h)])
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_compressed_rows_give_the_same_sums(weighted):
+    offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)  # the second bag is empty
+    index = torch.tensor([1, 0, 3, 3, 2, 1], dtype=torch.int32)
+    weight = torch.tensor([0.5, 0.0, 2.0, -1.0, 1.0, 3.0]) if weighted else None
+    dense = torch.arange(12.0).reshape(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ops._csr_bags(dense, index, offsets, weight)
+    assert torch.allclose(found, ops._bags(dense, index, offsets, weight))

@@ -120,3 +120,13 @@ def own_options(given: Mapping[str, Any]) -> OwnOptions:
         else:
             options[key] = int(value) if key == "max_categories" else value
     return OwnOptions(**options)
+
+
+def one_graph(source: Source | GraphSet | GraphGroup) -> Source:
+    """The source, if it is one graph."""
+    if not isinstance(source, Source):
+        raise ConfigError(
+            f"'{source.name}' is a set of graphs with one label each; this command needs one "
+            "graph: see `atoll datasets`"
+        )
+    return source

@@ -13,8 +13,10 @@ Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -93,9 +95,38 @@ def _bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) 
     """out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]]."""
     if index.numel() == 0:
         return dense.new_zeros(offsets.shape[0], dense.shape[1])
+    if dense.is_cuda and index.numel() * dense.shape[1] > CSR_ABOVE:
+        return _csr_bags(dense, index, offsets, weight)
     return functional.embedding_bag(
         index, dense.contiguous(), offsets, mode="sum", per_sample_weights=weight
     )
+
+
+CSR_ABOVE = 1 << 22
+"""Terms of a sparse product above which a GPU takes the compressed-row kernel.
+
+On PubMed with FedIIH (88,000 edges x 1,024) `embedding_bag` reaches a thirteenth of the memory's
+bandwidth on an H200, because each thread walks its whole bag; for small products it has the cheaper
+launch.
+"""
+
+
+def _csr_bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
+    """`_bags` as the product of a compressed-row matrix."""
+    ends = torch.cat([offsets, offsets.new_full((1,), index.numel())])
+    values = dense.new_ones(index.numel()) if weight is None else weight.contiguous()
+    _quiet()
+    shape = (offsets.shape[0], dense.shape[0])
+    matrix = torch.sparse_csr_tensor(ends, index, values, shape, check_invariants=False)
+    return matrix @ dense.contiguous()
+
+
+@cache
+def _quiet() -> None:
+    """Torch says once per process that these matrices are a beta; here it may say so unheard."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.zeros(1, 1).to_sparse_csr()
 
 
 def _joined(args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:

@@ -25,6 +25,7 @@ from atoll.data.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.ledger import Ledger
 from atoll.study.config import build_method, make_config, read_config, resolve
+from atoll.study.plots import empty_figure
 from atoll.study.run import CHECKPOINT, make_federation
 
 
@@ -204,11 +205,7 @@ def _write_edges(client: ClientEdges, path: Path) -> Path:
 
 
 def _plots(found: Explanation, out: Path) -> list[Path]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(13, 4.6)
     weights, norms, distance = figure.subplots(1, 3)
     _plot_weights(weights, found)
     _plot_norms(norms, found)

@@ -1,7 +1,6 @@
 """`atoll inspect`: what makes the clients of a federation differ, as tables, plots and numbers.
 
-`atoll.data.heterogeneity` measures; this file shows. rich and matplotlib are imported where they
-are used, and figures are made without pyplot, so that nothing global changes.
+`atoll.data.heterogeneity` measures; this file shows.
 """
 
 from __future__ import annotations
@@ -18,20 +17,28 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.data.heterogeneity import WALK_STEPS, Heterogeneity, describe
 from atoll.data.structure import STATISTICS, walk_patterns
+from atoll.study.plots import (
+    BLUE,
+    DPI,
+    GREEN,
+    GREY,
+    MAX_ROWS,
+    ORANGE,
+    RED,
+    empty_figure,
+    heat_map,
+    name_ticks,
+    need_matplotlib,
+    number_text,
+    plain_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-MAX_ROWS = 40
-"""Clients that a table lists; `heterogeneity.json` has all."""
 MAX_CLASSES = 12
 """Classes that the table of labels lists; the plot has all."""
-
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
-_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#BBBBBB"
-_SHADES = "YlGnBu"  # light to dark in one direction: readable without colour, too
-_DPI = 150
 
 
 def inspect_federation(
@@ -52,7 +59,7 @@ def inspect_federation(
     from rich.text import Text
 
     if out is not None:
-        _need_matplotlib()  # before the work, not after it
+        need_matplotlib()  # before the work, not after it
     found = describe(federation, seed=seed)
     parts: list[Any] = [*heterogeneity_tables(found)]
     if out is not None:
@@ -91,7 +98,7 @@ def _client_table(found: Heterogeneity) -> Table:
             f"{found.edges[k]:,}",
             f"{found.mean_degree[k]:.2f}",
             f"{found.isolated[k]:,}",
-            _number(found.homophily[k], 3),
+            number_text(found.homophily[k], 3),
         ]
         for k in range(len(found.clients))
     ]
@@ -101,7 +108,7 @@ def _client_table(found: Heterogeneity) -> Table:
 def _label_table(found: Heterogeneity) -> Table:
     columns = [f"class {c}" for c in range(found.labels.shape[1])]
     rows = [
-        [f"{count:,} ({_number(phi, 2)})" for count, phi in zip(counts, line, strict=True)]
+        [f"{count:,} ({number_text(phi, 2)})" for count, phi in zip(counts, line, strict=True)]
         for counts, line in zip(found.labels, found.class_homophily, strict=True)
     ]
     caption = (
@@ -131,7 +138,8 @@ def _shape_table(found: Heterogeneity) -> Table:
     digits = (1, 2, 3, 3)
     rows = [
         [
-            f"{_number(real, d)} | {_number(mean, d)} (z {_number(z, 1 if abs(z) < 100 else 0)})"
+            f"{number_text(real, d)} | {number_text(mean, d)} "
+            f"(z {number_text(z, 1 if abs(z) < 100 else 0)})"
             for real, mean, z, d in zip(*numbers, digits, strict=True)
         ]
         for numbers in zip(found.shape.real, found.shape.mean, found.shape.z, strict=True)
@@ -187,10 +195,6 @@ def _extreme_pairs(matrix: np.ndarray, clients: np.ndarray) -> tuple[str, str]:
     return first, second
 
 
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if np.isfinite(value) else "–"
-
-
 def write_numbers(found: Heterogeneity, out: Path, about: dict[str, Any] | None = None) -> Path:
     """Write `heterogeneity.json`: every number of `found`; null where one is not defined."""
     numbers = {
@@ -201,21 +205,8 @@ def write_numbers(found: Heterogeneity, out: Path, about: dict[str, Any] | None 
         **asdict(found),
     }
     path = _folder(out) / "heterogeneity.json"
-    path.write_text(json.dumps(_plain(numbers), indent=1, allow_nan=False) + "\n")
+    path.write_text(json.dumps(plain_json(numbers), indent=1, allow_nan=False) + "\n")
     return path
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as lists and undefined numbers as None, all the way down."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return value if value is None or isinstance(value, int | str) else str(value)
 
 
 def _folder(out: Path) -> Path:
@@ -226,19 +217,9 @@ def _folder(out: Path) -> Path:
     return out
 
 
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib.figure  # noqa: F401  # only to know whether it is there
-    except ImportError as error:
-        raise ConfigError(
-            "plots need the package matplotlib, which is not installed; "
-            "install it with: pip install 'atoll-fgl[report]'"
-        ) from error
-
-
 def write_plots(found: Heterogeneity, out: Path, heading: str) -> list[Path]:
     """Write the four plots as PNG files into `out`; `heading` says what the federation is."""
-    _need_matplotlib()
+    need_matplotlib()
     plots: dict[str, Callable[[Heterogeneity, str], Any]] = {
         "labels": _plot_labels,
         "sizes": _plot_sizes,
@@ -248,18 +229,8 @@ def write_plots(found: Heterogeneity, out: Path, heading: str) -> list[Path]:
     paths = []
     for name, plot in plots.items():
         paths.append(_folder(out) / f"{name}.png")
-        plot(found, heading).savefig(paths[-1], dpi=_DPI)
+        plot(found, heading).savefig(paths[-1], dpi=DPI)
     return paths
-
-
-def _figure(width: float, height: float) -> Any:
-    """An empty figure that matplotlib's Agg draws, whatever the user's screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _plot_labels(found: Heterogeneity, heading: str) -> Any:
@@ -273,7 +244,7 @@ def _plot_labels(found: Heterogeneity, heading: str) -> Any:
 
 
 def _plot_homophily(found: Heterogeneity, heading: str) -> Any:
-    text = np.array([[_number(value, 2) for value in row] for row in found.class_homophily])
+    text = np.array([[number_text(value, 2) for value in row] for row in found.class_homophily])
     figure = _class_map(found.class_homophily, text, found, top=1.0, scale="{x:.1f}")
     figure.suptitle(f"How often a class is linked to itself (class-wise homophily)\n{heading}")
     figure.axes[1].set_ylabel("edges within the class / edges that touch it (grey: no such edge)")
@@ -286,12 +257,12 @@ def _class_map(
     """A heat map of clients and classes; the second axes are its colour scale."""
     clients, classes = values.shape
     width, height = min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14)
-    figure = _figure(width, height)
+    figure = empty_figure(width, height)
     axes = figure.subplots()
-    image = _heat_map(axes, values, text, top=top)
+    image = heat_map(axes, values, text, top=top)
     axes.set(xlabel="class", ylabel="client")
-    _ticks(axes.xaxis, np.arange(classes))
-    _ticks(axes.yaxis, found.clients)
+    name_ticks(axes.xaxis, np.arange(classes))
+    name_ticks(axes.yaxis, found.clients)
     figure.colorbar(image, ax=axes, format=scale, aspect=30)
     return figure
 
@@ -299,18 +270,20 @@ def _class_map(
 def _plot_divergence(found: Heterogeneity, heading: str) -> Any:
     count = len(found.clients)
     side = min(max(4.8, 1.5 + 0.16 * count), 9)
-    figure = _figure(3 * side + 0.6, side + 2)
+    figure = empty_figure(3 * side + 0.6, side + 2)
     title = "How different every two clients are (Jensen-Shannon divergence: 0 alike, 1 disjoint)"
     figure.suptitle(f"{title}\n{heading}")
     for axes, (label, matrix) in zip(figure.subplots(1, 3), _divergences(found), strict=True):
         top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
         digits = 2 if top >= 0.2 else 3
-        text = np.array([[_number(value, digits).lstrip("0") for value in row] for row in matrix])
-        image = _heat_map(axes, matrix, text if count <= 12 else None, top=top)
+        text = np.array(
+            [[number_text(value, digits).lstrip("0") for value in row] for row in matrix]
+        )
+        image = heat_map(axes, matrix, text if count <= 12 else None, top=top)
         axes.set_title(f"{label}\nmean {_mean_std(matrix)}", fontsize=11)
         axes.set(xlabel="client", ylabel="client")
-        _ticks(axes.xaxis, found.clients)
-        _ticks(axes.yaxis, found.clients)
+        name_ticks(axes.xaxis, found.clients)
+        name_ticks(axes.yaxis, found.clients)
         bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.8)
         bar.set_label(f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)")
     return figure
@@ -319,20 +292,20 @@ def _plot_divergence(found: Heterogeneity, heading: str) -> Any:
 def _plot_sizes(found: Heterogeneity, heading: str) -> Any:
     count = len(found.clients)
     height = min(3.8 + 0.3 * count, 16)
-    figure = _figure(13, height)
+    figure = empty_figure(13, height)
     figure.suptitle(f"How large each client is, and what the division costs\n{heading}")
     grid = figure.add_gridspec(2, 3, height_ratios=[height - 2.4, 0.5])
     nodes, degree, edges = (figure.add_subplot(grid[0, column]) for column in range(3))
     other = found.nodes - found.roles.sum(axis=1)
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
-    names, colours = ("training", "validation", "test", "other"), (_BLUE, _ORANGE, _GREEN, _GREY)
+    names, colours = ("training", "validation", "test", "other"), (BLUE, ORANGE, GREEN, GREY)
     start = np.zeros(count)
     for part, name, colour in zip(parts, names, colours, strict=False):
         nodes.barh(np.arange(count), part, left=start, color=colour, label=name)
         start = start + part
     nodes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
-    degree.barh(np.arange(count), found.mean_degree, color=_BLUE)
-    edges.barh(np.arange(count), found.edges, color=_BLUE)
+    degree.barh(np.arange(count), found.mean_degree, color=BLUE)
+    edges.barh(np.arange(count), found.edges, color=BLUE)
     alone = [f" ({n:,} isolated)" if n else "" for n in found.isolated]
     degrees = [f"{d:.1f}{a}" for d, a in zip(found.mean_degree, alone, strict=True)]
     _finish_bars(nodes, found, found.nodes, [f"{n:,}" for n in found.nodes])
@@ -354,8 +327,8 @@ def _plot_lost(axes: Any, found: Heterogeneity) -> None:
     if not np.isfinite(share):
         axes.text(0, 0, "How many edges lie between clients is not known.", va="center")
         return
-    axes.barh([0], [1 - share], color=_BLUE)
-    axes.barh([0], [share], left=[1 - share], color=_RED, hatch="//", edgecolor="white")
+    axes.barh([0], [1 - share], color=BLUE)
+    axes.barh([0], [share], left=[1 - share], color=RED, hatch="//", edgecolor="white")
     axes.set(xlim=(0, 1), ylim=(-0.4, 1.1))
     kept, lost = found.edges_total - found.edges_lost, found.edges_lost
     axes.text(0, 0.5, f"{kept:,.0f} edges inside clients ({1 - share:.1%})", va="bottom")
@@ -367,7 +340,7 @@ def _finish_bars(axes: Any, found: Heterogeneity, ends: np.ndarray, texts: list[
     """Client numbers, and texts at the ends of horizontal bars with room for them."""
     room = 1.1 + 0.03 * max(map(len, texts))
     axes.set(xlim=(0, max(float(ends.max()), 1e-9) * room), ylim=(len(texts) - 0.4, -0.6))
-    _ticks(axes.yaxis, found.clients)
+    name_ticks(axes.yaxis, found.clients)
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter("{x:,g}")
     if len(texts) > MAX_ROWS:
@@ -375,24 +348,3 @@ def _finish_bars(axes: Any, found: Heterogeneity, ends: np.ndarray, texts: list[
     for row, (end, text) in enumerate(zip(ends, texts, strict=True)):
         where: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(text, (end, row), fontsize=9, **where)
-
-
-def _heat_map(axes: Any, values: np.ndarray, text: np.ndarray | None, *, top: float) -> Any:
-    """A matrix as colours from 0 to `top`, with its numbers where they fit."""
-    axes.set_facecolor("#E4E4E4")  # shows where a value is not defined
-    image = axes.imshow(np.ma.masked_invalid(values), cmap=_SHADES, vmin=0, vmax=top, aspect="auto")
-    if text is None or values.shape[1] > 24 or values.shape[0] > MAX_ROWS:
-        return image
-    for (row, column), value in np.ndenumerate(values):
-        colour = "white" if value > 0.55 * top else "black"
-        axes.text(
-            column, row, text[row, column], ha="center", va="center", color=colour, fontsize=9
-        )
-    return image
-
-
-def _ticks(axis: Any, names: np.ndarray) -> None:
-    """One tick per name, or every few where there are too many to read."""
-    every = -(-len(names) // 25)
-    axis.set_ticks(range(0, len(names), every), [str(name) for name in names[::every]])
-    axis.set_tick_params(length=0)
