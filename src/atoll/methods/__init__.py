@@ -14,6 +14,7 @@ from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
+from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
 
 METHODS: dict[str, type[Method]] = {
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fedath": FedATH,
     "fedtad": FedTAD,
+    "gcfl": GCFL,
 }
 
 
@@ -66,4 +68,4 @@ def _module(where: str) -> ModuleType:
     return module
 
 
-__all__ = ["METHODS", "FedATH", "FedAvg", "FedProx", "FedTAD", "Local", "method_class"]
+__all__ = ["GCFL", "METHODS", "FedATH", "FedAvg", "FedProx", "FedTAD", "Local", "method_class"]

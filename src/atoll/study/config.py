@@ -159,7 +159,8 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     usual = rules.partition if task == "node" else rules.graph_partition
     partition = config.partition or ("column:owner" if built_in else usual)
     by_column = partition.startswith("column:") and not built_in
-    clients = config.clients if by_column else config.clients or rules.clients
+    usual_clients = rules.clients_of_data.get(plain_name(config.data).lower(), rules.clients)
+    clients = config.clients if by_column else config.clients or usual_clients
     filled = msgspec.structs.replace(
         config,
         method=config.method if ":" in config.method else config.method.lower(),
@@ -194,9 +195,10 @@ def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
 
 def _settings(config: RunConfig, rules: Protocol) -> dict[str, Value]:
     """Hyper-parameters: the protocol's, where the method has them, then the user's."""
-    weighs = "weight_by" in (f.name for f in fields(method_class(config.method)))
-    weight = {"weight_by": rules.weight_by} if rules.weight_by and weighs else {}
-    return {**rules.settings, **weight, **config.set}
+    known = {f.name for f in fields(method_class(config.method))}
+    wished = {**rules.of_methods, **rules.of_data.get(plain_name(config.data).lower(), {})}
+    own = {name: value for name, value in wished.items() if name in known}
+    return {**rules.settings, **own, **config.set}
 
 
 def _batch_size(config: RunConfig, rules: Protocol, task: str) -> int | None:
@@ -426,5 +428,10 @@ LIMITS: dict[str, tuple[float | None, float | None, str]] = {
     "heads": (1, None, "give at least 1"),
     "hops": (1, None, "give at least 1"),
     "epochs": (1, None, "give at least 1"),
+    "eps1": (0, None, "give a finite number that is not negative"),
+    "eps2": (0, None, "give a finite number that is not negative"),
+    "seq_length": (1, None, "give at least 1"),
+    "min_round": (0, None, "give a whole number that is not negative"),
+    "min_size": (1, None, "give at least 1"),
 }
 """Ranges of hyper-parameters that several methods and networks share: at least, below, in words."""

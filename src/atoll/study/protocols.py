@@ -40,7 +40,9 @@ class Protocol:
         weights: Mean over clients, one of `metrics.WEIGHTINGS`.
         select: "best-val" (mean over clients), "best-val-per-client", or "last".
         settings: Defaults of hyper-parameters, as for `--set`.
-        weight_by: Weight of a client in an average, for methods that ask; None is their own.
+        of_methods: The same, for methods that have them; others are not asked.
+        of_data: The same again, by the data's name.
+        clients_of_data: Default number of clients where a data set has its own.
         tasks: What it is for: "node", "graph", or both.
         graph_partition: Default recipe for a set of graphs.
         batch_size: Training graphs in one step, where graphs are classified.
@@ -61,11 +63,23 @@ class Protocol:
     weights: str = "tests"
     select: str = "best-val"
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    weight_by: str | None = None
+    of_methods: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    of_data: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    clients_of_data: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     tasks: tuple[str, ...] = ("node",)
     graph_partition: str = "gcfl-oneds"
     batch_size: int = 128
 
+
+_GCFL_EPSILONS = {
+    "proteins": {"eps1": 0.03, "eps2": 0.06, "seq_length": 10},
+    "imdb-binary": {"eps1": 0.025, "eps2": 0.045, "seq_length": 5},
+    "nci1": {"eps1": 0.04, "eps2": 0.08, "seq_length": 5},
+    "molecules": {"eps1": 0.07, "eps2": 0.28, "seq_length": 5},
+    "biochem": {"eps1": 0.07, "eps2": 0.35, "seq_length": 5},
+    "mix": {"eps1": 0.08, "eps2": 0.4, "seq_length": 5},
+}
+"""When GCFL splits, from the run files of its public code."""
 
 PROTOCOLS: dict[str, Protocol] = {
     "strict": Protocol(
@@ -103,7 +117,8 @@ PROTOCOLS: dict[str, Protocol] = {
         "gcfl",
         "GCFL's tables: graph classification, last round, every client alike",
         prepare=(), partition="gcfl-oneds", split="gcfl", data_seed=123, clients=10, rounds=200,
-        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3}, weight_by="train",
+        epochs=1, weights="uniform", select="last", settings={"lr": 1e-3},
+        of_methods={"weight_by": "train"}, of_data=_GCFL_EPSILONS, clients_of_data={"nci1": 30},
         tasks=("graph",),
     ),
 }  # fmt: skip

@@ -1,0 +1,321 @@
+"""GCFL: clusters of clients that still help each other, split while training (Xie et al., 2021).
+
+    Δ_i = θ_i - θ_c        what client i of cluster c learned in this round, on the shared layers
+    split c if  ‖mean_{i ∈ c} Δ_i‖ < ε1  and  max_{i ∈ c} ‖Δ_i‖ > ε2     (Eqs. 4 and 5)
+        together nothing moves any more, while somebody still wants to go somewhere
+    into the two sides of the minimum cut between its members, weighted by
+        cosine          cos(Δ_i, Δ_j) + 1                                 GCFL
+        gradient-norms  max d - d_ij,  d = DTW of the last norms of the    GCFL+
+                        clients' gradients
+        update-norms    the same with the norms ‖Δ_i‖                      GCFL+dWs
+    θ_c <- θ_c + Σ_{i ∈ c} n_i Δ_i / Σ_{i ∈ c} n_i,   n_i = training graphs (or nodes) of client i
+
+ε are in units of ‖Δ‖: rescale them with rate, width, batch size or epochs. All norms and cosines
+come from one Gram matrix of the updates.
+
+Wire, per client and round:  down  model of its cluster      up  model, n, for GCFL+ one norm
+Private state: the optimizer's moments, and the layers that the network calls private.
+Floats per client and round: 2P + 1 for P shared parameters, 2P + 2 for GCFL+.
+Departures from the reference code: a client sends its model and the server takes the difference.
+From the code, not the paper: no split in the first `min_round` rounds and of clusters with
+`min_size` clients or fewer; the criterion's mean is plain where Eq. 4 weighs it (`mean`); the
+update is a weighted mean where Eq. 7 sums; a DTW distance becomes a similarity as max - distance;
+after a split GCFL+ starts all its sequences anew. The paper describes GCFL+ by norms of Δ, the code
+takes those of the last mini-batch's gradient. With partial participation, a cluster is split only
+in rounds in which all its members take part; its model moves for all of them in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.core.fit import fit
+from atoll.core.graph import Graph
+from atoll.core.layers import Private, joined, kept, private, shared, whole
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToEach
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import mix, spread
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.tree import Tree, leaves, record, take, tree_map
+
+
+@record
+class Update:
+    """The only thing that leaves a client."""
+
+    model: Tree
+    weight: Tensor
+    norm: Tensor | None
+
+
+@record
+class Server:
+    """The clusters and their models.
+
+    Attributes:
+        models: Every client's model, stacked (N, ...); members of a cluster have equal rows.
+        cluster: Every client's cluster, (N,) int64.
+        norms: The last norms that each client sent, the newest last, (N, seq_length).
+        recorded: How many norms each client has sent since the last split, (N,) int64.
+        splits: A row for every split so far, (S, 1 + N) int64: the round, and for each client 0
+            (not of that cluster), 1 (its side keeps the cluster's number) or 2 (a new cluster).
+        reasons: For every split norm of the mean, largest norm, and weight of the cut, (S, 3).
+    """
+
+    models: Tree
+    cluster: Tensor
+    norms: Tensor
+    recorded: Tensor
+    splits: Tensor
+    reasons: Tensor
+
+
+class Split(NamedTuple):
+    """One line of the cluster tree."""
+
+    round: int
+    stay: tuple[int, ...]
+    leave: tuple[int, ...]
+    mean_norm: float
+    max_norm: float
+    cut: float
+
+
+@dataclass(frozen=True)
+class GCFL(Method):
+    """Clustered federated learning on graphs."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    similarity: Literal["cosine", "gradient-norms", "update-norms"] = "cosine"
+    eps1: float = 0.05
+    eps2: float = 0.1
+    mean: Literal["plain", "weighted"] = "plain"
+    seq_length: int = 5
+    standardize: bool = False
+    min_round: int = 20
+    min_size: int = 2
+    weight_by: Literal["nodes", "train", "uniform"] = "train"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = (
+        "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
+    )
+    deployed: ClassVar[str] = "personalised"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "plus": {"similarity": "gradient-norms"},
+        "plus-dws": {"similarity": "update-norms"},
+    }
+
+    def init(self, clients: Clients) -> Server:
+        start, total = shared(self.net, self.net.init(clients.key)), clients.total
+        like = leaves(start)[0]
+        nobody = torch.zeros(total, dtype=torch.int64, device=like.device)
+        return Server(
+            models=spread(start, total),
+            cluster=nobody,
+            norms=like.new_zeros(total, self.seq_length),
+            recorded=nobody.clone(),
+            splits=nobody.new_zeros(0, 1 + total),
+            reasons=like.new_zeros(0, 3),
+        )
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        reply = clients.map(self.train, ToEach(server.models))
+        updates = tree_map(torch.sub, reply.model, take(server.models, clients.positions))
+        server = _with_norms(server, clients.positions, reply.norm)
+        server = self._split(server, gram(updates), reply.weight, clients)
+        return replace(server, models=_moved(server, updates, reply.weight, clients.positions))
+
+    def deploy(self, server: Server) -> ToEach:
+        return ToEach(server.models)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.net(whole(self.net, graph, message, state), graph, key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the cross entropy from the cluster's model; measure how far, or how steep."""
+        steepness: list[Tensor] = []
+
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        def watch(grads: Tree, params: Tree) -> Tree:
+            steepness.append(norm(shared(self.net, grads)))
+            return grads
+
+        own = kept(self.net, graph, state, key)
+        model, moments = fit(
+            loss, joined(received, own.layers), self.optimizer, own.moments, self.epochs, key,
+            adjust=watch if self.similarity == "gradient-norms" else None, graph=graph,
+        )  # fmt: skip
+        common = shared(self.net, model)
+        sent = None
+        if self.similarity == "gradient-norms":
+            sent = steepness[-1]
+        elif self.similarity == "update-norms":
+            sent = norm(tree_map(torch.sub, common, received))
+        reply = Update(common, graph.size(self.weight_by), sent)
+        return reply, Private(private(self.net, model), moments)
+
+    def _split(self, server: Server, products: Tensor, weight: Tensor, clients: Clients) -> Server:
+        """Split the clusters that meet the criterion, each into two."""
+        row = {position: number for number, position in enumerate(clients.positions.tolist())}
+        # Some numbers of some clients: far below what a GPU would be asked for.
+        products, weight = products.double().cpu(), weight.double().cpu()
+        for members in clusters(server):
+            if not self._may_split(server, members, row, clients.round):
+                continue
+            rows = [row[member] for member in members]
+            inside = products[rows][:, rows]
+            mean, largest = update_norms(inside, weight[rows], self.mean)
+            if mean < self.eps1 and largest > self.eps2:
+                cut, sides = minimum_cut(self._similarity(server, members, inside))
+                found = [[members[i] for i in side] for side in sides]
+                reason = (mean, largest, cut)
+                server = _divided(server, clients.round, found, reason)
+                if self.similarity != "cosine":
+                    server = replace(server, recorded=torch.zeros_like(server.recorded))
+        return server
+
+    def _may_split(
+        self, server: Server, members: list[int], there: Mapping[int, int], number: int
+    ) -> bool:
+        return (
+            number + 1 > self.min_round  # the code counts rounds from one
+            and len(members) > self.min_size
+            and all(member in there for member in members)
+            and (self.similarity == "cosine" or int(server.recorded.min()) >= self.seq_length)
+        )
+
+    def _similarity(self, server: Server, members: list[int], products: Tensor) -> Tensor:
+        """How alike two members of a cluster are, (k, k), never negative."""
+        if self.similarity == "cosine":
+            length = products.diagonal().sqrt().clamp(min=1e-30)
+            return (products / (length.unsqueeze(0) * length.unsqueeze(1)) + 1).clamp(min=0)
+        distance = warped_distances(server.norms[members].double().cpu(), self.standardize)
+        return distance.max() - distance
+
+
+def cluster_tree(server: Server) -> list[Split]:
+    """Who left whom, when and why, in the order in which it happened."""
+    lines = zip(server.splits.tolist(), server.reasons.tolist(), strict=True)
+    return [
+        Split(
+            line[0],
+            tuple(i for i, side in enumerate(line[1:]) if side == 1),
+            tuple(i for i, side in enumerate(line[1:]) if side == 2),
+            *reason,
+        )
+        for line, reason in lines
+    ]
+
+
+def clusters(server: Server) -> list[list[int]]:
+    """The members of every cluster, by its number."""
+    labels = server.cluster.tolist()
+    return [[i for i, own in enumerate(labels) if own == c] for c in range(max(labels) + 1)]
+
+
+def norm(tree: Tree) -> Tensor:
+    """Euclidean norm of a whole tree."""
+    return torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum().sqrt()
+
+
+def gram(updates: Tree) -> Tensor:
+    """Inner products of all pairs of stacked updates, (K, K)."""
+    flat = torch.cat([leaf.flatten(1) for leaf in leaves(updates)], dim=1)
+    return flat @ flat.T
+
+
+def update_norms(products: Tensor, weight: Tensor, mean: str) -> tuple[float, float]:
+    """Norm of the members' mean update, and the largest norm of one, from inner products."""
+    share = weight / weight.sum() if mean == "weighted" else torch.ones_like(weight) / len(weight)
+    together = (share @ products @ share).clamp(min=0).sqrt()
+    return float(together), float(products.diagonal().max().sqrt())
+
+
+def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
+    """Dynamic time warping between all pairs of sequences (n, d): (n, n).
+
+    The least sum of squared differences along a path through both sequences that never goes back;
+    its root. Standardised sequences are divided by their own spread first (Eq. 20).
+    """
+    if standardize:
+        spread = sequences.std(1, correction=0, keepdim=True)
+        sequences = sequences / torch.where(spread > 0, spread, torch.ones_like(spread))
+    count, length = sequences.shape
+    cost = (sequences[:, None, :, None] - sequences[None, :, None, :]).square()
+    best = cost.new_full((count, count, length + 1, length + 1), torch.inf)
+    best[:, :, 0, 0] = 0
+    for i in range(length):
+        for j in range(length):
+            before = torch.stack([best[..., i, j], best[..., i, j + 1], best[..., i + 1, j]])
+            best[..., i + 1, j + 1] = cost[..., i, j] + before.amin(0)
+    return best[..., length, length].sqrt()
+
+
+def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]:
+    """The two sides with the least similarity between them (Stoer and Wagner, 1997)."""
+    import networkx as nx
+
+    graph = nx.Graph()
+    values = similarity.tolist()
+    for i, line in enumerate(values):
+        graph.add_weighted_edges_from((i, j, line[j]) for j in range(i + 1, len(values)))
+    cut, (one, other) = nx.stoer_wagner(graph)
+    # Whoever comes first keeps the cluster's number, so that numbers do not depend on the library.
+    first, second = sorted((sorted(one), sorted(other)))
+    return float(cut), (first, second)
+
+
+def _with_norms(server: Server, positions: Tensor, norms: Tensor | None) -> Server:
+    """The newest norms behind the earlier ones of each participant."""
+    if norms is None:
+        return server
+    earlier = server.norms[positions][:, 1:]
+    line = torch.cat([earlier, norms.unsqueeze(1).to(earlier.dtype)], dim=1)
+    one_more = server.recorded[positions] + 1
+    return replace(
+        server,
+        norms=server.norms.index_copy(0, positions, line),
+        recorded=server.recorded.index_copy(0, positions, one_more),
+    )
+
+
+def _divided(
+    server: Server, number: int, sides: Sequence[Sequence[int]], reason: tuple[float, ...]
+) -> Server:
+    """The second side becomes a cluster of its own, and the split is noted."""
+    line = server.splits.new_zeros(1, server.splits.shape[1])
+    line[0, 0] = number
+    cluster = server.cluster.clone()
+    for side, members in enumerate(sides, start=1):
+        line[0, [1 + member for member in members]] = side
+    cluster[list(sides[1])] = int(cluster.max()) + 1
+    return replace(
+        server,
+        cluster=cluster,
+        splits=torch.cat([server.splits, line]),
+        reasons=torch.cat([server.reasons, server.reasons.new_tensor([reason])]),
+    )
+
+
+def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor) -> Tree:
+    """Every client's model plus the weighted mean update of its cluster's participants."""
+    numbers = torch.arange(int(server.cluster.max()) + 1, device=weight.device)
+    inside = (server.cluster[positions] == numbers.unsqueeze(1)).to(weight.dtype) * weight
+    share = inside / inside.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+    steps = mix(updates, share)
+    return tree_map(lambda model, step: model + step[server.cluster], server.models, steps)
