@@ -71,6 +71,14 @@ def test_static_fields_are_part_of_the_structure():
     one, other = (Pair(torch.zeros(1), None, kind=kind) for kind in ("plain", "odd"))
     assert structure(one) != structure(other)
     assert structure(one) == structure(Pair(torch.ones(1), None))
+    assert structure(one) != structure(Pair(torch.ones(1), torch.ones(1)))
+
+
+def test_vmap_goes_through_a_record_whose_field_is_none():
+    pair = Pair(torch.arange(3.0), None)
+    out = torch.func.vmap(lambda one: Pair(one.left * 2, one.right))(pair)
+    assert out.left.tolist() == [0.0, 2.0, 4.0]
+    assert out.right is None
 
 
 def test_records_pass_through_vmap_and_grad():

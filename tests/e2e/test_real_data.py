@@ -107,3 +107,19 @@ def test_degrees_as_features(run) -> None:
     saved = run("MUTAG:features=degree", "local", "--protocol", "gcfl", "--clients", 3,
                 "--rounds", 1)  # fmt: skip
     assert saved["hyperparameters"]["net"]["features"] == 5  # degrees 0 to 4
+
+
+@pytest.mark.parametrize("preset", [(), ("--set", "preset=plus")])
+def test_gcfl_with_its_published_epsilons(run, preset: tuple[str, ...]) -> None:
+    saved = run("PROTEINS", "gcfl", *preset, "--protocol", "gcfl", "--rounds", 2)
+    chosen = saved["hyperparameters"]
+    assert (chosen["eps1"], chosen["eps2"], chosen["seq_length"]) == (0.03, 0.06, 10)
+    assert saved["bytes"]["up"] == 2 * 10 * 4 * (24_960 + 1 + bool(preset))
+    assert saved["scored"] == "personalised"
+
+
+@pytest.mark.parametrize("command", ["inspect", "contribution"])
+def test_what_looks_at_one_graph_says_so(real_data: Callable[[str], Path], command: str) -> None:
+    done = CliRunner().invoke(main, [command, "--data", "MUTAG", "--data-root", real_data("MUTAG")])
+    assert done.exit_code == 2
+    assert "'MUTAG' is a set of graphs with one label each; this command needs one" in done.stderr

@@ -19,13 +19,19 @@ from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix, with_view
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step, client_step
 from atoll.core.random import dropout, fold, make_key
-from atoll.core.tree import Empty, Tree, leaves, record, structure, take
+from atoll.core.tree import Empty, Tree, inside_transform, leaves, record, structure, take
 from atoll.engines.fused import Fused, make_buckets, stack_graphs, stack_sparse
 from atoll.engines.serial import Serial
 from atoll.methods import FedAvg, Local
 from atoll.nn.gcn import GCN
 from atoll.nn.views import sparse_features
-from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
+from atoll.testing import (
+    CLASSES,
+    FEATURES,
+    double_precision,
+    small_federation,
+    small_graph_federation,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +208,48 @@ def test_the_law_of_buckets(clients, chunk, dice):
 def test_small_clients_share_one_program_and_a_giant_has_its_own():
     graphs = [hollow(size) for size in (10, 20, 1_000_000, 30)]
     assert sorted(make_buckets(graphs, range(4), 256)) == [(0, 1, 3), (2,)]
+
+
+def test_a_client_with_mini_batches_has_a_program_of_its_own():
+    graphs = [replace(hollow(10), batch_size=size) for size in (0, 4, 0, 4, 7)]
+    assert sorted(make_buckets(graphs, range(5), 256)) == [(0, 2), (1,), (3,), (4,)]
+
+
+def test_many_graphs_are_stacked_with_padding_that_stands_for_itself():
+    graphs = [replace(graph, batch_size=0) for graph in small_graph_federation().graphs]
+    whole = stack_graphs(graphs)
+    nodes, count = max(g.num_nodes for g in graphs) + 1, max(len(g.roots) for g in graphs)
+    assert whole.root.shape == (4, nodes)
+    assert whole.roots.shape == (4, count)
+    for k, graph in enumerate(graphs):
+        assert torch.equal(whole.root[k, : graph.num_nodes], graph.root)
+        assert (whole.root[k, graph.num_nodes :] == nodes - 1).all()
+        assert torch.equal(whole.roots[k, : len(graph.roots)], graph.roots)
+        assert (whole.roots[k, len(graph.roots) :] == nodes - 1).all()
+        one = take(whole, k)
+        for by in ("nodes", "train", "uniform"):
+            assert torch.equal(one.size(by), graph.size(by))
+    assert torch.equal(whole.has_classes[0], graphs[0].has_classes)
+
+
+def test_a_program_of_one_runs_without_vmap():
+    seen = []
+
+    @dataclass(frozen=True)
+    class Spy:
+        @client_step
+        def look(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+            seen.append(inside_transform())
+            return Reply(graph.real.sum() + message), {"seen": graph.real.sum()}
+
+    graphs = ready((9, 13))
+    fused, message = Fused(graphs), ToEach(torch.arange(2.0))
+    together = fused.run(Spy().look, [0, 1], message, keys([0, 1]), 0)
+    alone = fused.run(Spy().look, [1], message, keys([1]), 0)
+    assert seen == [True, False]
+    assert together.value.tolist() == [9, 14]
+    assert alone.value.tolist() == [14]
+    assert [float(state["seen"]) for state in fused.export_states()] == [9, 13]
 
 
 def test_clients_with_sparse_and_dense_features_train_together():

@@ -18,8 +18,8 @@ from atoll.core.tree import Empty, Tree, record
 from atoll.engines.simulation import Simulation
 from atoll.engines.wire import Probe, make_probe
 from atoll.methods import FedAvg
-from atoll.nn import NODE_NETS
-from atoll.testing import CLASSES, FEATURES, small_federation
+from atoll.nn import NODE_NETS, GraphGIN
+from atoll.testing import CLASSES, FEATURES, small_federation, small_graph_federation
 
 
 @record
@@ -208,3 +208,19 @@ def test_probes_suit_every_network_and_hold_every_class(name):
     simulation = Simulation(small_federation(), method, engine="wire")
     reply = probe.template(method.train, method.init(simulation.clients(-1)))
     assert reply.weight.shape == ()
+
+
+def test_probes_of_a_federation_of_graphs_hold_every_class_and_share_no_own_layers():
+    method = FedAvg(GraphGIN(FEATURES, CLASSES, hidden=4))
+    federation = small_graph_federation()
+    probe = make_probe(federation, dict(method.views), torch.zeros(1))
+    small, large = probe.graphs
+    assert len(small.roots) < len(large.roots)
+    for graph in probe.graphs:
+        assert graph.task == "graph"
+        assert set(graph.y[graph.train > 0].tolist()) == set(range(CLASSES))
+        for mask in (graph.train, graph.val, graph.test):
+            assert graph.at_roots(mask).sum() == mask.sum() > 0
+    simulation = Simulation(federation, method, engine="wire")
+    reply = probe.template(method.train, method.init(simulation.clients(-1)))
+    assert set(reply.model) == {"convolutions"}

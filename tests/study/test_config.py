@@ -199,6 +199,13 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
     assert method.weight_by == "train"
     # Local has no weights: the protocol's word on them is not for it.
     assert resolve(make_config(method="local", data="NCI1", protocol="gcfl"))[0].set == {"lr": 1e-3}
+    # Nor have other methods GCFL's thresholds, which depend on the data; NCI1 has thirty clients.
+    nci1, _ = resolve(make_config(method="gcfl", data="NCI1:features=degree", protocol="gcfl"))
+    assert (nci1.clients, nci1.set["eps1"], nci1.set["eps2"]) == (30, 0.04, 0.08)
+    wished, _ = resolve(
+        make_config(method="gcfl", data="NCI1", protocol="gcfl", clients=3, set={"eps1": 1})
+    )
+    assert (wished.clients, wished.set["eps1"], wished.set["eps2"]) == (3, 1, 0.08)
     strict, _ = resolve(make_config(data="tu:Mutagenicity:features=degree", batch_size=0))
     assert (strict.partition, strict.batch_size) == ("gcfl-oneds", 0)
     assert resolve(make_config(data="cora"))[0].batch_size is None

@@ -29,7 +29,9 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
 def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     """The small graphs with the given roots, as a graph of their own; it is one batch."""
     assert graph.root is not None
-    nodes = torch.isin(graph.root, roots).nonzero().squeeze(1)
+    chosen = torch.zeros_like(graph.root, dtype=torch.bool)
+    chosen[roots] = True
+    nodes = chosen[graph.root].nonzero().squeeze(1)
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
     edges = _edges_from(graph, nodes)
