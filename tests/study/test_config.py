@@ -158,7 +158,7 @@ def test_a_hyper_parameter_of_another_method_lists_or_suggests() -> None:
         assert fixed not in sentence
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedath"])
+@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.nets])
 @pytest.mark.parametrize("net", NETS)
 def test_every_method_takes_every_net(method: str, net: str) -> None:
     config, _ = resolve(make_config(method=method.upper(), set={"net": net, "optimizer": "SGD"}))
@@ -167,6 +167,17 @@ def test_every_method_takes_every_net(method: str, net: str) -> None:
     assert type(built.net) is NETS[net]
     assert isinstance(built.optimizer, SGD)
     assert (built.net.features, built.net.classes) == (5, 3)
+
+
+@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if cls.nets])
+def test_a_method_that_needs_a_network_gets_it_and_no_other(method: str) -> None:
+    wanted = METHODS[method].nets
+    built = build_method(resolve(make_config(method=method))[0], features=5, classes=3)
+    assert type(built.net) is NETS[wanted[0]]
+    for net in NETS:
+        if net not in wanted:
+            problem = refusal(method=method, set={"net": net})
+            assert problem == f"{method} cannot use net={net}; use --set net={wanted[0]}"
 
 
 def test_fedath_takes_a_gcn_alone() -> None:

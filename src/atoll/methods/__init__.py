@@ -12,6 +12,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
+from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.local import Local
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedath": FedATH,
+    "fediih": FedIIH,
     "fedtad": FedTAD,
 }
 
@@ -66,4 +68,4 @@ def _module(where: str) -> ModuleType:
     return module
 
 
-__all__ = ["METHODS", "FedATH", "FedAvg", "FedProx", "FedTAD", "Local", "method_class"]
+__all__ = ["METHODS", "FedATH", "FedAvg", "FedIIH", "FedProx", "FedTAD", "Local", "method_class"]
