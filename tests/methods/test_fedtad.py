@@ -14,7 +14,7 @@ from atoll.core.method import Clients, client_step
 from atoll.core.mix import mix, put, spread
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack
-from atoll.methods import FedATH, FedAvg, FedProx, FedTAD, Local
+from atoll.methods import FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
 from atoll.methods.fedtad import Lesson, _share, divergence, mean_cosine, mode_seeking
 from atoll.nn import GCN, NETS
 from atoll.study.experiment import Experiment
@@ -118,6 +118,14 @@ BASES = {"fedprox": FedProx, "fedath": FedATH, "personalised": Ring}
 @pytest.mark.parametrize("preset", FedTAD.presets)
 def test_contract_of_the_presets(preset):
     check_method(partial(FedTAD, **FedTAD.presets[preset], **SMALL), rounds=2)
+
+
+def test_contract_on_fediih():
+    def make(net):
+        return FedTAD(net, base=FedIIH(net), **SMALL)
+
+    make.nets = FedIIH.nets
+    check_method(make, rounds=2)
 
 
 @pytest.mark.parametrize("base", BASES)

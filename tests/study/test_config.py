@@ -308,3 +308,13 @@ def test_fedpubs_settings_follow_each_other_in_one_stream(partition, clients, ex
     given = {"data": "cora", "partition": partition, "clients": clients}
     config, _ = resolve(make_config(protocol="fediih", **given))
     assert (config.partition, config.split) == expected
+
+
+def test_a_plug_takes_the_network_that_its_base_needs() -> None:
+    config = resolve(make_config(method="fedtad", set={"base": "fediih", "hidden": 8}))[0]
+    method = build_method(config, 5, 3)
+    assert type(method.net) is NETS["disengcn"]
+    assert method.base.net is method.net
+    assert "use --set net=disengcn" in refusal(
+        method="fedtad", set={"base": "fediih", "net": "gcn"}
+    )

@@ -244,19 +244,14 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
-    net_name = str(settings.pop("net", (*cls.nets, "gcn")[0])).lower()
-    if net_name not in NETS:
-        raise unknown("net", net_name, NETS)
-    if cls.nets and net_name not in cls.nets:
-        works = " or ".join(cls.nets)
-        raise ConfigError(f"{config.method} cannot use net={net_name}; use --set net={works}")
+    base = _base(settings.pop("base", ""), cls, config.method)
+    net_name = _net(settings.pop("net", None), cls, base, config.method)
     optimizer_name = str(settings.pop("optimizer", "")).lower()
     if optimizer_name and optimizer_name not in OPTIMIZERS:
         raise unknown("optimizer", optimizer_name, OPTIMIZERS)
     net = NETS[net_name](features=features, classes=classes)
     method: Any = cls(net=net)
     parts: dict[str, Any] = {"method": method, "net": net}
-    base = _base(settings.pop("base", ""), cls, config.method)
     if base is not None:
         parts["base"] = base(net=net)
     if "optimizer" in _names(method):
@@ -270,6 +265,17 @@ def build_method(config: RunConfig, features: int, classes: int) -> Method:
         for owner, name in _owners(key, parts, config.method):
             parts[owner] = _with(parts[owner], name, value)
     return _assembled(parts)
+
+
+def _net(given: Value | None, cls: type[Method], base: type[Method] | None, method: str) -> str:
+    """The network's name; a method, or the one it is plugged on, may need a certain one."""
+    wanted = cls.nets or (base.nets if base is not None else ())
+    name = (wanted or ("gcn",))[0] if given is None else str(given).lower()
+    if name not in NETS:
+        raise unknown("net", name, NETS)
+    if wanted and name not in wanted:
+        raise ConfigError(f"{method} cannot use net={name}; use --set net={' or '.join(wanted)}")
+    return name
 
 
 def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
