@@ -20,6 +20,7 @@ def fit(
     epochs: int,
     key: Tensor,
     adjust: Callable[[Tree, Tree], Tree] | None = None,
+    owned: bool = False,
 ) -> tuple[Tree, Tree]:
     """Take `epochs` full-batch steps; returns the parameters and the optimizer's state.
 
@@ -32,6 +33,7 @@ def fit(
         key: The root of the epochs' keys.
         adjust: (grads, params) -> grads, for methods that bend the gradient (a proximal pull, a
             control variate) without differentiating through it.
+        owned: Whether parameters and state may be overwritten: nobody else will read them.
     """
     state = optimizer.init(params) if state is None else state
     for epoch in range(epochs):
@@ -39,7 +41,7 @@ def fit(
         if adjust is not None:
             grads = adjust(grads, params)
         # After the first step the parameters are this loop's own and may be overwritten.
-        params, state = optimizer.update(grads, params, state, owned=epoch > 0)
+        params, state = optimizer.update(grads, params, state, owned=owned or epoch > 0)
     return params, state
 
 
