@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.data.prepare import induced, largest_component, row_normalized, undirected
+from atoll.data.prepare import (
+    induced,
+    largest_component,
+    row_normalized,
+    undirected,
+    words_normalized,
+)
 from atoll.data.source import Source
 
 
@@ -85,3 +93,10 @@ def test_undirected_is_idempotent_and_symmetric(n, edges) -> None:
     pairs = set(map(tuple, once.edges.T.tolist()))
     assert pairs == {(v, u) for u, v in pairs}
     assert pairs == {(a % n, b % n) for e in edges for a, b in (e, e[::-1]) if a % n != b % n}
+
+
+def test_only_counts_of_words_are_normalized_for_fedpub() -> None:
+    words = replace(graph(1, []), x=np.array([[2.0, 6.0]], np.float32), name="Cora")
+    assert words_normalized(words).x.tolist() == [[0.25, 0.75]]
+    other = replace(words, name="minesweeper")
+    assert words_normalized(other) is other

@@ -14,8 +14,16 @@ from atoll.core.method import Clients, client_step
 from atoll.core.mix import mix, put, spread
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack
-from atoll.methods import FedATH, FedAvg, FedProx, FedTAD, Local
-from atoll.methods.fedtad import Lesson, _share, divergence, mean_cosine, mode_seeking
+from atoll.methods import FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
+from atoll.methods.fedtad import (
+    Lesson,
+    _half_by_row,
+    _half_in_blocks,
+    _share,
+    divergence,
+    mean_cosine,
+    mode_seeking,
+)
 from atoll.nn import GCN, NODE_NETS
 from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
@@ -80,6 +88,8 @@ def test_mode_seeking_equals_the_plain_form_and_its_gradient():
     assert torch.isclose(fast, plain)
     ours, theirs = (torch.autograd.grad(value, x)[0] for value in (fast, plain))
     assert torch.allclose(ours, theirs)
+    weight = z_apart.contiguous()
+    assert torch.allclose(_half_in_blocks(x, weight), _half_by_row(x.detach(), weight))
 
 
 @pytest.mark.parametrize(("classes", "counts"), [(7, [14] * 6 + [16]), (40, [2] * 39 + [22])])
@@ -120,6 +130,14 @@ def test_contract_of_the_presets(preset):
     check_method(partial(FedTAD, **FedTAD.presets[preset], **SMALL), rounds=2)
 
 
+def test_contract_on_fediih():
+    def make(net):
+        return FedTAD(net, base=FedIIH(net), **SMALL)
+
+    make.nets = FedIIH.nets
+    check_method(make, rounds=2)
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_contract_on_other_methods(base):
     check_method(lambda net: FedTAD(net, base=BASES[base](net=net), **SMALL), rounds=2)
@@ -144,7 +162,7 @@ def test_without_distillation_only_the_base_is_left(base):
 
 
 def pseudo_graph(lesson, generator):
-    noise = lesson._noise(make_key(4))
+    noise = lesson.noise(make_key(4))
     return lesson._graph(lesson.method.generator(generator, noise, lesson.labels))
 
 
@@ -161,7 +179,7 @@ def test_distillation_brings_the_model_closer_to_its_teachers():
         said = method.predict(graph, student, None)
         return float(divergence(said, taught, lesson.weight, method.discrepancy))
 
-    corrected, _ = lesson.teach(generator, student, moments, make_key(4))
+    corrected, _ = lesson.teach(generator, student, moments, lesson.noise(make_key(4)), make_key(4))
     assert gap(corrected) < gap(student)
 
 
@@ -172,8 +190,9 @@ def test_the_generator_learns_nodes_that_the_teachers_recognise():
     lesson = Lesson(method, stack([model]), torch.ones(1, CLASSES), personal=False)
     generator = method.generator.init(make_key(9))
     trained, _ = lesson.make_harder(
-        generator, method._generator_optimizer.init(generator), model, make_key(4)
-    )
+        generator, method._generator_optimizer.init(generator), model,
+        lesson.noise(make_key(4)), make_key(4),
+    )  # fmt: skip
 
     def hits(generator):
         graph = pseudo_graph(lesson, generator)

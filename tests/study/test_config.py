@@ -215,11 +215,11 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
     ("options", "problem"),
     [
         ({"method": "fedath", "data": "NCI1"}, "fedath classifies nodes, but 'NCI1' has graphs to "
-         "classify; methods for that: local, fedavg, fedprox"),
+         "classify; methods for that: local, fedavg, fedprox, gcfl"),
         ({"data": "NCI1", "set": {"net": "gcn"}}, "net=gcn does not classify graphs, as 'NCI1' "
          "needs; use --set net=gin-graph"),
         ({"set": {"net": "gin-graph"}}, "net=gin-graph does not classify nodes, as 'lagoon' needs; "
-         "use --set net=gcn or sage or gat or gin or sgc or mlp"),
+         "use --set net=gcn or sage or gat or gin or sgc or mlp or disengcn"),
         ({"data": "NCI1", "protocol": "fedtad"}, "protocol 'fedtad' is for one graph, but 'NCI1' "
          "is a set of graphs; use --protocol strict or gcfl"),
         ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; leave "
@@ -230,6 +230,17 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_the_task_is_refused(options: dict, problem: str) -> None:
     assert refusal(**options).startswith(problem)
+
+
+@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if cls.nets])
+def test_a_method_that_needs_a_network_gets_it_and_no_other(method: str) -> None:
+    wanted = METHODS[method].nets
+    built = build_method(resolve(make_config(method=method))[0], features=5, classes=3)
+    assert type(built.net) is NETS[wanted[0]]
+    for net in NETS:
+        if net not in wanted:
+            problem = refusal(method=method, set={"net": net})
+            assert problem == f"{method} cannot use net={net}; use --set net={wanted[0]}"
 
 
 def test_fedath_takes_a_gcn_alone() -> None:
@@ -360,3 +371,13 @@ def test_fedpubs_settings_follow_each_other_in_one_stream(partition, clients, ex
     given = {"data": "cora", "partition": partition, "clients": clients}
     config, _ = resolve(make_config(protocol="fediih", **given))
     assert (config.partition, config.split) == expected
+
+
+def test_a_plug_takes_the_network_that_its_base_needs() -> None:
+    config = resolve(make_config(method="fedtad", set={"base": "fediih", "hidden": 8}))[0]
+    method = build_method(config, 5, 3)
+    assert type(method.net) is NETS["disengcn"]
+    assert method.base.net is method.net
+    assert "use --set net=disengcn" in refusal(
+        method="fedtad", set={"base": "fediih", "net": "gcn"}
+    )

@@ -26,6 +26,7 @@ def fit(
     key: Tensor,
     adjust: Callable[[Tree, Tree], Tree] | None = None,
     graph: Graph | None = None,
+    owned: bool = False,
 ) -> tuple[Tree, Tree]:
     """Train for some epochs; returns the parameters and the optimizer's state.
 
@@ -43,9 +44,9 @@ def fit(
         adjust: (grads, params) -> grads, for methods that bend the gradient (a proximal pull, a
             control variate) without differentiating through it.
         graph: The client's graph, for methods that can train on mini-batches of it.
+        owned: Whether parameters and state may be overwritten: nobody else will read them.
     """
     state = optimizer.init(params) if state is None else state
-    owned = False
     for epoch in range(epochs):
         for step_loss, noise in _steps(loss, graph, fold(key, epoch)):
             grads = gradient(step_loss, params, noise)

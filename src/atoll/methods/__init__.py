@@ -12,6 +12,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
+from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedath": FedATH,
+    "fediih": FedIIH,
     "fedtad": FedTAD,
     "gcfl": GCFL,
 }
@@ -68,4 +70,14 @@ def _module(where: str) -> ModuleType:
     return module
 
 
-__all__ = ["GCFL", "METHODS", "FedATH", "FedAvg", "FedProx", "FedTAD", "Local", "method_class"]
+__all__ = [
+    "GCFL",
+    "METHODS",
+    "FedATH",
+    "FedAvg",
+    "FedIIH",
+    "FedProx",
+    "FedTAD",
+    "Local",
+    "method_class",
+]

@@ -1,5 +1,6 @@
 """Networks as frozen dataclasses: `init(key)` gives a parameter tree, calling it gives logits."""
 
+from atoll.nn.disengcn import DisenGCN
 from atoll.nn.gat import GAT
 from atoll.nn.gcn import GCN
 from atoll.nn.gin import GIN, GraphGIN
@@ -7,7 +8,15 @@ from atoll.nn.mlp import MLP
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.sgc import SGC
 
-NODE_NETS = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gin": GIN, "sgc": SGC, "mlp": MLP}
+NODE_NETS = {
+    "gcn": GCN,
+    "sage": GraphSAGE,
+    "gat": GAT,
+    "gin": GIN,
+    "sgc": SGC,
+    "mlp": MLP,
+    "disengcn": DisenGCN,
+}
 GRAPH_NETS = {"gin-graph": GraphGIN}
 NETS = {**NODE_NETS, **GRAPH_NETS}
-"""Every network by the name that a configuration gives it; those for graphs, and all."""
+"""Every network by the name that a configuration gives it: for nodes, for graphs, and all."""

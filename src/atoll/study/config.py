@@ -297,14 +297,15 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
-    net_name = _net_name(settings.pop("net", ""), config, cls, task)
+    base = _base(settings.pop("base", ""), cls, config.method)
+    wanted = cls.nets or (base.nets if base is not None else ())
+    net_name = _net_name(settings.pop("net", ""), config, wanted, task)
     optimizer_name = str(settings.pop("optimizer", "")).lower()
     if optimizer_name and optimizer_name not in OPTIMIZERS:
         raise unknown("optimizer", optimizer_name, OPTIMIZERS)
     net = NETS[net_name](features=features, classes=classes)
     method: Any = cls(net=net)
     parts: dict[str, Any] = {"method": method, "net": net}
-    base = _base(settings.pop("base", ""), cls, config.method)
     if base is not None:
         parts["base"] = base(net=net)
     if "optimizer" in _names(method):
@@ -320,10 +321,10 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
     return _assembled(parts)
 
 
-def _net_name(asked: Value, config: RunConfig, cls: type[Method], task: str) -> str:
-    """The network that is asked for, else the method's first for the task, else the task's."""
+def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
+    """The network's name; a method, or the one it is plugged on, may want a certain one."""
     nets = NODE_NETS if task == "node" else GRAPH_NETS
-    fitting = [name for name in cls.nets if name in nets]
+    fitting = [name for name in wanted if name in nets]
     name = str(asked).lower() or (*fitting, next(iter(nets)))[0]
     if name not in NETS:
         raise unknown("net", name, NETS)

@@ -107,7 +107,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "fediih": Protocol(
         "fediih",
         "FedIIH's and FED-PUB's tables: largest component, METIS, global split, local models",
-        prepare=("undirected", "largest-component", "row-normalized"),
+        prepare=("undirected", "largest-component", "words-normalized"),
         partition="metis", split="global", data_seed=1234, clients=10, epochs=1,
         draws={"metis": (5, 10, 20), "metis-overlap": (10, 30, 50)},
         evaluate="local", weights="uniform", select="best-val-per-client",

@@ -1,0 +1,328 @@
+"""FedIIH: alike clients share more, factor by factor (Yu et al., 2025).
+
+    H = encoder(X, A), K factors side by side            DisenGCN; a linear classifier reads H
+    μ, log σ² = two heads on H                           q_i = N(μ_i, σ_i²) for every node i
+    q_m = N(mean_i μ_i, exp(mean_i log σ_i²))            what client m tells of each factor
+    S^k_mj = 1 - JS(q_m^k, q_j^k) / ln 2,   β^k_m = softmax_j(τ S^k_mj)
+    θ_m^k <- Σ_j β^k_mj θ_j^k                            all weights of factor k: the encoder's, and
+                                                         the classifier's on it; b_cls: plain mean
+    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α)             global factors, M participants
+
+    -ELBO = BCE(A, z zᵀ) + KL(q ‖ N(α̂_m, σ²_H)) + KL(N(α̂_m, σ²_H) ‖ N(α̃, σ²_α)) - log N(α̂_m; 0, 1)
+    with z drawn from q, and α̂_m the client's own copy of α̃
+
+`trains_encoder`: in the paper's Algorithm 1 the cross entropy trains the classifier and the ELBO
+the encoder ("elbo"). In the public code the ELBO's optimizer holds α̂ alone, which nothing reads, so
+that cross entropy trains everything ("ce"; the ELBO is left out, which changes no number). "both"
+adds the two losses. Everything but "ce" needs A to be reconstructed: `pairs` per node, 0 for all.
+`heads`: in the code both heads are one function, so that log σ² = μ but for dropout ("shared").
+"separate" gives log σ² a scale and a shift per dimension, which the ELBO trains. They start as the
+identity, hence from the code's head, and are the least that lets a variance reach its prior's:
+rows of length one cannot come near log σ²_H. Eq. 10 does not share them, so they stay private.
+`js`: the code's surrogate averages moments and may pass ln 2 ("moments"); "monte-carlo" estimates
+the divergence itself. `elbo_sums`: "sum" is Eq. 6 over N²; "mean" averages each term over its own
+axes, as the code does. `prior`: the code adds log N(α̂) to what it minimises, and its ELBO has σ²_H
+in the place of σ²_α. `statistics`: the code's q has dropout if there is one epoch, else none.
+
+Wire, per client and round:  down  model (and α̃ for the ELBO)      up  model, mean, log_variance
+Private state: Adam's moments; for the ELBO also α̂ and the variance head. z never leaves.
+Floats per client and round: 2P + 2Kh for P parameters and K factors of width h; Kh more for α̃.
+Departures from the reference code: α̃ and α̂ start at zero, not at random; one Adam takes both
+losses' steps, so that after the first epoch the classifier reads that epoch's encoder. Eq. 6 prints
+N(α̃, ·) as the prior of q, with which α̂ would touch nothing; it is N(α̂, ·) here, as in the code.
+Ablations, which the paper names but does not define: `hierarchy=false` has the prior N(0, 1) and no
+α (only the ELBO can tell); `inference=false` has no q, hence equal weights and no ELBO;
+`disentangle=false` has one factor as wide as all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.core.fit import fit
+from atoll.core.graph import Graph, Sparse
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToEach
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average, mix, put, spread
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import fold
+from atoll.core.tree import Tree, record
+from atoll.nn.disengcn import DisenGCN
+from atoll.nn.vgae import (
+    adjacency_loss,
+    gaussian_kl,
+    js_by_sampling,
+    js_of_moments,
+    log_normal,
+    node_normal,
+)
+
+
+@record
+class Server:
+    """Every client's own model, stacked; α̃, (K * h,); the last known S, (K, M, M)."""
+
+    models: Tree
+    alpha: Tensor
+    similarity: Tensor
+
+
+@record
+class Download:
+    """A client's model and, if the ELBO is used, α̃."""
+
+    model: Tree
+    alpha: Tensor | None
+
+
+@record
+class Update:
+    """What leaves a client: its model and q's parameters, (K, h) each, if there is a q."""
+
+    model: Tree
+    mean: Tensor | None
+    log_variance: Tensor | None
+
+
+@record
+class Private:
+    """What stays: α̂ and the variance head (empty without the ELBO), and Adam's moments."""
+
+    latent: Tree
+    moments: Tree
+
+
+@dataclass(frozen=True)
+class FedIIH(Method):
+    """Inter- and intra-heterogeneity."""
+
+    optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
+    epochs: int = 1
+    tau: float = 10.0
+    trains_encoder: Literal["ce", "elbo", "both"] = "ce"
+    heads: Literal["shared", "separate"] = "shared"
+    js: Literal["moments", "monte-carlo"] = "moments"
+    prior: Literal["paper", "code"] = "paper"
+    elbo_sums: Literal["sum", "mean"] = "sum"
+    elbo_weight: float = 1.0
+    statistics: Literal["no-dropout", "code"] = "no-dropout"
+    pairs: int = 0
+    samples: int = 512
+    factor_variance: float = 0.25
+    alpha_variance: float = 1.0
+    hierarchy: bool = True
+    inference: bool = True
+    disentangle: bool = True
+
+    paper: ClassVar[str] = (
+        "Yu et al., Modeling Inter-Intra Heterogeneity for Graph Federated Learning, AAAI 2025"
+    )
+    nets: ClassVar[tuple[str, ...]] = ("disengcn",)
+    deployed: ClassVar[str] = "personalised"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
+        # and little else; the defaults, which differ from the code in q's dropout, learn.
+        "paper": {
+            "trains_encoder": "elbo", "heads": "separate", "js": "monte-carlo", "prior": "paper",
+            "elbo_sums": "sum", "statistics": "no-dropout",
+        },
+        # What the public code computes.
+        "reference": {
+            "trains_encoder": "ce", "heads": "shared", "js": "moments", "prior": "code",
+            "elbo_sums": "mean", "statistics": "code",
+        },
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.net, DisenGCN):
+            raise ConfigError("fediih shares the factors of a disengcn; use --set net=disengcn")
+        for name in ("samples", "factor_variance", "alpha_variance"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0")
+        if self.pairs < 0:
+            raise ConfigError(f"pairs is {self.pairs}; give 0 (all) or a number per node")
+
+    @property
+    def disengcn(self) -> DisenGCN:
+        """The network; without disentangling, one factor of the same width."""
+        assert isinstance(self.net, DisenGCN)
+        if self.disentangle:
+            return self.net
+        return replace(self.net, factors=1, hidden=self.net.width)
+
+    @property
+    def uses_elbo(self) -> bool:
+        """Whether the ELBO trains anything."""
+        return self.inference and self.trains_encoder != "ce"
+
+    def init(self, clients: Clients) -> Server:
+        net, key = self.disengcn, clients.key
+        alpha = torch.zeros(net.width, dtype=torch.get_default_dtype(), device=key.device)
+        alike = torch.ones(net.factors, clients.total, clients.total, dtype=alpha.dtype)
+        return Server(spread(net.init(key), clients.total), alpha, alike.to(key.device))
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        alpha = spread(server.alpha, clients.total) if self.uses_elbo else None
+        reply = clients.map(self.train, ToEach(Download(server.models, alpha)))
+        alike = self.similarities(reply, clients)
+        beta = torch.softmax(self.tau * alike, dim=-1)
+        present = clients.positions
+        models = put(server.models, present, separate_federation(reply.model, beta))
+        similarity = server.similarity.clone()
+        similarity[:, present.unsqueeze(-1), present] = alike
+        return Server(models, self.global_factors(reply, server.alpha), similarity)
+
+    def deploy(self, server: Server) -> ToEach:
+        return ToEach(server.models)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.disengcn(message, graph, key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Download, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Train classifier, encoder and the latent parameters; describe the client by q."""
+        latent = self._latent(received.alpha) if state is None else state.latent
+        moments = None if state is None else state.moments
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            return self.loss(params, received.alpha, graph, key)
+
+        params = {"model": received.model, "latent": latent}
+        params, moments = fit(loss, params, self.optimizer, moments, self.epochs, key)
+        described = self.describe(params, graph, fold(key, "statistics"))
+        return Update(params["model"], *described), Private(params["latent"], moments)
+
+    def loss(self, params: Tree, alpha: Tensor | None, graph: Graph, key: Tensor | None) -> Tensor:
+        """Cross entropy and, if it is used, the ELBO.
+
+        What one of them must not train is detached: one Adam over everything then takes the same
+        steps as one Adam for each.
+        """
+        model, net = params["model"], self.disengcn
+        h = net.encode(model["encoder"], graph, key)
+        if not self.uses_elbo:
+            return cross_entropy(net.classify(model["classifier"], h), graph)
+        assert alpha is not None
+        read = h.detach() if self.trains_encoder == "elbo" else h
+        error = cross_entropy(net.classify(model["classifier"], read), graph)
+        return error + self.elbo_weight * self.negative_elbo(params["latent"], alpha, h, graph, key)
+
+    def negative_elbo(
+        self, latent: Tree, alpha: Tensor, h: Tensor, graph: Graph, key: Tensor | None
+    ) -> Tensor:
+        """Eq. 6 with its sign turned and divided by N², or with means (`elbo_sums`)."""
+        mean, log_variance = self.posterior(latent, h, graph, key)
+        z, draw = mean, None
+        if key is not None:
+            noise = node_normal(fold(key, "z"), graph.ids, mean.shape[-1], mean.dtype)
+            z, draw = mean + torch.exp(0.5 * log_variance) * noise, fold(key, "pairs")
+        edges = graph.views["neighbours"]
+        assert isinstance(edges, Sparse)
+        error = adjacency_loss(edges, z, graph.real, graph.ids, draw, self.pairs)
+        centre, width = torch.zeros_like(alpha), 0.0
+        tie = centre.sum()
+        if self.hierarchy:
+            centre, width = latent["alpha"], math.log(self.factor_variance)
+            tie = self._alpha_terms(centre, alpha)
+        each = gaussian_kl(mean, log_variance, centre, width) * graph.real.unsqueeze(-1)
+        nodes = graph.real.sum()
+        if self.elbo_sums == "sum":
+            return error + (each.sum() + tie) / nodes**2
+        return error + (each.sum() / nodes + tie) / self.disengcn.hidden
+
+    def _alpha_terms(self, own: Tensor, shared: Tensor) -> Tensor:
+        """What ties α̂ to α̃, and its prior."""
+        code, narrow = self.prior == "code", math.log(self.factor_variance)
+        wide = narrow if code else math.log(self.alpha_variance)
+        tie = gaussian_kl(own, torch.full_like(own, narrow), shared, wide).sum()
+        return tie + log_normal(own).sum() * (1 if code else -1)
+
+    def posterior(
+        self, latent: Tree, h: Tensor, graph: Graph, key: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """μ and log σ² of every node, (N, K * h)."""
+        mean = log_variance = self.disengcn.head(h, graph, key, "mean")
+        if key is not None:
+            # Only then does the second head differ: it has dropout of its own.
+            log_variance = self.disengcn.head(h, graph, key, "log-variance")
+        if "scale" in latent:
+            log_variance = log_variance * latent["scale"] + latent["shift"]
+        return mean, log_variance
+
+    def describe(
+        self, params: Tree, graph: Graph, key: Tensor
+    ) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """The client's q: means over its nodes, (K, h) each."""
+        if not self.inference:
+            return None, None
+        noise = key if self.statistics == "code" and self.epochs == 1 else None
+        h = self.disengcn.encode(params["model"]["encoder"], graph, noise)
+        share = graph.real / graph.real.sum()
+        mean, log_variance = self.posterior(params["latent"], h, graph, noise)
+        shape = (self.disengcn.factors, self.disengcn.hidden)
+        return (share @ mean).reshape(shape), (share @ log_variance).reshape(shape)
+
+    def similarities(self, reply: Update, clients: Clients) -> Tensor:
+        """S among the participants, (K, P, P); one without inference: everybody is alike."""
+        if reply.mean is None or reply.log_variance is None:
+            bias: Tensor = reply.model["encoder"]["bias"]
+            return bias.new_ones(self.disengcn.factors, len(clients), len(clients))
+        found = []
+        for k, q in enumerate(zip(reply.mean.unbind(1), reply.log_variance.unbind(1), strict=True)):
+            if self.js == "moments":
+                found.append(js_of_moments(*q))
+            else:
+                found.append(js_by_sampling(*q, fold(clients.key, "js", k), self.samples))
+        return (1 - torch.stack(found) / math.log(2)).to(reply.mean.dtype)
+
+    def global_factors(self, reply: Update, before: Tensor) -> Tensor:
+        """α̃: the posterior mean, given the clients' means."""
+        if reply.mean is None:
+            return before
+        count = reply.mean.shape[0] + self.factor_variance / self.alpha_variance
+        return reply.mean.sum(0).flatten() / count
+
+    def _latent(self, alpha: Tensor | None) -> dict[str, Tensor]:
+        """α̂ starts at α̃, the variance head at the identity."""
+        if alpha is None:
+            return {}
+        latent = {"alpha": alpha} if self.hierarchy else {}
+        if self.heads == "separate":
+            latent |= {"scale": torch.ones_like(alpha), "shift": torch.zeros_like(alpha)}
+        return latent
+
+
+def separate_federation(models: Tree, beta: Tensor) -> Tree:
+    """Everyone's own mixture of the stacked models, with another matrix for each factor.
+
+    Args:
+        models: Parameters of a DisenGCN, stacked, (P, ...).
+        beta: Who listens to whom, (K, P, P); rows add up to one.
+    """
+    encoder, classifier = models["encoder"], models["classifier"]
+    factors = len(beta)
+    blocks = zip(
+        encoder["weight"].chunk(factors, dim=-1),
+        encoder["bias"].chunk(factors, dim=-1),
+        classifier["weight"].chunk(factors, dim=-2),
+        strict=True,
+    )
+    mixed = [mix(block, matrix) for block, matrix in zip(blocks, beta, strict=True)]
+    weight, bias, reading = zip(*mixed, strict=True)
+    common = spread(average(classifier["bias"]), beta.shape[-1])
+    return {
+        "encoder": {"weight": torch.cat(weight, dim=-1), "bias": torch.cat(bias, dim=-1)},
+        "classifier": {"weight": torch.cat(reading, dim=-2), "bias": common},
+    }

@@ -1,0 +1,355 @@
+"""Disentangled graph convolutional network (Ma et al., 2019), as FedIIH uses it (Yu et al., 2025).
+
+    H <- dropout(leaky_relu(X W + b)),           K factors side by side, each of width `hidden`
+    H <- dropout(leaky_relu(route(H)))           in every routing layer
+    logits = H W_c + b_c
+
+A routing layer has no parameters. With x̂ = H normalised in each factor and u = x̂ to begin with, it
+repeats `iterations` times
+
+    p_st^k = softmax_k <x̂_s^k, u_t^k>            which factor made the edge s -> t
+    u_t^k  = normalise(x̂_t^k + Σ_s p_st^k x̂_s^k)
+
+over the neighbours s of t, t itself not among them. `routing` counts layers as FedIIH does, where
+two more, without parameters either, make the latent means and variances (`head`).
+
+With two classes the classifier has one output z and the logits are (0, z): their cross entropy is
+the binary cross entropy of z.
+
+Shapes: x (N, D), H (N, K * hidden), logits (N, C). Weights of edges are not read, except that an
+edge of weight zero is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+from atoll.core.errors import ConfigError
+from atoll.core.graph import Graph, Sparse, View, sparse_matrix
+from atoll.core.random import dropout, fold, uniform
+from atoll.core.tree import Tree
+from atoll.nn import views
+from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.ops import NO_SECOND_DERIVATIVE, _bags, matmul
+
+CACHED = 1 << 20
+"""Most numbers of a per-node tensor that a routing pass works on at once, on a CPU."""
+
+
+def neighbours(graph: Graph) -> Sparse:
+    """A with zeros and ones: every edge once, without self-loops."""
+    source, target = graph.edges
+    size = graph.num_nodes
+    place = (target * size + source)[(source != target) & (graph.edge_weight != 0)].unique()
+    ones = torch.ones_like(place, dtype=graph.real.dtype)
+    return sparse_matrix(place // size, place % size, ones, (size, size), square=True)
+
+
+@dataclass(frozen=True)
+class DisenGCN:
+    """`factors` factors of width `hidden` each; `routing` is FedIIH's number of layers."""
+
+    features: int
+    classes: int
+    hidden: int = 128
+    factors: int = 2
+    routing: int = 4
+    iterations: int = 6
+    dropout: float = 0.35
+    binary: Literal["one-logit", "two-logits"] = "one-logit"
+
+    def __post_init__(self) -> None:
+        for name in ("factors", "routing", "iterations"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
+
+    @property
+    def width(self) -> int:
+        """Width of all factors together."""
+        return self.factors * self.hidden
+
+    @property
+    def base_layers(self) -> int:
+        """Routing layers before the classifier."""
+        return max(1, self.routing - 2)
+
+    @property
+    def head_layers(self) -> int:
+        """Routing layers of the latent means, and again of the variances."""
+        return 1 if self.routing <= 2 else 2
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The 0/1 adjacency, and X."""
+        return {"neighbours": neighbours, "x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        """The ranges are the public code's: the projection's follows its output width."""
+        outputs = 1 if self._one_logit else self.classes
+        return {
+            "encoder": {
+                "weight": _between(fold(key, "weight"), self.features, self.width),
+                "bias": kaiming_bias(fold(key, "bias"), self.width, self.width),
+            },
+            "classifier": {
+                "weight": kaiming(fold(key, "classifier"), self.width, outputs),
+                "bias": kaiming_bias(fold(key, "classifier", "bias"), self.width, outputs),
+            },
+        }
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        return self.classify(params["classifier"], self.encode(params["encoder"], graph, key))
+
+    def encode(self, encoder: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """What the classifier and the heads read, (N, K * hidden)."""
+        h = matmul(graph.views["x"], encoder["weight"]) + encoder["bias"]
+        h = dropout(functional.leaky_relu(h), key, graph.ids, self.dropout, "project")
+        return self._routed(h, graph, key, "base", self.base_layers)
+
+    def classify(self, classifier: Tree, h: Tensor) -> Tensor:
+        """Logits, (N, C)."""
+        out: Tensor = h @ classifier["weight"] + classifier["bias"]
+        return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
+
+    def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:
+        """More routing on top of `encode`; heads differ by their names' dropout alone."""
+        return self._routed(h, graph, key, name, self.head_layers)
+
+    @property
+    def _one_logit(self) -> bool:
+        return self.classes == 2 and self.binary == "one-logit"
+
+    def _routed(
+        self, h: Tensor, graph: Graph, key: Tensor | None, name: str, layers: int
+    ) -> Tensor:
+        edges = graph.views["neighbours"]
+        assert isinstance(edges, Sparse)
+        for layer in range(layers):
+            h = functional.leaky_relu(route(edges, h, self.factors, self.iterations))
+            h = dropout(h, key, graph.ids, self.dropout, name, layer)
+        return h
+
+
+def _between(key: Tensor, n_in: int, n_out: int) -> Tensor:
+    """(n_in, n_out) uniform in ±1/sqrt(n_out)."""
+    drawn = uniform(key, (n_in, n_out), torch.get_default_dtype())
+    return (drawn * 2 - 1) / math.sqrt(n_out)
+
+
+def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
+    """One routing layer on x, (N, K * hidden), without its activation."""
+    e = edges
+    out: Tensor = _Route.apply(  # type: ignore[no-untyped-call]
+        factors, iterations, x,
+        e.offsets, e.columns, e.rows, e.values, e.t_offsets, e.t_columns, e.t_order,
+    )[0]  # fmt: skip
+    return out
+
+
+class _Route(Function):
+    """All passes of a layer as one op, which keeps the shares p, (T, K, E), and nothing wider."""
+
+    @staticmethod
+    def forward(factors: int, iterations: int, x: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor]:
+        edges = _Edges.of(matrix, factors)
+        h = _by_factor(x, factors)
+        u = start = h * _scale(h)
+        shares = []
+        for _ in range(iterations):
+            shares.append(torch.softmax(edges.dot(u, start), dim=0).mul_(edges.real))
+            u = edges.gather(shares[-1], start).add_(start)
+            u.mul_(_scale(u))
+        return _side_by_side(u), torch.stack(shares)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.factors = inputs[0]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1], *inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        shares, x, *matrix = ctx.saved_tensors
+        by_x = _RouteBack.apply(ctx.factors, shares, grad, x, *matrix)  # type: ignore[no-untyped-call]
+        return (None, None, by_x, *[None] * len(matrix))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, factors: int, iterations: int, x: Tensor, *matrix: Tensor
+    ) -> Any:
+        x = _batch(x, in_dims[2], info.batch_size)
+        outs, kept = [], []
+        for some, joined in _programs(x, matrix, in_dims[3:]):
+            out, shares = _Route.apply(factors, iterations, x[some].flatten(0, 1), *joined)  # type: ignore[no-untyped-call]
+            outs.append(out.view_as(x[some]))
+            kept.append(shares.view(*shares.shape[:2], len(outs[-1]), -1))
+        return (torch.cat(outs), torch.cat(kept, dim=2)), (0, 2)
+
+
+class _RouteBack(Function):
+    """The gradient of `_Route` by x: from the last pass to the first, each u made once more."""
+
+    @staticmethod
+    def forward(factors: int, shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
+        edges = _Edges.of(matrix, factors)
+        h = _by_factor(x, factors)
+        start_scale = _scale(h)
+        start = h * start_scale
+
+        def after(passes: int) -> tuple[Tensor, Tensor]:
+            if passes == 0:
+                return start, start_scale
+            u = edges.gather(shares[passes - 1], start).add_(start)
+            scale = _scale(u)
+            return u.mul_(scale), scale
+
+        by_start = torch.zeros_like(start)
+        by_u = _by_factor(grad, factors)
+        u, scale = after(len(shares))
+        for number in reversed(range(len(shares))):
+            share = shares[number]
+            by_sum = _scale_back(by_u, u, scale)
+            by_share = edges.dot(by_sum, start)
+            by_score = share * (by_share - (share * by_share).sum(0))
+            u, scale = after(number)
+            by_u = edges.gather(by_score, start)
+            by_start.add_(edges.scatter(share, by_sum)).add_(edges.scatter(by_score, u))
+            by_start.add_(by_sum)
+        return _side_by_side(_scale_back(by_start.add_(by_u), start, start_scale))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, factors: int, shares: Tensor, grad: Tensor, x: Tensor, *matrix: Any
+    ) -> tuple[Tensor, int]:
+        grad, x = (
+            _batch(t, dim, info.batch_size) for t, dim in ((grad, in_dims[2]), (x, in_dims[3]))
+        )
+        shares = shares.movedim(in_dims[1], 2)
+        outs = []
+        for some, joined in _programs(x, matrix, in_dims[4:]):
+            dense = (grad[some].flatten(0, 1), x[some].flatten(0, 1))
+            out = _RouteBack.apply(factors, shares[:, :, some].flatten(2), *dense, *joined)  # type: ignore[no-untyped-call]
+            outs.append(out.view_as(x[some]))
+        return torch.cat(outs), 0
+
+
+def _batch(dense: Tensor, dim: int | None, size: int) -> Tensor:
+    return dense.expand(size, *dense.shape) if dim is None else dense.movedim(dim, 0)
+
+
+def _programs(
+    x: Tensor, matrix: Sequence[Tensor], dims: Sequence[int | None]
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Clients that are routed together, and their adjacencies along one diagonal.
+
+    A GPU takes all of them at once. A CPU takes as many as its cache holds: with wide factors the
+    passes would else go through the main memory, at half the speed (PubMed, 20 clients).
+    """
+    size, nodes, entries = x.shape[0], x.shape[1], matrix[1].shape[-1]
+    # In the order of `route`; values are not numbers of nodes or entries.
+    steps = (entries, nodes, nodes, 0, entries, nodes, entries)
+    count = max(1, CACHED // max(1, x[0].numel())) if x.device.type == "cpu" else size
+    for first in range(0, size, count):
+        some = slice(first, min(first + count, size))
+        joined = []
+        for part, dim, step in zip(matrix, dims, steps, strict=True):
+            if dim is None:
+                joined.append(_copies(part, some.stop - first, step))
+            else:
+                joined.append(part.movedim(dim, 0)[some].flatten() - first * step)
+        yield some, joined
+
+
+class _Edges(NamedTuple):
+    """The adjacency once for every factor, as the blocks of one matrix.
+
+    Per-node tensors are (K, N, hidden) here, per-edge tensors (K, E).
+    """
+
+    offsets: Tensor
+    columns: Tensor
+    rows: Tensor
+    real: Tensor
+    t_offsets: Tensor
+    t_columns: Tensor
+    t_order: Tensor
+
+    @staticmethod
+    def of(matrix: Sequence[Tensor], factors: int) -> _Edges:
+        offsets, columns, rows, values, t_offsets, t_columns, t_order = matrix
+        real = (values != 0).to(values.dtype)
+        nodes, entries = offsets.shape[0], rows.shape[0]
+        return _Edges(
+            offsets=_copies(offsets, factors, entries),
+            columns=_copies(columns, factors, nodes),
+            rows=_copies(rows, factors, nodes),
+            real=real,
+            t_offsets=_copies(t_offsets, factors, entries),
+            t_columns=_copies(t_columns, factors, nodes),
+            t_order=t_order,
+        )
+
+    def dot(self, targets: Tensor, sources: Tensor) -> Tensor:
+        """Of every edge: the inner product of its target's and its source's row."""
+        if self.columns.numel() == 0:
+            return targets.new_zeros(targets.shape[0], 0)
+        # What `embedding_bag` has for its weights' gradient: one kernel, no (E, hidden) tensor.
+        out = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+            targets.flatten(0, 1), sources.flatten(0, 1), self.columns, self.offsets, self.rows, 0
+        )
+        return out.view(targets.shape[0], -1)  # type: ignore[no-any-return]
+
+    def gather(self, weight: Tensor, sources: Tensor) -> Tensor:
+        """Of every node: the weighted sum over the edges that end there."""
+        flat = sources.flatten(0, 1)
+        return _bags(flat, self.columns, self.offsets, weight.flatten()).view_as(sources)
+
+    def scatter(self, weight: Tensor, targets: Tensor) -> Tensor:
+        """Of every node: the weighted sum over the edges that start there."""
+        weight = weight.index_select(1, self.t_order).flatten()
+        flat = targets.flatten(0, 1)
+        return _bags(flat, self.t_columns, self.t_offsets, weight).view_as(targets)
+
+
+def _copies(index: Tensor, count: int, step: int) -> Tensor:
+    """An index tensor of one matrix -> that of `count` of them along a diagonal, `step` apart."""
+    block = torch.arange(count, dtype=index.dtype, device=index.device).unsqueeze(-1)
+    return (index + step * block).flatten()
+
+
+def _by_factor(h: Tensor, factors: int) -> Tensor:
+    """(N, K * hidden) -> (K, N, hidden)."""
+    return h.reshape(len(h), factors, -1).transpose(0, 1).contiguous()
+
+
+def _side_by_side(h: Tensor) -> Tensor:
+    """(K, N, hidden) -> (N, K * hidden)."""
+    return h.transpose(0, 1).flatten(1)
+
+
+def _scale(h: Tensor) -> Tensor:
+    """What makes rows of h as long as one; zero for a zero row, which has no direction."""
+    length = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+    return torch.where(length > 1e-12, length.reciprocal(), 0.0)
+
+
+def _scale_back(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
+    """The gradient by h, given that by unit = h * _scale(h)."""
+    along = (unit * grad).sum(-1, keepdim=True)
+    return torch.addcmul(grad, unit, along, value=-1).mul_(scale)
