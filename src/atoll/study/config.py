@@ -328,14 +328,14 @@ def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: st
     name = str(asked).lower() or (*fitting, next(iter(nets)))[0]
     if name not in NETS:
         raise unknown("net", name, NETS)
+    if fitting and name not in fitting:
+        works = " or ".join(fitting)
+        raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
     if name not in nets:
         raise ConfigError(
             f"net={name} does not classify {task}s, as '{plain_name(config.data)}' needs; use "
             f"--set net={' or '.join(nets)}"
         )
-    if fitting and name not in fitting:
-        works = " or ".join(fitting)
-        raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
     return name
 
 
