@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.core.errors import ConfigError, StepError
+from atoll.core.errors import AtollError, ConfigError, StepError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.message import ToAll, ToEach
@@ -21,7 +21,7 @@ from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Empty, Tree, record
 from atoll.engines.simulation import ENGINES, Simulation
 from atoll.methods import METHODS
-from atoll.nn.gcn import GCN
+from atoll.nn import NETS
 from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, small_federation
 
@@ -242,8 +242,11 @@ def test_a_refused_reply_is_not_counted_as_traffic(engine):
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_run_that_diverges_stops_with_client_step_and_round(name, epochs, optimizer, engine):
-    method = METHODS[name](GCN(FEATURES, CLASSES, hidden=4), optimizer=optimizer, epochs=epochs)
+    if name == "fediih" and isinstance(optimizer, SGD):
+        pytest.skip("its routing normalises every row, so that no step is too long")
+    net = NETS[(*METHODS[name].nets, "gcn")[0]](FEATURES, CLASSES, hidden=4)
+    method = METHODS[name](net, optimizer=optimizer, epochs=epochs)
     experiment = Experiment(method, small_federation(), rounds=4, engine=engine)
-    with pytest.raises(StepError, match=r"client \d, step \w+, round \d: training diverged") as c:
+    where = r"client \d, step \w+, round [01]: training|round [01]: distillation"
+    with pytest.raises(AtollError, match=f"({where}) diverged"):
         experiment.run()
-    assert c.value.round <= 1

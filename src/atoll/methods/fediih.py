@@ -1,14 +1,14 @@
 """FedIIH: alike clients share more, factor by factor (Yu et al., 2025).
 
-    H = encoder(X, A), K factors side by side            DisenGCN; a linear classifier reads H
-    μ, log σ² = two heads on H                           q_i = N(μ_i, σ_i²) for every node i
-    q_m = N(mean_i μ_i, exp(mean_i log σ_i²))            what client m tells of each factor
+    H = encoder(X, A)      K factors side by side; a linear classifier reads H
+    μ, log σ²              two heads on H: q_i = N(μ_i, σ_i²) for every node i
+    q_m = N(mean_i μ_i, exp(mean_i log σ_i²))      what client m tells of a factor
     S^k_mj = 1 - JS(q_m^k, q_j^k) / ln 2,   β^k_m = softmax_j(τ S^k_mj)
-    θ_m^k <- Σ_j β^k_mj θ_j^k                            all weights of factor k: the encoder's, and
-                                                         the classifier's on it; b_cls: plain mean
-    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α)             global factors, M participants
-
-    -ELBO = BCE(A, z zᵀ) + KL(q ‖ N(α̂_m, σ²_H)) + KL(N(α̂_m, σ²_H) ‖ N(α̃, σ²_α)) - log N(α̂_m; 0, 1)
+    θ_m^k <- Σ_j β^k_mj θ_j^k      all weights of factor k, the encoder's and the
+                                   classifier's; b_cls: plain mean
+    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α)       global factors
+    -ELBO = BCE(A, z zᵀ) + KL(q ‖ N(α̂_m, σ²_H))
+            + KL(N(α̂_m, σ²_H) ‖ N(α̃, σ²_α)) - log N(α̂_m; 0, 1)
     with z drawn from q, and α̂_m the client's own copy of α̃
 
 `trains_encoder`: in the paper's Algorithm 1 the cross entropy trains the classifier and the ELBO

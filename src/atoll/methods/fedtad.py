@@ -43,7 +43,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
-from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
+from atoll.core.tree import Empty, Tree, all_finite, leaves, record, take, tree_map
 from atoll.nn.generator import Generator
 from atoll.nn.walks import nearest_neighbours, neighbour_similarity, visited_similarity
 
@@ -238,6 +238,11 @@ class FedTAD(Method):
         if personal:
             students = put(deployed.tree, rows, students)
             moments = put(server.model_moments, rows, moments)
+        if not all_finite(students):
+            raise ConfigError(
+                f"round {clients.round}: distillation diverged on the server (its model is not "
+                "finite); lower distil_lr, or the clients' learning rate"
+            )
         corrected = students if self.base is None else self.base.redeploy(base, students)
         return Server(corrected, server.phi, generator, its_moments, moments)
 

@@ -47,14 +47,15 @@ def method_page(name: str) -> RenderableType:
     page = Table(title=f"Hyper-parameters (--set KEY=VALUE) of {name}", title_justify="left")
     for column in ("key", "default", "belongs to"):
         page.add_column(column)
-    for part, owner in ((cls, "method"), (NETS["gcn"], "net (gcn)")):
+    net = (*cls.nets, "gcn")[0]
+    for part, owner in ((cls, "method"), (NETS[net], f"net ({net})")):
         for key, default in _defaults(part):
             page.add_row(key, escape(str(default)), owner)
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
     for key, _ in _defaults(type(optimizer)):
         page.add_row(key, str(getattr(optimizer, key)), "optimizer (adam)")
-    page.add_row("net", "gcn", f"one of {', '.join(NETS)}")
+    page.add_row("net", net, f"one of {', '.join(cls.nets or NETS)}")
     page.add_row("optimizer", "adam", f"one of {', '.join(OPTIMIZERS)}")
     for preset, settings in cls.presets.items():
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
