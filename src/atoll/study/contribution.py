@@ -33,17 +33,15 @@ from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
 from atoll.data.federate import federate
 from atoll.data.heterogeneity import describe
-from atoll.data.load import load, one_graph
-from atoll.data.prepare import PREPARATIONS
-from atoll.data.source import Source
+from atoll.data.load import one_graph
 from atoll.data.vary import RATIO, VARY, check_client, vary_federation
 from atoll.engines.simulation import Simulation
-from atoll.study.config import RunConfig, build_method, resolve, with_own_partition
+from atoll.study.config import RunConfig, build_method, resolve
 from atoll.study.evaluate import ROLES, Evaluator
 from atoll.study.experiment import Experiment, History, Run
 from atoll.study.machine import choose_device, choose_engine, tuned_process
 from atoll.study.metrics import METRICS, mean_over_clients
-from atoll.study.protocols import Protocol
+from atoll.study.run import load_source, prepare_source
 
 OnRound = Callable[[int, bool, int], None]
 """Hears the seed, whether the client takes part, and how many rounds are done."""
@@ -220,8 +218,9 @@ def contribution(
     """
     config, rules = resolve(asked)
     ratio = _check_question(config, vary, ratio)
-    source, notes, config = _load(config, rules, asked)
     first = config.seed if rules.data_seed is None else rules.data_seed
+    loaded, notes = load_source(config, rules, first)
+    source, config = prepare_source(one_graph(loaded), config, rules, asked)
     train, present, absent, best = [], [], [], []
     for seed in range(config.seed, config.seed + config.seeds):
         whole = federate(
@@ -262,22 +261,6 @@ def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
             f"--ratio is for random edges, but --vary is {vary}; leave it out or vary the topology"
         )
     return ratio
-
-
-def _load(
-    config: RunConfig, rules: Protocol, asked: RunConfig
-) -> tuple[Source, list[str], RunConfig]:
-    """The graph before it is divided, as `study.run.make_federation` prepares it."""
-    seed = config.seed if rules.data_seed is None else rules.data_seed
-    loaded, notes = load(
-        config.data, clients=config.clients or rules.clients, seed=seed, root=config.data_root,
-        schema=config.schema, own=config.own,
-    )  # fmt: skip
-    source = one_graph(loaded)
-    config = with_own_partition(config, source, asked)
-    for name in rules.prepare:
-        source = PREPARATIONS[name](source)
-    return source, notes, config
 
 
 def _train_labels(graph: Graph, classes: int) -> np.ndarray:

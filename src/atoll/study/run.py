@@ -266,22 +266,37 @@ def make_federation(
     notes: list[str] = []
     source: Source | GraphSet | GraphGroup | None = data
     if source is None:
-        source, notes = load(
-            config.data, clients=config.clients or rules.clients, seed=data_seed,
-            root=config.data_root, schema=config.schema, own=config.own,
-        )  # fmt: skip
+        source, notes = load_source(config, rules, data_seed)
     if not isinstance(source, Source):
         federation = _federate_graphs(config, rules, data_seed, source, asked)
         made = {"partition": federation.about["partition"], "clients": len(federation)}
         return federation, notes, msgspec.structs.replace(config, **made)
-    config = with_own_partition(config, source, asked)
-    for name in rules.prepare:
-        source = PREPARATIONS[name](source)
+    source, config = prepare_source(source, config, rules, asked)
     federation = federate(
         source, clients=config.clients, partition=config.partition or rules.partition,
         split=config.split or rules.split, ratios=config.ratios, seed=data_seed, allow=config.allow,
     )  # fmt: skip
     return federation, notes, config
+
+
+def load_source(
+    config: RunConfig, rules: Protocol, seed: int
+) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
+    """What the configuration names, undivided, and what the loader has to say."""
+    return load(
+        config.data, clients=config.clients or rules.clients, seed=seed, root=config.data_root,
+        schema=config.schema, own=config.own,
+    )  # fmt: skip
+
+
+def prepare_source(
+    source: Source, config: RunConfig, rules: Protocol, asked: RunConfig
+) -> tuple[Source, RunConfig]:
+    """One graph as the protocol wants it, and the configuration with its owners' partition."""
+    config = with_own_partition(config, source, asked)
+    for name in rules.prepare:
+        source = PREPARATIONS[name](source)
+    return source, config
 
 
 def _federate_graphs(
