@@ -14,7 +14,7 @@ from atoll.core.method import Clients, client_step
 from atoll.core.mix import mix, put, spread
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack
-from atoll.methods import FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
+from atoll.methods import GCFL, FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
 from atoll.methods.fedtad import (
     Lesson,
     _half_by_row,
@@ -122,7 +122,7 @@ class Ring(FedAvg):
         return FedAvg.train.function(self, graph, model, state, key)
 
 
-BASES = {"fedprox": FedProx, "fedath": FedATH, "personalised": Ring}
+BASES = {"fedprox": FedProx, "fedath": FedATH, "gcfl": GCFL, "personalised": Ring}
 
 
 @pytest.mark.parametrize("preset", FedTAD.presets)
