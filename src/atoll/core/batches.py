@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse
+from atoll.core.graph import Graph, Sparse, runs
 from atoll.core.random import fold
 
 
@@ -61,7 +61,7 @@ def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
     """Numbers of the edges that start at the nodes; edges are sorted by source."""
     sources = graph.edges[0].contiguous()
     starts = torch.searchsorted(sources, nodes)
-    return _runs(starts, torch.searchsorted(sources, nodes, right=True) - starts)[0]
+    return runs(starts, torch.searchsorted(sources, nodes, right=True) - starts)[0]
 
 
 def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
@@ -96,13 +96,5 @@ def _entries(offsets: Tensor, matrix: Sparse, rows: Tensor) -> tuple[Tensor, Ten
     """Numbers of the entries in the given rows, and the offsets and rows of what they make."""
     starts = offsets.long()
     ends = torch.cat([starts[1:], starts.new_tensor([matrix.values.shape[0]])])
-    entries, before, row = _runs(starts[rows], (ends - starts)[rows])
+    entries, before, row = runs(starts[rows], (ends - starts)[rows])
     return entries, before.to(torch.int32), row.to(torch.int32)
-
-
-def _runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs of numbers one after another; where each run begins, and the run of each number."""
-    before = counts.cumsum(0) - counts
-    run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    number = torch.arange(len(run), device=counts.device)
-    return number + (starts - before)[run], before, run

@@ -162,6 +162,14 @@ def sparse_matrix(
     )
 
 
+def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs of numbers one after another; where each run begins, and the run of each number."""
+    before = counts.cumsum(0) - counts
+    run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    number = torch.arange(len(run), device=counts.device)
+    return number + (starts - before)[run], before, run
+
+
 def _starts(groups: Tensor, size: int) -> Tensor:
     """First position of each group among sorted group numbers."""
     counts = torch.bincount(groups, minlength=size)

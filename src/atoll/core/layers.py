@@ -8,12 +8,15 @@ network that names none, all of it is shared and these functions change nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.method import Net
+from atoll.core.optim import Optimizer
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, record
 
@@ -79,3 +82,32 @@ def whole(net: Net, graph: Graph, received: Tree, state: Private | None) -> Tree
     if not private_names(net):
         return received  # whatever the state is: a method may keep something else there
     return joined(received, kept(net, graph, state, make_key(0, graph.real.device)).layers)
+
+
+def fit_layers(
+    loss: Callable[..., Tensor],
+    net: Net,
+    graph: Graph,
+    received: Tree,
+    own: Private,
+    optimizer: Optimizer,
+    epochs: int,
+    key: Tensor,
+    adjust: Callable[[Tree, Tree], Tree] | None = None,
+) -> tuple[Tree, Private]:
+    """`fit` on received and private layers together: the part to send, and what the client keeps.
+
+    Args:
+        loss: (params, graph, key) -> scalar, of whole parameter trees.
+        net: Says which layers are private.
+        graph: The client's.
+        received: The shared layers.
+        own: What the client kept (`kept`).
+        optimizer: As for `fit`.
+        epochs: As for `fit`.
+        key: As for `fit`.
+        adjust: As for `fit`.
+    """
+    params = joined(received, own.layers)
+    model, moments = fit(loss, params, optimizer, own.moments, epochs, key, adjust, graph=graph)
+    return shared(net, model), Private(private(net, model), moments)

@@ -56,7 +56,7 @@ def federate(
     graphs = tuple(
         client_graph(source, ids, role) for ids, role in zip(parts.parts, roles, strict=True)
     )
-    check_clients(source, parts, roles, graphs, allow)
+    check_clients(source, parts, graphs, allow)
     about = {
         "partition": partition, "split": split, "clients": len(graphs), "sha1": parts.sha1,
         "nodes": [int(ids.size) for ids in parts.parts],
@@ -103,26 +103,39 @@ def _features(x: np.ndarray | sp.csr_array, ids: np.ndarray) -> torch.Tensor | S
 def check_clients(
     source: Source,
     partition: Partition,
-    roles: list[np.ndarray],
     graphs: tuple[Graph, ...],
     allow: Collection[str],
 ) -> None:
-    """Refuse clients that cannot take part, in one sentence that says what to do."""
-    for number, (ids, role) in enumerate(zip(partition.parts, roles, strict=True)):
-        of = f"client {number} of {len(graphs)} ({ids.size} nodes of '{source.name}')"
-        labels = source.y[ids]
-        if not ((role == TRAIN) & (labels >= 0)).any():
-            raise DataError(
-                f"{of} has no training node; use fewer clients, another partition or split, or a "
-                "larger training share"
-            )
-        if graphs[number].edges.shape[1] == 0 and "no-edge" not in allow:
-            raise DataError(
-                f"{of} has no edge; use fewer clients or another partition, or accept such clients "
-                "with --allow no-edge"
-            )
-        if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:
-            raise DataError(
-                f"{of} has nodes of a single class; use fewer clients or another partition, or "
-                "accept such clients with --allow single-class"
-            )
+    """Refuse clients that cannot take part."""
+    for number, ids in enumerate(partition.parts):
+        who = f"client {number} of {len(graphs)} ({ids.size} nodes of '{source.name}')"
+        check_client(who, "node", graphs[number], source.y[ids], allow)
+
+
+def check_client(
+    who: str, what: str, graph: Graph, labels: np.ndarray, allow: Collection[str]
+) -> None:
+    """Refuse a client that cannot take part, in one sentence that says what to do.
+
+    Args:
+        who: The client, in words.
+        what: What it classifies: "node" or "graph".
+        graph: What it has.
+        labels: Labels of what it classifies; -1 where unknown.
+        allow: Names from `DEGENERATE` that are accepted.
+    """
+    if not bool(graph.train.any()):
+        raise DataError(
+            f"{who} has no training {what}; use fewer clients, another partition or split, or a "
+            "larger training share"
+        )
+    if graph.edges.shape[1] == 0 and "no-edge" not in allow:
+        raise DataError(
+            f"{who} has no edge; use fewer clients or another partition, or accept such clients "
+            "with --allow no-edge"
+        )
+    if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:
+        raise DataError(
+            f"{who} has {what}s of a single class; use fewer clients or another partition, or "
+            "accept such clients with --allow single-class"
+        )

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.data.datasets import SPARSE_BELOW
+from atoll.data.federate import check_client
 from atoll.data.partition import Partition, divide
 from atoll.data.source import TEST, TRAIN, VAL, GraphGroup, GraphSet, check_graph_set
 from atoll.data.split import split as assign_roles
@@ -179,22 +180,8 @@ def _padded(x: np.ndarray, width: int) -> torch.Tensor | Sparse:
 
 
 def check_owners(owners: list[Owner], graphs: tuple[Graph, ...], allow: Collection[str]) -> None:
-    """Refuse clients that cannot take part, in one sentence that says what to do."""
+    """Refuse clients that cannot take part."""
     for number, (owner, graph) in enumerate(zip(owners, graphs, strict=True)):
-        name, labels = owner.source.name, owner.source.y[owner.ids]
-        of = f"client {number} of {len(owners)} ({owner.ids.size} graphs of '{name}')"
-        if not bool(graph.train.any()):
-            raise DataError(
-                f"{of} has no training graph; use fewer clients, another partition or split, or a "
-                "larger training share"
-            )
-        if graph.edges.shape[1] == 0 and "no-edge" not in allow:
-            raise DataError(
-                f"{of} has no edge; use fewer clients or another partition, or accept such clients "
-                "with --allow no-edge"
-            )
-        if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:
-            raise DataError(
-                f"{of} has graphs of a single class; use fewer clients or another partition, or "
-                "accept such clients with --allow single-class"
-            )
+        size, name = owner.ids.size, owner.source.name
+        who = f"client {number} of {len(owners)} ({size} graphs of '{name}')"
+        check_client(who, "graph", graph, owner.source.y[owner.ids], allow)

@@ -14,14 +14,13 @@ server's copy of the model. With Adam the pull is preconditioned like the rest o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, joined, kept, private, shared, whole
+from atoll.core.layers import Private, fit_layers, joined, kept, private, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -84,11 +83,10 @@ class FedProx(Method):
             )
             return joined(pulled, private(self.net, grads))
 
-        state = kept(self.net, graph, state, key)
-        moments = state.moments if self.optimizer_state == "keep" else None
-        model, moments = fit(
-            loss, joined(received, state.layers), self.optimizer, moments, self.epochs, key,
-            adjust=pull, graph=graph,
-        )  # fmt: skip
-        reply = Update(shared(self.net, model), graph.size(self.weight_by))
-        return reply, Private(private(self.net, model), moments)
+        own = kept(self.net, graph, state, key)
+        if self.optimizer_state == "reset":
+            own = replace(own, moments=None)
+        model, own = fit_layers(
+            loss, self.net, graph, received, own, self.optimizer, self.epochs, key, adjust=pull
+        )
+        return Update(model, graph.size(self.weight_by)), own

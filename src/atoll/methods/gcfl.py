@@ -34,9 +34,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, joined, kept, private, shared, whole
+from atoll.core.layers import Private, fit_layers, kept, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -156,18 +155,16 @@ class GCFL(Method):
             return grads
 
         own = kept(self.net, graph, state, key)
-        model, moments = fit(
-            loss, joined(received, own.layers), self.optimizer, own.moments, self.epochs, key,
-            adjust=watch if self.similarity == "gradient-norms" else None, graph=graph,
+        model, own = fit_layers(
+            loss, self.net, graph, received, own, self.optimizer, self.epochs, key,
+            adjust=watch if self.similarity == "gradient-norms" else None,
         )  # fmt: skip
-        common = shared(self.net, model)
         sent = None
         if self.similarity == "gradient-norms":
             sent = steepness[-1]
         elif self.similarity == "update-norms":
-            sent = norm(tree_map(torch.sub, common, received))
-        reply = Update(common, graph.size(self.weight_by), sent)
-        return reply, Private(private(self.net, model), moments)
+            sent = norm(tree_map(torch.sub, model, received))
+        return Update(model, graph.size(self.weight_by), sent), own
 
     def _split(self, server: Server, products: Tensor, weight: Tensor, clients: Clients) -> Server:
         """Split the clusters that meet the criterion, each into two."""

@@ -21,7 +21,7 @@ from atoll.core.graph import Graph, Sparse, View
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
-from atoll.nn.init import glorot, kaiming, kaiming_bias, zeros
+from atoll.nn.init import glorot, kaiming, kaiming_bias, linear, zeros
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, with_values
 
 
@@ -62,7 +62,7 @@ class EdgeMLP:
             "source": kaiming(fold(key, "source"), width, self.hidden)[: self.features],
             "target": kaiming(fold(key, "target"), width, self.hidden)[: self.features],
             "bias": kaiming_bias(fold(key, "bias"), width, self.hidden),
-            "out": _linear(fold(key, "out"), self.hidden, 1),
+            "out": linear(fold(key, "out"), self.hidden, 1),
         }
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
@@ -98,7 +98,7 @@ class EdgeGNN:
         wide, narrow = self.hidden, self.classes
         widths = [2 * narrow, narrow, max(1, narrow // 2)]
         return {
-            "first": _linear(fold(key, "first"), self.features, wide),
+            "first": linear(fold(key, "first"), self.features, wide),
             "gcn": [
                 {"weight": glorot(fold(key, "gcn", 0), wide, wide), "bias": zeros(key, wide)},
                 {"weight": glorot(fold(key, "gcn", 1), wide, narrow)},
@@ -111,7 +111,7 @@ class EdgeGNN:
                 }
                 for i, (n_in, n_out) in enumerate(pairwise(widths))
             ],
-            "out": _linear(fold(key, "out"), widths[-1], 1),
+            "out": linear(fold(key, "out"), widths[-1], 1),
         }
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
@@ -155,10 +155,3 @@ def _loops(graph: Graph) -> Sparse:
     adjacency = graph.views["loops"]
     assert isinstance(adjacency, Sparse)
     return adjacency
-
-
-def _linear(key: Tensor, n_in: int, n_out: int) -> dict[str, Tensor]:
-    return {
-        "weight": kaiming(fold(key, "weight"), n_in, n_out),
-        "bias": kaiming_bias(fold(key, "bias"), n_in, n_out),
-    }

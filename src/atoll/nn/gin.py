@@ -27,7 +27,7 @@ from atoll.core.graph import Graph, Sparse, View
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
-from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.init import linear
 from atoll.nn.ops import at_columns, matmul, row_max
 
 
@@ -50,7 +50,7 @@ class GIN:
         """Two linear layers per convolution, and the last one."""
         widths = [self.features, *[self.hidden] * (self.layers - 1)]
         convolutions = _convolutions(key, widths, self.hidden)
-        return [*convolutions, _linear(fold(key, self.layers), self.hidden, self.classes)]
+        return [*convolutions, linear(fold(key, self.layers), self.hidden, self.classes)]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); a key turns dropout on."""
@@ -91,9 +91,9 @@ class GraphGIN:
         """The convolutions, which can be shared, and the private layers around them."""
         return {
             "convolutions": _convolutions(key, [self.hidden] * self.layers, self.hidden),
-            "pre": _linear(fold(key, "pre"), self.features, self.hidden),
-            "post": _linear(fold(key, "post"), self.hidden, self.hidden),
-            "readout": _linear(fold(key, "readout"), self.hidden, self.classes),
+            "pre": linear(fold(key, "pre"), self.features, self.hidden),
+            "post": linear(fold(key, "post"), self.hidden, self.hidden),
+            "readout": linear(fold(key, "readout"), self.hidden, self.classes),
         }
 
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
@@ -145,15 +145,8 @@ class GraphGIN:
 def _convolutions(key: Tensor, widths: list[int], hidden: int) -> list[Tree]:
     return [
         {
-            "inner": _linear(fold(key, layer, "inner"), width, hidden),
-            "outer": _linear(fold(key, layer, "outer"), hidden, hidden),
+            "inner": linear(fold(key, layer, "inner"), width, hidden),
+            "outer": linear(fold(key, layer, "outer"), hidden, hidden),
         }
         for layer, width in enumerate(widths)
     ]
-
-
-def _linear(key: Tensor, n_in: int, n_out: int) -> dict[str, Tensor]:
-    return {
-        "weight": kaiming(fold(key, "weight"), n_in, n_out),
-        "bias": kaiming_bias(fold(key, "bias"), n_in, n_out),
-    }

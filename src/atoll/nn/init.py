@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from atoll.core.random import uniform
+from atoll.core.random import fold, uniform
 
 
 def glorot(key: Tensor, n_in: int, n_out: int) -> Tensor:
@@ -23,6 +23,14 @@ def kaiming(key: Tensor, n_in: int, n_out: int) -> Tensor:
 def kaiming_bias(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_out,) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
     return _between(key, (n_out,), 1.0 / math.sqrt(n_in))
+
+
+def linear(key: Tensor, n_in: int, n_out: int) -> dict[str, Tensor]:
+    """Weight and bias of a `torch.nn.Linear`."""
+    return {
+        "weight": kaiming(fold(key, "weight"), n_in, n_out),
+        "bias": kaiming_bias(fold(key, "bias"), n_in, n_out),
+    }
 
 
 def zeros(key: Tensor, size: int) -> Tensor:

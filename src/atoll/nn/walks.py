@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.graph import Graph, Sparse, sparse_matrix
+from atoll.core.graph import Graph, Sparse, runs, sparse_matrix
 from atoll.core.random import fold, make_key, uniform
 from atoll.nn.ops import matmul
 from atoll.nn.views import sparse_features
@@ -46,10 +46,8 @@ def _returns(walk: Sparse, nodes: Tensor, length: int) -> Tensor:
 
 def _walk_matrix(graph: Graph) -> Sparse:
     """D^-1/2 A D^-1/2 of the graph taken as undirected; zero rows for isolated nodes."""
-    source, target = torch.unique(
-        torch.cat([graph.edges, graph.edges.flip(0)], dim=1)[:, _twice(graph.edge_weight) != 0],
-        dim=1,
-    )
+    there = graph.edges[:, graph.edge_weight != 0]
+    source, target = torch.unique(torch.cat([there, there.flip(0)], dim=1), dim=1)
     ones = torch.ones(source.shape[0], dtype=graph.real.dtype, device=graph.real.device)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones).clamp(min=1)
     values = (degree[source] * degree[target]).rsqrt()
@@ -57,18 +55,12 @@ def _walk_matrix(graph: Graph) -> Sparse:
     return sparse_matrix(target, source, values, (size, size), square=True)
 
 
-def _twice(weight: Tensor) -> Tensor:
-    return torch.cat([weight, weight])
-
-
 def neighbour_similarity(graph: Graph, length: int) -> Tensor:
     """Mean cosine of h_i and h_j over the neighbours j of i, (N,); zero for an isolated node.
 
     Only training nodes are asked; the others are zero.
     """
-    dots, edges = _edge_cosines(graph, walk_returns(graph, length))
-    total = torch.zeros_like(graph.real).index_add(0, edges[1], dots)
-    count = torch.zeros_like(graph.real).index_add(0, edges[1], torch.ones_like(dots))
+    total, count = _summed_cosines(graph, walk_returns(graph, length))
     return total / count.clamp(min=1)
 
 
@@ -79,9 +71,7 @@ def visited_similarity(graph: Graph, length: int) -> Tensor:
     almost uniformly over the whole graph. The numbers of the nodes they visit stand in the place of
     the return probabilities, and a node counts itself among its neighbours, with similarity one.
     """
-    dots, edges = _edge_cosines(graph, _visited(graph, length))
-    total = torch.zeros_like(graph.real).index_add(0, edges[1], dots)
-    count = torch.zeros_like(graph.real).index_add(0, edges[1], torch.ones_like(dots))
+    total, count = _summed_cosines(graph, _visited(graph, length))
     return (1 + total) / (1 + count)
 
 
@@ -109,15 +99,18 @@ def _visited(graph: Graph, length: int) -> Tensor:
     return torch.stack(columns, dim=1)[torch.argsort(by_id)].to(graph.real.dtype)
 
 
-def _edge_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
-    """cos(h_i, h_j) of the edges j -> i into training nodes i, and those edges, (2, E')."""
+def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of cos(h_i, h_j) over the neighbours j of training nodes i, and their number, (N,)."""
     x = graph.x if isinstance(graph.x, Sparse) else sparse_features(graph.x)
     source, target = graph.edges
     asked = (graph.train[target] > 0) & (source != target) & (graph.edge_weight != 0)
     edges = graph.edges[:, asked]
     norm = _squares(x).add(position.square().sum(1)).sqrt().clamp(min=1e-12)
     dots = _row_dots(x, edges) + (position[edges[0]] * position[edges[1]]).sum(1)
-    return dots / (norm[edges[0]] * norm[edges[1]]), edges
+    cosines = dots / (norm[edges[0]] * norm[edges[1]])
+    none = torch.zeros_like(graph.real)
+    ones = torch.ones_like(cosines)
+    return none.index_add(0, edges[1], cosines), none.index_add(0, edges[1], ones)
 
 
 def _squares(x: Sparse) -> Tensor:
@@ -133,21 +126,13 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
     by_target = torch.argsort(edges[1])
     for block in torch.split(by_target, max(1, BLOCK // max(1, x.shape[1]))):
         nodes, place = torch.unique(edges[1, block], return_inverse=True)
-        entry, owner = _entries(starts[nodes], counts[nodes])
+        entry, _, owner = runs(starts[nodes], counts[nodes])
         dense = x.values.new_zeros(len(nodes), x.shape[1])
         dense[owner, x.columns.long()[entry]] = x.values[entry]
-        entry, owner = _entries(starts[edges[0, block]], counts[edges[0, block]])
+        entry, _, owner = runs(starts[edges[0, block]], counts[edges[0, block]])
         terms = x.values[entry] * dense[place[owner], x.columns.long()[entry]]
         out[block] = x.values.new_zeros(len(block)).index_add(0, owner, terms)
     return out
-
-
-def _entries(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the entries of some rows, one after the other, and which row each is of."""
-    owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    first = counts.cumsum(0) - counts
-    number = torch.arange(len(owner), device=counts.device) - first[owner]
-    return starts[owner] + number, owner
 
 
 def nearest_neighbours(x: Tensor, count: int, by: str) -> Tensor:
