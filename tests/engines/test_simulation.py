@@ -237,13 +237,19 @@ def test_a_refused_reply_is_not_counted_as_traffic(engine):
     assert not simulation.ledger.entries
 
 
+# FedIIH's routing normalises every row, so that no step of SGD is too long for it.
+DIVERGING = [
+    pytest.param(name, optimizer(lr=1e30), id=f"{name}-{optimizer.__name__.lower()}")
+    for name in METHODS
+    for optimizer in (Adam, SGD)
+    if (name, optimizer) != ("fediih", SGD)
+]
+
+
 @engines
-@pytest.mark.parametrize("optimizer", [Adam(lr=1e30), SGD(lr=1e30)], ids=["adam", "sgd"])
 @pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize(("name", "optimizer"), DIVERGING)
 def test_a_run_that_diverges_stops_with_client_step_and_round(name, epochs, optimizer, engine):
-    if name == "fediih" and isinstance(optimizer, SGD):
-        pytest.skip("its routing normalises every row, so that no step is too long")
     net = NETS[(*METHODS[name].nets, "gcn")[0]](FEATURES, CLASSES, hidden=4)
     method = METHODS[name](net, optimizer=optimizer, epochs=epochs)
     experiment = Experiment(method, small_federation(), rounds=4, engine=engine)
