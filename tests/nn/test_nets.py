@@ -16,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, make_graph, with_views
 from atoll.core.losses import cross_entropy
-from atoll.core.method import Net
+from atoll.core.method import Net, embedder
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.engines.fused import make_buckets, stack_graphs
@@ -287,3 +287,22 @@ def test_views_of_one_name_have_one_meaning():
 def test_heads_must_share_the_width():
     with pytest.raises(ConfigError, match=r"hidden = 10 .* heads = 4"):
         NODE_NETS["gat"](FEATURES, CLASSES, hidden=10, heads=4)
+
+
+@pytest.mark.parametrize("name", [name for name in NODE_NETS if name != "sgc"])
+def test_a_call_is_the_last_layer_on_the_embedding(name):
+    net, graph = make_net(name), make(1, 20, 60)
+    graph = with_views(graph, net.views)
+    params, key = perturbed(net, 3), make_key(5)
+    for noise in (None, key):
+        hidden = embedder(net).embed(params, graph, noise)
+        torch.testing.assert_close(
+            net.logits(params, hidden, graph, noise), net(params, graph, noise), rtol=0, atol=0
+        )
+    assert hidden.shape == (20, 8)
+
+
+def test_a_network_without_hidden_layer_has_no_embedding():
+    for net in (make_net("sgc"), make_net("gcn", layers=1)):
+        with pytest.raises(ConfigError, match="no hidden layer"):
+            embedder(net)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, overload
+from typing import Any, ClassVar, Protocol, overload, runtime_checkable
 
 from torch import Tensor
 
@@ -45,6 +45,29 @@ class Net(Protocol):
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); with a key dropout is on, without one the network predicts."""
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A network whose last layer can be told from the rest: a call is `logits` of `embed`."""
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """What the last layer reads, a row for all that is classified (`Graph.at_roots`)."""
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The last layer on an embedding; the same key drops what a whole call would drop."""
+
+
+def embedder(net: Net) -> Embedder:
+    """The network, for methods that compare embeddings; a clear word if it has none."""
+    if not isinstance(net, Embedder) or getattr(net, "layers", 2) < 2:
+        raise ConfigError(
+            f"{type(net).__name__} has no hidden layer whose output could be compared; "
+            "choose a network with at least two layers"
+        )
+    return net
 
 
 def task_of(net: Net) -> str:

@@ -106,7 +106,17 @@ class DisenGCN:
         }
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        return self.classify(params["classifier"], self.encode(params["encoder"], graph, key))
+        return self.logits(params, self.embed(params, graph, key), graph, key)
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """What the classifier reads, (N, K * hidden)."""
+        return self.encode(params["encoder"], graph, key)
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The classifier on what `embed` gave, (N, C)."""
+        return self.classify(params["classifier"], embedding)
 
     def encode(self, encoder: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """What the classifier and the heads read, (N, K * hidden)."""

@@ -24,11 +24,12 @@ from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import glorot, zeros
+from atoll.nn.layered import Layered
 from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
 
 
 @dataclass(frozen=True)
-class GAT:
+class GAT(Layered):
     """Layers of width `hidden`, which `heads` heads share equally; the last of width `classes`."""
 
     features: int
@@ -64,19 +65,20 @@ class GAT:
             for layer, (n_in, n_out, num) in enumerate(zip(widths, widths[1:], heads, strict=False))
         ]
 
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on."""
-        edges = graph.views["loop"]
-        assert isinstance(edges, Sparse)
-        h = _attend(edges, matmul(graph.views["x"], params[0]["weight"]), params[0])
-        for number, layer in enumerate(params[1:], start=1):
-            h = dropout(functional.elu(h), key, graph.ids, self.dropout, "dropout", number)
-            h = _attend(edges, h @ layer["weight"], layer)
-        return h
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        return _attend(graph, matmul(graph.views["x"], layer["weight"]), layer)
+
+    def _next(
+        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
+    ) -> Tensor:
+        h = dropout(functional.elu(h), key, graph.ids, self.dropout, "dropout", number)
+        return _attend(graph, h @ layer["weight"], layer)
 
 
-def _attend(edges: Sparse, h: Tensor, layer: Tree) -> Tensor:
+def _attend(graph: Graph, h: Tensor, layer: Tree) -> Tensor:
     """Each node's mean of its neighbours' rows of h, (N, H * D), weighted by attention per head."""
+    edges = graph.views["loop"]
+    assert isinstance(edges, Sparse)
     num, width = layer["source"].shape
     by_head = h.reshape(-1, num, width)
     sent = at_columns(edges, (by_head * layer["source"]).sum(-1))

@@ -20,11 +20,12 @@ from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import glorot, zeros
+from atoll.nn.layered import Layered
 from atoll.nn.ops import matmul
 
 
 @dataclass(frozen=True)
-class GCN:
+class GCN(Layered):
     """Layers of width `hidden`, the last of width `classes`."""
 
     features: int
@@ -44,10 +45,14 @@ class GCN:
             for layer, (n_in, n_out) in enumerate(pairwise(widths))
         ]
 
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        first = matmul(graph.views["gcn_x"], params[0]["weight"])
-        adjacency = graph.views["gcn"]
-        return self._rest(params, first, lambda h: matmul(adjacency, h), graph, key)
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        h: Tensor = matmul(graph.views["gcn_x"], layer["weight"]) + layer["bias"]
+        return h
+
+    def _next(
+        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
+    ) -> Tensor:
+        return self._onward(layer, h, number, _by_adjacency(graph), graph, key)
 
     def on(
         self,
@@ -57,19 +62,24 @@ class GCN:
         key: Tensor | None = None,
     ) -> Tensor:
         """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
-        first = propagate(matmul(graph.views["x"], params[0]["weight"]))
-        return self._rest(params, first, propagate, graph, key)
+        h: Tensor = propagate(matmul(graph.views["x"], params[0]["weight"])) + params[0]["bias"]
+        for number, layer in enumerate(params[1:], start=1):
+            h = self._onward(layer, h, number, propagate, graph, key)
+        return h
 
-    def _rest(
+    def _onward(
         self,
-        params: Tree,
-        first: Tensor,
+        layer: Tree,
+        h: Tensor,
+        number: int,
         propagate: Callable[[Tensor], Tensor],
         graph: Graph,
         key: Tensor | None,
     ) -> Tensor:
-        h: Tensor = first + params[0]["bias"]
-        for number, layer in enumerate(params[1:], start=1):
-            h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
-            h = propagate(h @ layer["weight"]) + layer["bias"]
-        return h
+        h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
+        out: Tensor = propagate(h @ layer["weight"]) + layer["bias"]
+        return out
+
+
+def _by_adjacency(graph: Graph) -> Callable[[Tensor], Tensor]:
+    return lambda h: matmul(graph.views["gcn"], h)

@@ -54,8 +54,12 @@ class GIN:
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); a key turns dropout on."""
+        return self.logits(params, self.embed(params, graph, key), graph, key)
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """What the last, linear layer reads, (N, hidden)."""
         adjacency = graph.views["sum"]
-        *convolutions, last = params
+        *convolutions, _ = params
         h = matmul(graph.views["sum_x"], convolutions[0]["inner"]["weight"])
         for number, layer in enumerate(convolutions):
             if number:
@@ -63,8 +67,14 @@ class GIN:
             h = torch.relu(h + layer["inner"]["bias"])
             h = torch.relu(h @ layer["outer"]["weight"] + layer["outer"]["bias"])
             h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
-        logits: Tensor = h @ last["weight"] + last["bias"]
-        return logits
+        return h
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The linear layer on what `embed` gave, (N, C)."""
+        out: Tensor = embedding @ params[-1]["weight"] + params[-1]["bias"]
+        return out
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,10 @@ class GraphGIN:
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C), those of each graph at its root; a key turns dropout on."""
+        return self.logits(params, self.embed(params, graph, key), graph, key)
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """A row for each graph, (G, hidden), before the last activation and dropout."""
         first, *rest = params["convolutions"]
         # (A + I) (X W_pre + b_pre) W_1 from the right, where the matrices are small.
         before = torch.cat([params["pre"]["weight"], params["pre"]["bias"].unsqueeze(0)])
@@ -119,7 +133,14 @@ class GraphGIN:
             h = matmul(graph.views["sum"], h @ layer["inner"]["weight"])
             h = self._finish(layer, h, graph, key, number)
         h = graph.at_roots(self._pooled(h, graph))  # from here on a row for each graph
-        h = torch.relu(h @ params["post"]["weight"] + params["post"]["bias"])
+        out: Tensor = h @ params["post"]["weight"] + params["post"]["bias"]
+        return out
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The last layer on what `embed` gave, (N, C), with each graph's row at its root."""
+        h = torch.relu(embedding)
         h = dropout(h, key, graph.at_roots(graph.ids), self.dropout, "dropout", self.layers)
         logits: Tensor = h @ params["readout"]["weight"] + params["readout"]["bias"]
         if graph.has_classes is not None:

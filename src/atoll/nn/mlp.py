@@ -19,11 +19,12 @@ from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.layered import Layered
 from atoll.nn.ops import matmul
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Layered):
     """Layers of width `hidden`, the last of width `classes`."""
 
     features: int
@@ -48,10 +49,13 @@ class MLP:
             for layer, (n_in, n_out) in enumerate(pairwise(widths))
         ]
 
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on."""
-        h: Tensor = matmul(graph.views["x"], params[0]["weight"]) + params[0]["bias"]
-        for number, layer in enumerate(params[1:], start=1):
-            h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
-            h = h @ layer["weight"] + layer["bias"]
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        h: Tensor = matmul(graph.views["x"], layer["weight"]) + layer["bias"]
         return h
+
+    def _next(
+        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
+    ) -> Tensor:
+        h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
+        out: Tensor = h @ layer["weight"] + layer["bias"]
+        return out

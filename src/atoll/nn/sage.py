@@ -21,11 +21,12 @@ from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.layered import Layered
 from atoll.nn.ops import matmul
 
 
 @dataclass(frozen=True)
-class GraphSAGE:
+class GraphSAGE(Layered):
     """Layers of width `hidden`, the last of width `classes`."""
 
     features: int
@@ -51,12 +52,14 @@ class GraphSAGE:
             for layer, (n_in, n_out) in enumerate(pairwise(widths))
         ]
 
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on."""
-        mean, first = graph.views["mean"], params[0]
-        h: Tensor = matmul(graph.views["mean_x"], first["neighbour"]) + first["bias"]
-        h = h + matmul(graph.views["x"], first["self"])
-        for number, layer in enumerate(params[1:], start=1):
-            h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
-            h = matmul(mean, h @ layer["neighbour"]) + h @ layer["self"] + layer["bias"]
-        return h
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        h: Tensor = matmul(graph.views["mean_x"], layer["neighbour"]) + layer["bias"]
+        return h + matmul(graph.views["x"], layer["self"])
+
+    def _next(
+        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
+    ) -> Tensor:
+        h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
+        mean = matmul(graph.views["mean"], h @ layer["neighbour"])
+        out: Tensor = mean + h @ layer["self"] + layer["bias"]
+        return out

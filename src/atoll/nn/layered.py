@@ -1,0 +1,41 @@
+"""Networks that are one layer after another, the first of which reads the graph's features."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from atoll.core.graph import Graph
+from atoll.core.tree import Tree
+
+
+class Layered(ABC):
+    """Parameters are a list, a tree for every layer; the last layer makes the logits."""
+
+    @abstractmethod
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        """The first layer, without its activation."""
+
+    @abstractmethod
+    def _next(
+        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
+    ) -> Tensor:
+        """Activation and dropout of what came before, then layer `number` on it."""
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C); a key turns dropout on."""
+        h = self._first(params[0], graph)
+        for number, layer in enumerate(params[1:], start=1):
+            h = self._next(layer, h, number, graph, key)
+        return h
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """What the last layer reads, before its activation and dropout, (N, hidden)."""
+        return Layered.__call__(self, params[:-1], graph, key)
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The last layer on what `embed` gave, (N, C)."""
+        return self._next(params[-1], embedding, len(params) - 1, graph, key)
