@@ -65,6 +65,18 @@ def test_gcn_adjacency_equals_pyg(graph):
     assert_same(dense(views.gcn_adjacency(graph)), by_pyg(graph))
 
 
+@pytest.mark.parametrize("graph", list(NAMED.values()), ids=list(NAMED))
+def test_bare_adjacency_equals_pyg_without_self_loops(graph):
+    edges, weight = gcn_norm(graph.edges, graph.edge_weight, graph.num_nodes, add_self_loops=False)
+    plain = to_dense_adj(edges, edge_attr=weight, max_num_nodes=graph.num_nodes)[0].T
+    assert_same(dense(views.bare_adjacency(graph)), plain)
+
+
+def test_degrees_count_edges_but_not_self_loops_or_padding():
+    graph = make([*PATH, (2, 2), (3, 1), (0, 4)], [1, 1, 7.0, 1, 1, 1, 0])
+    assert views.degrees(graph).tolist() == [1, 3, 1, 0, 0]
+
+
 @given(st.integers(0, 2**20), st.integers(1, 8), st.integers(0, 20))
 @settings(max_examples=30, deadline=None)
 def test_gcn_adjacency_equals_pyg_on_random_graphs(seed, nodes, edges):
@@ -79,7 +91,7 @@ def test_edges_of_weight_zero_are_no_edges():
     padded = make([*PATH, (0, 3), (4, 4), (2, 2)], [1, 1, 1, 1, 0, 0, 0])
     for view in (views.plain_adjacency, views.loop_adjacency, views.sum_adjacency):
         assert_same(dense(view(padded)), dense(view(make(PATH))))
-    for view in (views.gcn_adjacency, views.mean_adjacency):
+    for view in (views.gcn_adjacency, views.bare_adjacency, views.mean_adjacency):
         assert_same(dense(view(padded)), dense(view(make(PATH))))
 
 

@@ -12,6 +12,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
+from atoll.methods.fedgta import FedGTA
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedath": FedATH,
+    "fedgta": FedGTA,
     "fediih": FedIIH,
     "fedtad": FedTAD,
     "gcfl": GCFL,
@@ -75,6 +77,7 @@ __all__ = [
     "METHODS",
     "FedATH",
     "FedAvg",
+    "FedGTA",
     "FedIIH",
     "FedProx",
     "FedTAD",

@@ -62,6 +62,24 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     )
 
 
+def bare_adjacency(graph: Graph) -> Sparse:
+    """D^-1/2 A D^-1/2: the edges as they are, a zero row for a node without any."""
+    source, target = graph.edges
+    size, weight = graph.num_nodes, graph.edge_weight
+    degree = weight.new_zeros(size).index_add(0, target, weight)
+    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
+    return sparse_matrix(
+        target, source, scale[target] * weight * scale[source], (size, size), square=True
+    )
+
+
+def degrees(graph: Graph) -> Tensor:
+    """How many edges end at each node, self-loops not counted, (N,)."""
+    source, target = graph.edges
+    ones = ((source != target) & (graph.edge_weight != 0)).to(graph.real.dtype)
+    return torch.zeros_like(graph.real).index_add(0, target, ones)
+
+
 def mean_adjacency(graph: Graph) -> Sparse:
     """D^-1 A: the mean over neighbours; a zero row for a node without any (GraphSAGE)."""
     source, target = graph.edges
