@@ -284,6 +284,22 @@ def test_views_of_one_name_have_one_meaning():
     assert not set(small.views) & set(large.views)
 
 
+def test_a_linear_head_reads_no_edges():
+    net = NODE_NETS["gcn"](FEATURES, CLASSES, hidden=8, layers=3, head="linear")
+    graph = with_views(make(3, 12, 30), net.views)
+    params = tree_map(lambda leaf: leaf + 0.01, net.init(make_key(4)))
+    read = torch.relu(net.embed(params, graph))
+    torch.testing.assert_close(
+        net(params, graph), read @ params[-1]["weight"] + params[-1]["bias"], rtol=1e-12, atol=0
+    )
+    # Its range is that of a linear layer, and the convolutions are those of a network without it.
+    convolutions = replace(net, head="conv").init(make_key(4))
+    assert all(map(torch.equal, leaves(net.init(make_key(4))[:-1]), leaves(convolutions[:-1])))
+    assert float(net.init(make_key(4))[-1]["weight"].abs().max()) <= 8**-0.5
+    with pytest.raises(ConfigError, match="head=linear needs a convolution"):
+        NODE_NETS["gcn"](FEATURES, CLASSES, layers=1, head="linear")
+
+
 def test_heads_must_share_the_width():
     with pytest.raises(ConfigError, match=r"hidden = 10 .* heads = 4"):
         NODE_NETS["gat"](FEATURES, CLASSES, hidden=10, heads=4)

@@ -15,6 +15,7 @@ from atoll.methods.fedavg import FedAvg
 from atoll.methods.fedgta import FedGTA
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
+from atoll.methods.fedpub import FedPUB
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
     "fedath": FedATH,
     "fedgta": FedGTA,
     "fediih": FedIIH,
+    "fedpub": FedPUB,
     "fedtad": FedTAD,
     "gcfl": GCFL,
 }
@@ -79,6 +81,7 @@ __all__ = [
     "FedAvg",
     "FedGTA",
     "FedIIH",
+    "FedPUB",
     "FedProx",
     "FedTAD",
     "Local",

@@ -17,8 +17,9 @@ Private state: the optimizer's moments. M tells how often classes are predicted.
 Floats per client and round: 2P + 1 + 2RC for P parameters, C classes and order R ("hybrid").
 Departures from the reference code: sets are formed among the participants, and an absent client
 keeps its model (the code reads models by the wrong index). If nobody in a set has an edge, its
-weights are 0/0: then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. Half of
-all pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain); the server's tree has the cosines.
+weights are 0/0: then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than
+half of all pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain); the server's tree has the
+cosines.
 """
 
 from __future__ import annotations

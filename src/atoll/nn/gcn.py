@@ -3,6 +3,8 @@
     H <- dropout(relu(Â H W + b)),   Â = D^-1/2 (A + I) D^-1/2,   no activation after the last
     layer.
 
+With `head=linear` the last layer is H W + b: FED-PUB's network has two convolutions and such a head.
+
 Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X is computed once.
 """
 
@@ -11,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
-from atoll.nn.init import glorot, zeros
+from atoll.nn.init import glorot, linear, zeros
 from atoll.nn.layered import Layered
 from atoll.nn.ops import matmul
 
@@ -33,6 +37,11 @@ class GCN(Layered):
     hidden: int = 64
     layers: int = 2
     dropout: float = 0.5
+    head: Literal["conv", "linear"] = "conv"
+
+    def __post_init__(self) -> None:
+        if self.head == "linear" and self.layers < 2:
+            raise ConfigError("head=linear needs a convolution before it; give layers=2 or more")
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -40,10 +49,13 @@ class GCN(Layered):
 
     def init(self, key: Tensor) -> Tree:
         widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
-        return [
+        params = [
             {"weight": glorot(fold(key, layer), n_in, n_out), "bias": zeros(key, n_out)}
             for layer, (n_in, n_out) in enumerate(pairwise(widths))
         ]
+        if self.head == "linear":
+            params[-1] = linear(fold(key, self.layers - 1), *widths[-2:])
+        return params
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
         h: Tensor = matmul(graph.views["gcn_x"], layer["weight"]) + layer["bias"]
@@ -77,7 +89,9 @@ class GCN(Layered):
         key: Tensor | None,
     ) -> Tensor:
         h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
-        out: Tensor = propagate(h @ layer["weight"]) + layer["bias"]
+        h = h @ layer["weight"]
+        is_head = self.head == "linear" and number == self.layers - 1
+        out: Tensor = (h if is_head else propagate(h)) + layer["bias"]
         return out
 
 

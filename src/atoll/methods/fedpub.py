@@ -1,0 +1,234 @@
+"""FED-PUB: own masks on shared weights; alike clients share more (Baek et al., 2023).
+
+    W ∘ μ_i                what client i computes with: every weight matrix times its own mask
+    min_{θ, μ}  f_i(θ ∘ μ) + λ1 ‖μ‖_1 + λ2 ‖θ - θ̄_i‖²        from the received θ̄_i, μ from 1
+    q_i = mean_v h_v       functional embedding: what the last layer reads, before its activation,
+                           on a random graph that everybody makes alike
+    θ̄_i <- Σ_j softmax_j(τ cos(q_i, q_j)) θ_j                over the participants
+
+Where |μ| < λ1 a weight counts as zero in predictions and in q, not in training. Both regularisers
+go straight into the gradient, the L1 norm by its subgradient sign(μ). The random graph has 5 blocks
+of 100 nodes, edges inside a block with probability 0.1, and normal features. It is made from
+`proxy_seed`, which everybody knows like the network's width, so that nothing of it is sent. With a
+GCN, means are taken before the last product: q = ((1ᵀÂ / n) relu(H)) W + b.
+
+Wire, per client and round:  down  own model      up  model, q
+Private state: masks, and the optimizer's moments of weights and masks.
+Floats per client and round: 2P + h for P parameters and width h.
+Departures from the reference code: `regularizers=off` is what it really trains, because it takes
+both terms from detached copies, which have no gradient. `proximal=norm` is its norm of each tensor,
+not squared. It uploads the masks, which nobody reads, and sends the random graph (500F floats). It
+hands a client's first mask over from whoever trained before on the same worker; here all start at
+1. A client that has not trained yet gets the plain mean of the participants' models. Its network,
+and τ for disjoint clients, are `preset=paper`; that and no regularisers is `preset=reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import ConfigError
+from atoll.core.fit import fit
+from atoll.core.graph import Graph, make_graph
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToEach
+from atoll.core.method import Clients, Method, Net, client_step, embedder
+from atoll.core.mix import average, mix, put, spread
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import fold, make_key, normal, uniform
+from atoll.core.tree import Tree, leaves, record, tree_map
+from atoll.nn.gcn import GCN
+from atoll.nn.ops import matmul
+
+BLOCKS, BLOCK_SIZE, EDGE_PROBABILITY = 5, 100, 0.1
+"""The random graph on which models are compared."""
+
+
+@record
+class Update:
+    """What leaves a client: its weights without the mask, and q, (h,)."""
+
+    model: Tree
+    embedding: Tensor
+
+
+@record
+class Private:
+    """What stays: a mask for every weight matrix, and the optimizer's moments."""
+
+    masks: list[Tensor]
+    moments: Tree
+
+
+@record
+class Server:
+    """Every client's own model, stacked; who has trained, (N,); the last cosines, (N, N)."""
+
+    models: Tree
+    seen: Tensor
+    similarity: Tensor
+
+
+@dataclass(frozen=True)
+class FedPUB(Method):
+    """Personalised subgraph federated learning."""
+
+    optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
+    epochs: int = 1
+    tau: float = 10.0
+    lam_mask: float = 1e-3
+    lam_prox: float = 1e-3
+    regularizers: Literal["on", "off"] = "on"
+    proximal: Literal["squared", "norm"] = "squared"
+    proxy_seed: int = 0
+
+    paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
+    deployed: ClassVar[str] = "personalised"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0},
+        "reference": {
+            "layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "regularizers": "off",
+        },
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        embedder(self.net)
+        for name in ("lam_mask", "lam_prox"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0")
+
+    def init(self, clients: Clients) -> Server:
+        total, device = clients.total, clients.key.device
+        alike = torch.eye(total, dtype=torch.get_default_dtype(), device=device)
+        nobody = torch.zeros(total, dtype=torch.bool, device=device)
+        return Server(spread(self.net.init(clients.key), total), nobody, alike)
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        reply = clients.map(self.train, ToEach(server.models))
+        alike, present = cosines(reply.embedding), clients.positions
+        models = put(
+            server.models, present, mix(reply.model, torch.softmax(self.tau * alike, dim=-1))
+        )
+        seen = server.seen.index_fill(0, present, True)
+        if len(clients) < clients.total:
+            models = _where(seen, models, average(reply.model))
+        similarity = server.similarity.clone()
+        similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
+        return Server(models, seen, similarity)
+
+    def deploy(self, server: Server) -> ToEach:
+        return ToEach(server.models)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        model = message if state is None else masked(message, state.masks, self.lam_mask)
+        return self.net(model, graph, key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Train weights and masks together; say what the result does on the random graph."""
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            return cross_entropy(
+                self.net(masked(params["model"], params["masks"]), graph, key), graph
+            )
+
+        def regularised(grads: Tree, params: Tree) -> Tree:
+            return self.regularised(grads, params, received)
+
+        if state is None:
+            state = Private([torch.ones_like(leaf) for leaf in _matrices(received)], None)
+        params = {"model": received, "masks": state.masks}
+        params, moments = fit(
+            loss, params, self.optimizer, state.moments, self.epochs, key,
+            adjust=regularised if self.regularizers == "on" else None,
+        )  # fmt: skip
+        model, masks = params["model"], params["masks"]
+        like = leaves(model)[0]
+        proxy = proxy_graph(self.net, self.proxy_seed, like.dtype, like.device)
+        embedding = mean_embedding(self.net, masked(model, masks, self.lam_mask), proxy)
+        return Update(model, embedding), Private(masks, moments)
+
+    def regularised(self, grads: Tree, params: Tree, anchor: Tree) -> Tree:
+        """The gradient with those of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖²."""
+
+        def pulled(grad: Tensor, weight: Tensor, start: Tensor) -> Tensor:
+            away = weight - start
+            if self.proximal == "norm":
+                return grad + self.lam_prox * functional.normalize(away.flatten(), dim=0).view_as(
+                    away
+                )
+            return grad + 2 * self.lam_prox * away
+
+        sparse = [
+            grad + self.lam_mask * mask.sign()
+            for grad, mask in zip(grads["masks"], params["masks"], strict=True)
+        ]
+        return {"model": tree_map(pulled, grads["model"], params["model"], anchor), "masks": sparse}
+
+
+def _matrices(model: Tree) -> list[Tensor]:
+    """What has a mask: everything but biases."""
+    return [leaf for leaf in leaves(model) if leaf.dim() > 1]
+
+
+def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
+    """The model that a client computes with; masks below the threshold count as zero."""
+    rest = iter(masks)
+
+    def times_mask(leaf: Tensor) -> Tensor:
+        if leaf.dim() < 2:
+            return leaf
+        mask = next(rest)
+        return leaf * (mask if threshold == 0 else mask * (mask.abs() >= threshold))
+
+    return tree_map(times_mask, model)
+
+
+@lru_cache(maxsize=4)
+def proxy_graph(net: Net, seed: int, dtype: torch.dtype, device: torch.device) -> Graph:
+    """The random graph, with what the network precomputes; the same for everybody."""
+    key, nodes = fold(make_key(seed, device), "proxy"), BLOCKS * BLOCK_SIZE
+    block = torch.arange(nodes, device=device) // BLOCK_SIZE
+    chosen = uniform(fold(key, "edges"), (nodes, nodes)) < EDGE_PROBABILITY
+    one_way = (chosen & (block.unsqueeze(1) == block)).triu(1).nonzero().T
+    edges = torch.cat([one_way, one_way.flip(0)], dim=1)
+    x = normal(fold(key, "features"), (nodes, net.features), dtype)
+    return make_graph(x, edges, torch.zeros_like(block), views=net.views)
+
+
+def mean_embedding(net: Net, params: Tree, proxy: Graph) -> Tensor:
+    """q: the mean over the nodes of what the last layer reads, (h,)."""
+    if not isinstance(net, GCN):
+        return embedder(net).embed(params, proxy).mean(0)
+    *before, last, _ = params
+    share = matmul(proxy.views["gcn"], proxy.real.unsqueeze(-1)).squeeze(-1) / proxy.num_nodes
+    read = torch.relu(net.embed(params[:-1], proxy)) if before else proxy.x
+    assert isinstance(read, Tensor)
+    q: Tensor = (share @ read) @ last["weight"] + last["bias"]
+    return q
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """Cosines of all pairs of rows, (K, K); a zero row is like itself and nobody else."""
+    unit = functional.normalize(rows, dim=-1)
+    return (unit @ unit.T).fill_diagonal_(1.0)
+
+
+def _where(rows: Tensor, stacked: Tree, other: Tree) -> Tree:
+    """The stacked trees (N, ...) where `rows`, (N,), is true; the other tree elsewhere."""
+
+    def choose(leaf: Tensor, fallback: Tensor) -> Tensor:
+        return torch.where(rows.reshape(-1, *[1] * fallback.dim()), leaf, fallback)
+
+    return tree_map(choose, stacked, other)
