@@ -263,6 +263,16 @@ def test_uploaded_embeddings_are_those_of_the_masked_model(engine: str) -> None:
         torch.testing.assert_close(reply.embedding[number], plain, rtol=1e-9, atol=1e-9)
 
 
+def test_a_random_graph_made_inside_a_program_of_many_clients_serves_everybody() -> None:
+    proxy_graph.cache_clear()
+    runs = [
+        Experiment(FedPUB(OWN), small_federation(), rounds=2, engine=engine).run().server.models
+        for engine in ("fused", "serial")
+    ]
+    for one, other in zip(*map(leaves, runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 # Who gets what
 
 

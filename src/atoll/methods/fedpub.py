@@ -155,7 +155,8 @@ class FedPUB(Method):
         )  # fmt: skip
         model, masks = params["model"], params["masks"]
         like = leaves(model)[0]
-        proxy = proxy_graph(self.net, self.proxy_seed, like.dtype, like.device)
+        # Networks are frozen, hence hashable; mypy does not see that in a protocol.
+        proxy = proxy_graph(self.net, self.proxy_seed, like.dtype, like.device)  # type: ignore[arg-type]
         embedding = mean_embedding(self.net, masked(model, masks, self.lam_mask), proxy)
         return Update(model, embedding), Private(masks, moments)
 

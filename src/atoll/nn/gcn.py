@@ -3,7 +3,7 @@
     H <- dropout(relu(Â H W + b)),   Â = D^-1/2 (A + I) D^-1/2,   no activation after the last
     layer.
 
-With `head=linear` the last layer is H W + b: FED-PUB's network has two convolutions and such a head.
+With `head=linear` the last layer is H W + b, as in FED-PUB's network after two convolutions.
 
 Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X is computed once.
 """
