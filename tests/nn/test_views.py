@@ -75,6 +75,7 @@ def test_bare_adjacency_equals_pyg_without_self_loops(graph):
 def test_degrees_count_edges_but_not_self_loops_or_padding():
     graph = make([*PATH, (2, 2), (3, 1), (0, 4)], [1, 1, 7.0, 1, 1, 1, 0])
     assert views.degrees(graph).tolist() == [1, 3, 1, 0, 0]
+    assert views.gcn_degrees(graph).tolist() == [2, 4, 8, 1, 1]
 
 
 @given(st.integers(0, 2**20), st.integers(1, 8), st.integers(0, 20))

@@ -12,6 +12,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
+from atoll.methods.fedgnn import FedGNN
 from atoll.methods.fedgta import FedGTA
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedath": FedATH,
+    "fedgnn": FedGNN,
     "fedgta": FedGTA,
     "fediih": FedIIH,
     "fedpub": FedPUB,
@@ -79,6 +81,7 @@ __all__ = [
     "METHODS",
     "FedATH",
     "FedAvg",
+    "FedGNN",
     "FedGTA",
     "FedIIH",
     "FedPUB",

@@ -64,7 +64,7 @@ class GCN(Layered):
     def _next(
         self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        return self._onward(layer, h, number, _by_adjacency(graph), graph, key)
+        return self.onward(layer, h, number, _by_adjacency(graph), graph, key)
 
     def on(
         self,
@@ -76,10 +76,10 @@ class GCN(Layered):
         """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
         h: Tensor = propagate(matmul(graph.views["x"], params[0]["weight"])) + params[0]["bias"]
         for number, layer in enumerate(params[1:], start=1):
-            h = self._onward(layer, h, number, propagate, graph, key)
+            h = self.onward(layer, h, number, propagate, graph, key)
         return h
 
-    def _onward(
+    def onward(
         self,
         layer: Tree,
         h: Tensor,
@@ -88,6 +88,7 @@ class GCN(Layered):
         graph: Graph,
         key: Tensor | None,
     ) -> Tensor:
+        """Activation and dropout of h, then layer `number` with the given propagation."""
         h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
         h = h @ layer["weight"]
         is_head = self.head == "linear" and number == self.layers - 1

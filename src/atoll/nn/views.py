@@ -54,12 +54,18 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     """
     source, target, weight = _with_loops(graph, _own_loops(graph))
     size = graph.num_nodes
-    degree = weight.new_zeros(size).index_add(0, target, weight)
+    degree = gcn_degrees(graph)
     # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return sparse_matrix(
         target, source, scale[target] * weight * scale[source], (size, size), square=True
     )
+
+
+def gcn_degrees(graph: Graph) -> Tensor:
+    """D of `gcn_adjacency`: the weights of A + I that end at each node, (N,)."""
+    _, target, weight = _with_loops(graph, _own_loops(graph))
+    return weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
 
 
 def bare_adjacency(graph: Graph) -> Sparse:

@@ -1,0 +1,346 @@
+"""FedGNN: FedAvg on graphs that are widened by twins at other clients (Wu et al., 2021).
+
+    k_v = hash of the set of v's neighbours              once; v and u are twins if k_v = k_u
+    e_u = relu(first layer at u),   from the received model, without dropout
+    second layer at v:   one more neighbour for each of the c_v twins u at other participants, i.e.
+        Σ_j (A + I)_vj z_j / sqrt(D_v D_j) + Σ_u e_u W / D_v + b,     D_v = d_v + 1 + c_v
+    with z_j = h_j W; twins have equal neighbours, hence equal degrees. e_u stays fixed in a round
+    θ <- Σ_i n_i θ_i / Σ_i n_i
+
+The published method recommends items to users. Tables of subgraph learning mean by its name that
+nodes with the same neighbours exchange embeddings, and no code of that is public; what is written
+above, and that neighbours are those inside a client, is our reading. Clients that share no node
+have no twins: then this is FedAvg, bit for bit. `server.pairs` counts pairs of twins.
+
+Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n
+Once: keys of all nodes up, padded to the largest client's number; numbers of nodes with twins down.
+Private state: nodes with twins, what came for them last (a client predicts with it, too), and the
+optimizer's moments.
+Floats per client and round: 2P + 1, and s (2h + 1) for the most nodes s with twins at one client.
+What it tells: keys tell the server whose neighbourhoods are equal. They are salted (`salt`, which
+real clients must keep from the server), but whoever knows the salt can guess small sets.
+Departures from the reference code: it pads a user's items with false ones and has no second layer.
+`clip` and `epsilon` are its local privacy: an update is cut to the length `clip`, and Laplace noise
+of scale 2 clip / epsilon is added to each number. As there, epsilon is nominal: Laplace noise asks
+for a bound on the sum of absolute changes, and a length is not one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.core.fit import fit
+from atoll.core.graph import Graph, View
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll, ToEach
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average, put, spread
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import fold, make_key, uniform
+from atoll.core.tree import Empty, Tree, leaves, record, tree_map
+from atoll.nn import views
+from atoll.nn.gcn import GCN
+from atoll.nn.ops import matmul
+
+
+@record
+class Count:
+    """How many nodes a client has."""
+
+    nodes: Tensor
+
+
+@record
+class Keys:
+    """A key for every node, zero for none, (S,)."""
+
+    keys: Tensor
+
+
+@record
+class Twins:
+    """For each noted node the sum of its twins' embeddings, (s, h), and their number, (s,)."""
+
+    total: Tensor
+    count: Tensor
+
+
+@record
+class Embeddings:
+    """First-layer embeddings of the noted nodes, (s, h); zero where there is none."""
+
+    rows: Tensor
+
+
+@record
+class Download:
+    """The global model and, if anybody has twins, theirs."""
+
+    model: Tree
+    twins: Twins | None
+
+
+@record
+class Update:
+    """What leaves a client after training."""
+
+    model: Tree
+    weight: Tensor
+
+
+@record
+class Private:
+    """What stays: nodes that have twins, (s,), -1 for none; what came for them; the moments."""
+
+    nodes: Tensor | None
+    twins: Twins | None
+    moments: Tree
+
+
+@record
+class Server:
+    """The model; which twins the noted nodes are, (N, s), -1 for none; the number of pairs."""
+
+    model: Tree
+    group: Tensor
+    pairs: Tensor
+
+
+@dataclass(frozen=True)
+class FedGNN(Method):
+    """Federated averaging with twins."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    clip: float = 0.0
+    epsilon: float = 0.0
+    salt: int = 0
+
+    paper: ClassVar[str] = (
+        "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, "
+        "arXiv 2021"
+    )
+    nets: ClassVar[tuple[str, ...]] = ("gcn",)
+
+    def __post_init__(self) -> None:
+        convolutions = 0
+        if isinstance(self.net, GCN):
+            convolutions = self.net.layers - (self.net.head == "linear")
+        if convolutions < 2:
+            raise ConfigError("fedgnn widens the second convolution of a gcn; give it at least two")
+        if self.clip < 0 or self.epsilon < 0:
+            raise ConfigError("clip and epsilon cannot be negative; 0 switches them off")
+        if self.epsilon and not self.clip:
+            raise ConfigError("epsilon needs a bound on what is hidden; give clip as well")
+
+    @property
+    def gcn(self) -> GCN:
+        """The network."""
+        assert isinstance(self.net, GCN)
+        return self.net
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        keys = partial(neighbourhood_keys, salt=self.salt)
+        return {**self.net.views, "neighbourhood": keys, "gcn_degree": views.gcn_degrees}
+
+    @property
+    def scale(self) -> float:
+        """Scale of the Laplace noise on an update."""
+        return 2 * self.clip / self.epsilon if self.epsilon else 0.0
+
+    def init(self, clients: Clients) -> Server:
+        most = int(clients.map(self.count, ToAll(Empty())).nodes.max())
+        # A tensor without numbers: its shape says how long a reply has to be.
+        blank = torch.zeros(most, 0, device=clients.key.device)
+        keys = clients.map(self.announce, ToAll(blank)).keys
+        nodes, group, pairs = match(keys)
+        if nodes.shape[1]:
+            clients.map(self.note, ToEach(nodes))
+        return Server(self.net.init(clients.key), group, pairs)
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        message = self._exchange(server, clients)
+        reply = clients.map(self.train, message)
+        return replace(server, model=average(reply.model, weight=reply.weight))
+
+    def _exchange(self, server: Server, clients: Clients) -> ToAll | ToEach:
+        """What the participants train on: the model and, if anybody has twins, theirs."""
+        if not server.group.shape[1]:
+            return ToAll(Download(server.model, None))
+        rows = clients.map(self.embed, ToAll(server.model)).rows
+        found = of_others(rows, server.group[clients.positions])
+        nothing = tree_map(lambda leaf: leaf.new_zeros(clients.total, *leaf.shape[1:]), found)
+        twins = put(nothing, clients.positions, found)
+        return ToEach(Download(spread(server.model, clients.total), twins))
+
+    def deploy(self, server: Server) -> ToAll:
+        return ToAll(server.model)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.widened(message, graph, state, key)
+
+    @client_step(keeps_state=True)
+    def count(self, graph: Graph, nothing: Empty, state: Tree, key: Tensor) -> Count:
+        """How many nodes there are."""
+        return Count(graph.real.sum())
+
+    @client_step(
+        keeps_state=True, discloses={"keys": "the server finds equal neighbourhoods by their keys"}
+    )
+    def announce(self, graph: Graph, blank: Tensor, state: Tree, key: Tensor) -> Keys:
+        """The keys of all nodes, and zeros up to the length that is asked for."""
+        keys = graph.views["neighbourhood"]
+        assert isinstance(keys, Tensor)
+        keys = keys[: len(blank)]
+        return Keys(torch.cat([keys, keys.new_zeros(len(blank) - len(keys))]))
+
+    @client_step
+    def note(self, graph: Graph, nodes: Tensor, state: Tree, key: Tensor) -> tuple[Empty, Private]:
+        """Remember which nodes have twins."""
+        return Empty(), Private(nodes, None, None)
+
+    @client_step(
+        keeps_state=True, discloses={"rows": "twins at other clients read them as a neighbour's"}
+    )
+    def embed(self, graph: Graph, model: Tree, state: Private, key: Tensor) -> Embeddings:
+        """The first layer at the nodes that have twins."""
+        place, used = _places(state, graph)
+        return Embeddings(torch.relu(self.gcn.embed(model[:2], graph))[place] * used.unsqueeze(-1))
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Download, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the cross entropy on the widened graph."""
+        own = Private(None, None, None) if state is None else state
+        own = replace(own, twins=received.twins)
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            return cross_entropy(self.widened(params, graph, own, key), graph)
+
+        moments = None if self.optimizer_state == "reset" else own.moments
+        model, moments = fit(loss, received.model, self.optimizer, moments, self.epochs, key)
+        model = self.hidden(model, received.model, fold(key, "privacy"))
+        return Update(model, graph.size(self.weight_by)), replace(own, moments=moments)
+
+    def widened(
+        self, params: Tree, graph: Graph, own: Private | None, key: Tensor | None
+    ) -> Tensor:
+        """Logits with twins as further neighbours in the second layer, (N, C)."""
+        if own is None or own.twins is None:
+            return self.net(params, graph, key)
+        adjacency, degree = graph.views["gcn"], graph.views["gcn_degree"]
+        assert isinstance(degree, Tensor)
+        place, used = _places(own, graph)
+        more = torch.zeros_like(degree).index_add(0, place, own.twins.count * used)
+        degree = degree.clamp(min=0)
+        # Degrees grow on both sides of the adjacency, which then is S Â S.
+        shrink = torch.where(more > 0, (degree / (degree + more).clamp(min=1)).sqrt(), 1.0)
+        share = own.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
+
+        def propagate(z: Tensor) -> Tensor:
+            inside = shrink.unsqueeze(-1) * matmul(adjacency, shrink.unsqueeze(-1) * z)
+            return inside.index_add(0, place, share @ params[1]["weight"])
+
+        h = self.gcn.onward(
+            params[1], self.gcn.embed(params[:2], graph, key), 1, propagate, graph, key
+        )
+        for number, layer in enumerate(params[2:], start=2):
+            h = self.gcn.onward(layer, h, number, partial(matmul, adjacency), graph, key)
+        return h
+
+    def hidden(self, model: Tree, start: Tree, key: Tensor) -> Tree:
+        """The model with its update cut and noised, if that is asked for."""
+        if not self.clip:
+            return model
+        update = clipped(tree_map(torch.sub, model, start), self.clip)
+        number = iter(range(len(leaves(update))))
+
+        def noisy(leaf: Tensor, before: Tensor) -> Tensor:
+            noise = laplace(fold(key, next(number)), tuple(leaf.shape), leaf.dtype)
+            return before + leaf + self.scale * noise
+
+        return tree_map(noisy if self.epsilon else torch.add, update, start)
+
+
+def _places(own: Private, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Rows of the noted nodes, (s,), and one where there is one, zero elsewhere, (s,)."""
+    assert own.nodes is not None
+    used = (own.nodes >= 0).to(graph.real.dtype)
+    # Nothing is cut on a real client; the wire tries steps on a small graph of its own.
+    return own.nodes.clamp(0, graph.num_nodes - 1), used
+
+
+def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
+    """A number for each node's set of neighbours by their ids, zero for none, (N,) int64."""
+    source, target = graph.edges
+    size, root = graph.num_nodes, fold(make_key(salt, source.device), "neighbourhood")
+    pair = (target * size + source)[(source != target) & (graph.edge_weight != 0)].unique()
+    target, source = pair // size, pair % size
+    # A sum of hashes knows no order; hashed once more, it cannot be taken apart.
+    total = torch.zeros_like(graph.y).index_add(0, target, fold(root, graph.ids[source]))
+    some = torch.zeros_like(graph.y).index_add(0, target, torch.ones_like(target))
+    return torch.where(some > 0, fold(root, "set", total), 0)
+
+
+def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Who is whose twin, from all clients' keys (N, S).
+
+    Returns:
+        The nodes of each client that have a twin elsewhere, (N, s); the twins' common number,
+        (N, s); -1 fills both up. The number of pairs of twins at different clients.
+    """
+    values, number = torch.unique(keys, return_inverse=True)
+    client = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
+    pair, inside = torch.unique(client * len(values) + number, return_counts=True)
+    value = pair % len(values)  # once for each client that has it
+    shared = (torch.bincount(value, minlength=len(values)) > 1) & (values != 0)
+    total = torch.bincount(number.flatten(), minlength=len(values))
+    squares = torch.zeros_like(total).index_add(0, value, inside * inside)
+    # In the order of the twins' numbers: how a client numbers its nodes does not show.
+    group = torch.where(shared, shared.cumsum(0) - 1, len(values))[number]
+    group, nodes = group.sort(dim=1, stable=True)
+    most = int(shared[number].sum(1).max())
+    used, group, nodes = (t[:, :most] for t in (group < len(values), group, nodes))
+    pairs = ((total * total - squares) * shared).sum() // 2
+    return torch.where(used, nodes, -1), torch.where(used, group, -1), pairs
+
+
+def of_others(rows: Tensor, group: Tensor) -> Twins:
+    """Sums over the twins at other clients, from embeddings (K, s, h) and who is whose, (K, s)."""
+    used = (group >= 0).to(rows.dtype).unsqueeze(-1)
+    counted = torch.cat([rows, torch.ones_like(used)], dim=-1) * used
+    flat, group = counted.flatten(0, 1), group.clamp(min=0)
+    groups = int(group.max()) + 1
+    client = torch.arange(len(group), device=group.device).unsqueeze(-1)
+    pair, inside = torch.unique(client * groups + group, return_inverse=True)
+    everyone = flat.new_zeros(groups, flat.shape[1]).index_add(0, group.flatten(), flat)
+    own = flat.new_zeros(len(pair), flat.shape[1]).index_add(0, inside.flatten(), flat)
+    others = (everyone[group] - own[inside]) * used
+    count = others[..., -1].round()
+    return Twins(others[..., :-1] * (count > 0).unsqueeze(-1), count)
+
+
+def clipped(update: Tree, length: float) -> Tree:
+    """The update, shortened to a length if it is longer."""
+    norm = torch.stack([leaf.square().sum() for leaf in leaves(update)]).sum().sqrt()
+    factor = length / norm.clamp(min=length)
+    return tree_map(lambda leaf: leaf * factor, update)
+
+
+def laplace(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Laplace noise of scale one."""
+    centred = uniform(key, shape, dtype) - 0.5
+    return -centred.sign() * torch.log1p(-2 * centred.abs())
