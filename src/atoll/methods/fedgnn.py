@@ -12,8 +12,8 @@ nodes with the same neighbours exchange embeddings, and no code of that is publi
 above, and that neighbours are those inside a client, is our reading. Clients that share no node
 have no twins: then this is FedAvg, bit for bit. `server.pairs` counts pairs of twins.
 
-Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n
-Once: keys of all nodes up, padded to the largest client's number; numbers of nodes with twins down.
+Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n;
+once, up keys of all nodes (padded to the most that a client has), down which nodes have twins.
 Private state: nodes with twins, what came for them last (a client predicts with it, too), and the
 optimizer's moments.
 Floats per client and round: 2P + 1, and s (2h + 1) for the most nodes s with twins at one client.
