@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,17 +22,21 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
     roots = graph.train.nonzero().squeeze(1)
     # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
     draw = fold(fold(key, "order"), graph.ids[roots])
-    batches = torch.split(roots[torch.argsort(draw, stable=True)], graph.batch_size)
-    for number, chosen in enumerate(batches):
-        yield whole_graphs(graph, chosen), key if len(batches) == 1 else fold(key, "batch", number)
+    # All of them are put into this order at once; then a batch is a slice of everything.
+    drawn = whole_graphs(graph, roots[torch.argsort(draw, stable=True)])
+    batches = _slices(drawn, graph.batch_size)
+    for number, batch in enumerate(batches):
+        yield batch, key if len(batches) == 1 else fold(key, "batch", number)
 
 
 def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
-    """The small graphs with the given roots, as a graph of their own; it is one batch."""
+    """The small graphs with the given roots, in this order, as a graph of their own."""
     assert graph.root is not None
-    chosen = torch.zeros_like(graph.root, dtype=torch.bool)
-    chosen[roots] = True
-    nodes = chosen[graph.root].nonzero().squeeze(1)
+    rank = torch.full_like(graph.root, -1)
+    rank[roots] = torch.arange(roots.shape[0], device=roots.device)
+    rank = rank[graph.root]
+    nodes = (rank >= 0).nonzero().squeeze(1)
+    nodes = nodes[torch.argsort(rank[nodes], stable=True)]
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
     edges = _edges_from(graph, nodes)
@@ -57,11 +62,87 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     )
 
 
+def _slices(graph: Graph, size: int) -> list[Graph]:
+    """`size` small graphs at a time, for a graph whose nodes stand graph by graph."""
+    assert graph.root is not None
+    assert graph.roots is not None
+    count = graph.roots.shape[0]
+    rank = torch.empty_like(graph.root)
+    rank[graph.roots] = torch.arange(count, device=rank.device)
+    first = torch.searchsorted(rank[graph.root], torch.arange(0, count, size, device=rank.device))
+    bounds = [*first.tolist(), graph.num_nodes]
+    sources = graph.edges[0].contiguous()
+    edge_bounds = torch.searchsorted(sources, sources.new_tensor(bounds)).tolist()
+    x = _split(graph.x, bounds)
+    views = {name: _split(view, bounds) for name, view in graph.views.items()}
+    batches = []
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        nodes = slice(begin, end)
+        edges = slice(edge_bounds[number], edge_bounds[number + 1])
+        batches.append(
+            replace(
+                graph,
+                x=x[number],
+                edges=graph.edges[:, edges] - begin,
+                edge_weight=graph.edge_weight[edges],
+                y=graph.y[nodes],
+                train=graph.train[nodes],
+                val=graph.val[nodes],
+                test=graph.test[nodes],
+                real=graph.real[nodes],
+                ids=graph.ids[nodes],
+                views={name: parts[number] for name, parts in views.items()},
+                root=graph.root[nodes] - begin,
+                roots=graph.roots[number * size : (number + 1) * size] - begin,
+            )
+        )
+    return batches
+
+
+def _split(matrix: Tensor | Sparse, bounds: list[int]) -> list[Tensor | Sparse]:
+    """Rows from each bound to the next; of a square matrix the same columns, too."""
+    if isinstance(matrix, Tensor):
+        return [matrix[begin:end] for begin, end in pairwise(bounds)]
+    ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([matrix.values.shape[0]])])
+    spans = pairwise(ends[bounds].tolist())
+    t_order, t_offsets = matrix.t_order, None
+    if not matrix.square:
+        # Each part has a transpose of its own: its entries by column, all parts in one sort.
+        marks = torch.tensor(bounds[1:-1], device=matrix.rows.device)
+        part = torch.bucketize(matrix.rows.long(), marks, right=True)
+        width = matrix.shape[1]
+        by_column = part * width + matrix.columns
+        t_order = torch.argsort(by_column, stable=True).to(torch.int32)
+        counts = torch.bincount(by_column, minlength=(len(bounds) - 1) * width).view(-1, width)
+        t_offsets = (counts.cumsum(1) - counts).to(torch.int32)
+    parts: list[Tensor | Sparse] = []
+    for number, ((begin, end), (first, last)) in enumerate(
+        zip(pairwise(bounds), spans, strict=True)
+    ):
+        rows, entries = slice(begin, end), slice(first, last)
+        columns, t_rows = matrix.columns[entries], matrix.rows[t_order[entries].long()] - begin
+        order, values = t_order[entries] - first, matrix.values[entries]
+        t_starts = matrix.t_offsets[rows] - first
+        parts.append(
+            Sparse(
+                offsets=matrix.offsets[rows] - first,
+                columns=columns - begin if matrix.square else columns,
+                rows=matrix.rows[entries] - begin,
+                values=values,
+                t_offsets=t_offsets[number] if t_offsets is not None else t_starts,
+                t_columns=t_rows,
+                t_order=order,
+                t_values=values[order],
+                square=matrix.square,
+            )
+        )
+    return parts
+
+
 def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
     """Numbers of the edges that start at the nodes; edges are sorted by source."""
-    sources = graph.edges[0].contiguous()
-    starts = torch.searchsorted(sources, nodes)
-    return runs(starts, torch.searchsorted(sources, nodes, right=True) - starts)[0]
+    counts = torch.bincount(graph.edges[0], minlength=graph.num_nodes)
+    return runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]
 
 
 def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:

@@ -44,6 +44,7 @@ from atoll.core.mix import average, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.tree import Tree, leaves, record, tree_map
+from atoll.nn import EMBEDDERS
 from atoll.nn.gcn import GCN
 from atoll.nn.ops import matmul
 
@@ -91,6 +92,7 @@ class FedPUB(Method):
 
     paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
     deployed: ClassVar[str] = "personalised"
+    nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0},
         "reference": {

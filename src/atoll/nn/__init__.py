@@ -20,3 +20,6 @@ NODE_NETS = {
 GRAPH_NETS = {"gin-graph": GraphGIN}
 NETS = {**NODE_NETS, **GRAPH_NETS}
 """Every network by the name that a configuration gives it: for nodes, for graphs, and all."""
+
+EMBEDDERS = tuple(name for name, net in NETS.items() if hasattr(net, "embed"))
+"""Those that tell their last layer from the rest (`core.method.Embedder`)."""

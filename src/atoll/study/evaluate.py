@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.batches import whole_graphs
 from atoll.core.graph import Graph
 from atoll.core.losses import masked_mean
 from atoll.core.method import Method, client_step
-from atoll.core.tree import Tree, record
+from atoll.core.tree import Tree, inside_transform, record
 
 ROLES = ("train", "val", "test")
 
@@ -33,16 +34,22 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a method's predictions, without dropout unless a compat switch asks for it."""
+    """Scores a method's predictions, without dropout unless a compat switch asks for it.
+
+    With `with_train=False` training nodes, or graphs, are not scored.
+    """
 
     method: Method
     with_auc: bool = False
     with_dropout: bool = False
+    with_train: bool = True
 
     @client_step(keeps_state=True)
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
         """Predict and count."""
         noise = key if self.with_dropout else None
+        if not self.with_train:
+            graph = _held_out(graph)
         logits = graph.at_roots(self.method.predict(graph, message, state, noise))
         classes = logits.shape[-1]
         masks = torch.stack([graph.at_roots(m) for m in (graph.train, graph.val, graph.test)])
@@ -57,6 +64,15 @@ class Evaluator:
         else:
             auc = torch.full_like(loss, -1.0)
         return Scores(confusion, loss, auc)
+
+
+def _held_out(graph: Graph) -> Graph:
+    """The graph without its training part, as far as that can be left out."""
+    if graph.roots is not None and not inside_transform():
+        # Most of a client's graphs train: predicting them too would cost as much as training.
+        at_roots = graph.at_roots(graph.val + graph.test)
+        graph = whole_graphs(graph, graph.roots[at_roots > 0])
+    return replace(graph, train=torch.zeros_like(graph.train))
 
 
 def _macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.message import Message, ToEach
+from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
@@ -69,6 +69,9 @@ class Experiment:
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
         auc: Whether to compute ROC curves each round; None does for two classes.
+        train_every: Rounds from one scoring of the training part to the next, and in the last
+            round; None takes 1 for nodes, which cost nothing, and 10 for graphs, most of which
+            train. Validation and test are scored in every round.
         compat: Names from `protocols.COMPAT`.
     """
 
@@ -81,6 +84,7 @@ class Experiment:
     device: torch.device | str = "cpu"
     chunk: int = 0
     auc: bool | None = None
+    train_every: int | None = None
     compat: tuple[str, ...] = ()
 
     def run(
@@ -138,6 +142,7 @@ class Run:
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
+        self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
         masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
         self.history = History(
             counts=torch.stack(masks).numpy().astype(np.int64),
@@ -164,18 +169,19 @@ class Run:
         everyone = self.simulation.clients(self.history.rounds)
         chosen = everyone.sample(self.experiment.fraction)
         self.server = method.round(self.server, chosen)
-        deployed = self._score(everyone, method.deploy(self.server))
-        local = self._score_local(chosen)
+        last = self.history.rounds == self.experiment.rounds - 1
+        evaluator = self.evaluator
+        if self.history.rounds % self.train_every and not last:
+            evaluator = replace(evaluator, with_train=False)
+        deployed = _numbers(everyone.map(evaluator.score, method.deploy(self.server)))
+        local = self._score_local(chosen, evaluator)
         if torch.device(self.experiment.device).type == "cuda":
             torch.cuda.synchronize()
         self.history.scores["deployed"].append(deployed)
         self.history.scores["local"].append(local)
         self.history.seconds.append(time.perf_counter() - began)
 
-    def _score(self, clients: Participants, message: Message) -> np.ndarray:
-        return _numbers(clients.map(self.evaluator.score, message))
-
-    def _score_local(self, chosen: Participants) -> np.ndarray:
+    def _score_local(self, chosen: Participants, evaluator: Evaluator) -> np.ndarray:
         """Local models of those who trained; the others' last numbers still hold."""
         past = self.history.scores["local"]
         empty = np.full((chosen.total, len(ROLES), len(METRICS)), np.nan)
@@ -189,7 +195,7 @@ class Run:
             row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
             row[positions] = torch.arange(len(chosen), device=positions.device)
             trained = take(trained, row)
-        scores[positions.cpu().numpy()] = self._score(chosen, ToEach(trained))
+        scores[positions.cpu().numpy()] = _numbers(chosen.map(evaluator.score, ToEach(trained)))
         return scores
 
     def snapshot(self, fingerprint: str) -> Tree:
