@@ -17,11 +17,13 @@ from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
+from atoll.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -79,5 +81,6 @@ __all__ = [
     "FedProx",
     "FedTAD",
     "Local",
+    "Scaffold",
     "method_class",
 ]
