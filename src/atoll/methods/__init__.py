@@ -12,6 +12,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
+from atoll.methods.feddc import FedDC
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "scaffold": Scaffold,
+    "feddc": FedDC,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -77,6 +79,7 @@ __all__ = [
     "METHODS",
     "FedATH",
     "FedAvg",
+    "FedDC",
     "FedIIH",
     "FedProx",
     "FedTAD",
