@@ -14,6 +14,7 @@ from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.feddc import FedDC
 from atoll.methods.fediih import FedIIH
+from atoll.methods.fedopt import FedOpt
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "feddc": FedDC,
+    "fedopt": FedOpt,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -81,6 +83,7 @@ __all__ = [
     "FedAvg",
     "FedDC",
     "FedIIH",
+    "FedOpt",
     "FedProx",
     "FedTAD",
     "Local",
