@@ -15,6 +15,7 @@ from atoll.methods.fedavg import FedAvg
 from atoll.methods.feddc import FedDC
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedopt import FedOpt
+from atoll.methods.fedper import FedPer
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
     "scaffold": Scaffold,
     "feddc": FedDC,
     "fedopt": FedOpt,
+    "fedper": FedPer,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -84,6 +86,7 @@ __all__ = [
     "FedDC",
     "FedIIH",
     "FedOpt",
+    "FedPer",
     "FedProx",
     "FedTAD",
     "Local",
