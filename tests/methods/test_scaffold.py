@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from test_golden import Quadratic, owner
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from atoll.core.tree import Tree, leaves, stack
 from atoll.engines.simulation import ENGINES, Simulation
 from atoll.methods import FedAvg, Scaffold
 from atoll.nn import GCN, GraphGIN
+from atoll.study.catalogue import method_page
 from atoll.study.config import build_method, make_config, resolve
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
@@ -254,6 +256,15 @@ def test_its_own_rates() -> None:
     assert built(lr=0.2).optimizer == SGD(0.2, 5e-4)
     assert built("graph").optimizer == SGD(0.01, 5e-4)
     assert built("graph", lr=0.2).optimizer == SGD(0.2, 5e-4)
+
+
+def test_its_page_names_the_optimizer_that_it_uses() -> None:
+    console = Console(width=100)
+    with console.capture() as page:
+        console.print(method_page("scaffold"))
+    rows = [line.split() for line in page.get().splitlines()]
+    assert ["│", "lr", "│", "0.5", "│", "optimizer", "(sgd)", "│"] in rows
+    assert ["│", "lr", "│", "0.01", "│", "where", "graphs", "are", "classified", "│"] in rows
 
 
 def test_the_preset_is_openfgls() -> None:

@@ -1,9 +1,9 @@
 """FedDC: every client's drift is written down and handed in with its model (Gao et al., 2022).
 
-    min_θ  f_i(θ) + α/2 ‖θ + h_i - w‖² + <θ, s - s_i>      K steps from the received model w
-    d_i = θ_i - w;   h_i <- h_i + d_i                        the drift, from zero
-    s_i <- -d_i / (K_i η),   s = mean of all s_i             the last update as a slope, from zero
-    w <- mean_{i ∈ S} (θ_i + h_i)
+    min_θ  f_i(θ) + α/2 ‖θ + h_i - w‖² + <θ, s - s_i>    K_i steps from w
+    d_i = θ_i - w;   h_i <- h_i + d_i              the drift, from zero
+    s_i <- -d_i / (K_i η);   s = mean of all s_i   the update as a slope, from zero
+    w <- mean_{i ∈ S} (θ_i + h_i)                  over the participants
 
 The paper's g_i = d_i and <θ, g_i - g> / (η K) are the same where all clients take K steps. The
 added gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server follows h_i and s_i

@@ -1,6 +1,6 @@
 """FedOPT: the server takes the clients' mean update as a gradient (Reddi et al., 2021).
 
-    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes (or graphs)
+    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes
     m <- β1 m + (1 - β1) Δ                   from zero
     v <- v + Δ²                              adagrad
     v <- v - (1 - β2) Δ² sign(v - Δ²)        yogi
@@ -14,11 +14,12 @@ Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the layers that the network calls private; the optimizer's moments, which start anew
 in each round because the paper's clients remember nothing (`optimizer_state=keep` keeps them).
 Floats per client and round: 2P + 1 for P parameters.
-Departures from the reference code: none known. β1 is 0.9 for adam and yogi and 0 for adagrad, as in
-the paper, and for sgd. Clients take plain SGD steps, as in the paper: Adam on both sides works, but
-compounds. A step is about η_s for every parameter that moves, whatever Δ is, so that large η_s
-explode; the paper tunes η_s and τ for each task, the defaults here were chosen on validation nodes
-of Cora and validation graphs of PROTEINS.
+Departures from the reference code: none known. Unless `server_lr` and `server_beta1` are given, η_s
+and β1 are 0.03 and 0.9 for adam and yogi, 0.1 and 0 for adagrad, 1 and 0 for sgd; β1 and β2 are the
+paper's. Clients take plain SGD steps, as there; with Adam on both sides the two compound. A step of
+an adaptive server is about η_s for every parameter that moves, however small Δ is, so that large
+η_s explode. The paper tunes η_s and τ for each task; rates here were chosen on validation nodes of
+Cora, the clients' also on validation graphs of PROTEINS.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class FedOpt(Method):
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
-    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
+    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
 
     def __post_init__(self) -> None:
         if self.server_optimizer not in SERVER_OPTIMIZERS:

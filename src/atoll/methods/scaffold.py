@@ -1,8 +1,9 @@
 """SCAFFOLD: every step is corrected by where the others would go (Karimireddy et al., 2020).
 
-    y <- y - η (∇f_i(y) - c_i + c)              K steps from the received model x
-    c_i <- c_i - c + (x - y) / (K η)            option II; option I: c_i <- ∇f_i(x)
-    x <- x + η_g mean_{i ∈ S} (y_i - x),   c <- c + |S|/N mean_{i ∈ S} Δc_i   (S of N clients)
+    y <- y - η (∇f_i(y) - c_i + c)           K steps from the received model x
+    c_i <- c_i - c + (x - y) / (K η)         option II; option I: c_i <- ∇f_i(x)
+    x <- x + η_g mean_{i ∈ S} (y_i - x)      S are present, of N clients
+    c <- c + |S|/N mean_{i ∈ S} Δc_i
 
 c and all c_i start at zero, so that c stays the mean of all c_i, those of absent clients included.
 With option II, Δc_i = (x - y_i) / (K_i η) - c: the server needs only y_i and the number of steps.
