@@ -17,7 +17,7 @@ from atoll.core.optim import SGD
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, named_leaves
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.methods import FedAvg, FedPer, Local
+from atoll.methods import FedAvg, FedPer, FedTAD, Local
 from atoll.methods.fedper import cut, rejoin
 from atoll.nn import GCN, NETS, DisenGCN, GraphGIN
 from atoll.study.experiment import Experiment, Run
@@ -255,6 +255,11 @@ def test_contract_of_more_personal_layers() -> None:
 
 
 # Configuration
+
+
+def test_fedtad_needs_whole_models() -> None:
+    with pytest.raises(ConfigError, match="distils whole models, and FedPer uploads only their"):
+        run(FedTAD(NET, base=FedPer(NET)), small_federation())
 
 
 def test_a_negative_number_of_layers_is_refused() -> None:
