@@ -215,7 +215,7 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
     ("options", "problem"),
     [
         ({"method": "fedath", "data": "NCI1"}, "fedath classifies nodes, but 'NCI1' has graphs to "
-         "classify; methods for that: local, fedavg, fedprox, gcfl"),
+         "classify; methods for that: local, fedavg, fedprox, "),
         ({"data": "NCI1", "set": {"net": "gcn"}}, "net=gcn does not classify graphs, as 'NCI1' "
          "needs; use --set net=gin-graph"),
         ({"set": {"net": "gin-graph"}}, "net=gin-graph does not classify nodes, as 'lagoon' needs; "

@@ -57,6 +57,14 @@ def fit(
     return params, state
 
 
+def num_steps(graph: Graph, epochs: int) -> Tensor:
+    """How many steps `fit` takes on a graph, for methods that divide by them."""
+    one = graph.size("uniform")
+    if not graph.batch_size:
+        return one * epochs
+    return one * epochs * torch.ceil(graph.train.sum() / graph.batch_size).clamp(min=1)
+
+
 def _steps(
     loss: Callable[..., Tensor], graph: Graph | None, key: Tensor
 ) -> Iterator[tuple[Loss, Tensor]]:

@@ -190,6 +190,9 @@ class Method(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
 
+    for_graphs: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Hyper-parameters with other defaults where graphs are classified."""
+
     tasks: ClassVar[tuple[str, ...]] = ("node",)
     """What it can classify: "node", "graph" (clients with many small graphs each), or both."""
 

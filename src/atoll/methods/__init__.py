@@ -14,17 +14,25 @@ from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fedgnn import FedGNN
 from atoll.methods.fedgta import FedGTA
+from atoll.methods.feddc import FedDC
 from atoll.methods.fediih import FedIIH
+from atoll.methods.fedopt import FedOpt
+from atoll.methods.fedper import FedPer
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedpub import FedPUB
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
+from atoll.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "feddc": FedDC,
+    "fedopt": FedOpt,
+    "fedper": FedPer,
     "fedath": FedATH,
     "fedgnn": FedGNN,
     "fedgta": FedGTA,
@@ -85,8 +93,13 @@ __all__ = [
     "FedGTA",
     "FedIIH",
     "FedPUB",
+    "FedDC",
+    "FedIIH",
+    "FedOpt",
+    "FedPer",
     "FedProx",
     "FedTAD",
     "Local",
+    "Scaffold",
     "method_class",
 ]

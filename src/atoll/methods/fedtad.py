@@ -167,9 +167,12 @@ class FedTAD(Method):
             aggregated = self.base.round(server.base, clients)
             reply = clients.replies.get("train")
         teachers = None if reply is None else self.local(reply)
+        name = type(self.base).__name__
         if not leaves(teachers):
-            name = type(self.base).__name__
             raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
+        if self.scored_as() == "personalised" and not _personal(self._deploy(aggregated)):
+            # One model for all, and yet everybody's own: the rest of it never leaves.
+            raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, aggregated, teachers, clients)
 
     def deploy(self, server: Server) -> Message:

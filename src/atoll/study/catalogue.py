@@ -53,10 +53,13 @@ def method_page(name: str) -> RenderableType:
             page.add_row(key, escape(str(default)), owner)
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
+    kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
     for key, _ in _defaults(type(optimizer)):
-        page.add_row(key, str(getattr(optimizer, key)), "optimizer (adam)")
+        page.add_row(key, str(getattr(optimizer, key)), f"optimizer ({kind})")
+    for key, value in cls.for_graphs.items():
+        page.add_row(key, str(value), "where graphs are classified")
     page.add_row("net", net, f"one of {', '.join(cls.nets or NETS)}")
-    page.add_row("optimizer", "adam", f"one of {', '.join(OPTIMIZERS)}")
+    page.add_row("optimizer", kind, f"one of {', '.join(OPTIMIZERS)}")
     for preset, settings in cls.presets.items():
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
         page.add_row("preset", preset, escape(words))

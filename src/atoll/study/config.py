@@ -297,6 +297,8 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
+    if task == "graph":
+        settings = {**cls.for_graphs, **settings}
     base = _base(settings.pop("base", ""), cls, config.method)
     wanted = cls.nets or (base.nets if base is not None else ())
     net_name = _net_name(settings.pop("net", ""), config, wanted, task)
@@ -312,7 +314,8 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
         # A method may start from another rate than the optimizer's own default.
         first = parts.get("base", method)
         default = getattr(first, "optimizer", method.optimizer)
-        parts["optimizer"] = OPTIMIZERS[optimizer_name]() if optimizer_name else default
+        kind = OPTIMIZERS.get(optimizer_name, type(default))
+        parts["optimizer"] = default if type(default) is kind else kind()
     if "epochs" in _names(method):
         settings.setdefault("epochs", config.epochs or 3)
     for key, value in settings.items():

@@ -1,0 +1,186 @@
+"""FedDC: every client's drift is written down and handed in with its model (Gao et al., 2022).
+
+    min_θ  f_i(θ) + α/2 ‖θ + h_i - w‖² + <θ, s - s_i>    K_i steps from w
+    d_i = θ_i - w;   h_i <- h_i + d_i              the drift, from zero
+    s_i <- -d_i / (K_i η);   s = mean of all s_i   the update as a slope, from zero
+    w <- mean_{i ∈ S} (θ_i + h_i)                  over the participants
+
+The paper's g_i = d_i and <θ, g_i - g> / (η K) are the same where all clients take K steps. The
+added gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server follows h_i and s_i
+from what it gets anyway, and sends v_i: a client uploads its model alone.
+
+Wire, per client and round:  down  model, v_i      up  model, K, weight
+Private state: the optimizer's moments, and the layers that the network calls private, which have no
+drift. h_i and s_i of absent clients wait at the server.
+Floats per client and round: 3P + 2 for P parameters.
+Departures from the reference code: `variant=authors` is the public code where it leaves the paper:
+s_i <- s_i - s - d_i / (K η) as in SCAFFOLD, and w is the mean of the participants' θ_i plus the
+mean of *all* h_i. It still does not scale α and s by the clients' sizes, clip gradients or decay
+the rate. h_i adds up all updates, so that w is an extrapolation, and Adam, whose steps do not
+shrink, drives it away; hence plain SGD, as in both, with rates and α chosen on validation nodes of
+Cora and validation graphs of PROTEINS. Faults of OpenFGL, alone or together (`compat=openfgl`):
+`no-server-term`, s has no gradient there; `lagging-drift`, h_i grows by the update before the last.
+`preset=openfgl` adds its Adam, α and weights; it also leaves the pull out of the first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.core.fit import num_steps
+from atoll.core.graph import Graph
+from atoll.core.layers import Private, fit_layers, joined, kept, private, shared, whole
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll, ToEach
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average, put, spread
+from atoll.core.optim import SGD, Optimizer
+from atoll.core.tree import Tree, record, take, tree_map
+
+
+@record
+class Server:
+    """What the server keeps.
+
+    Attributes:
+        model: w.
+        drift: Every client's h_i, stacked (N, ...).
+        slope: Every client's s_i, stacked (N, ...).
+    """
+
+    model: Tree
+    drift: Tree
+    slope: Tree
+
+
+@record
+class Download:
+    """What a client receives: w, and what is added to its gradient beside the pull, v_i."""
+
+    model: Tree
+    shift: Tree
+
+
+@record
+class Update:
+    """The only thing that leaves a client."""
+
+    model: Tree
+    steps: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class FedDC(Method):
+    """Local drift, decoupled and corrected."""
+
+    optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
+    epochs: int = 3
+    alpha: float = 0.01
+    variant: Literal["paper", "authors"] = "paper"
+    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    compat: Literal["none", "no-server-term", "lagging-drift", "openfgl"] = "none"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = (
+        "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "
+        "Correction, CVPR 2022"
+    )
+    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "openfgl": {"optimizer": "adam", "alpha": 0.1, "weight_by": "nodes", "compat": "openfgl"},
+    }
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0:
+            raise ConfigError(f"alpha is {self.alpha}; give a number that is not negative")
+        if self.variant == "authors" and self.compat != "none":
+            raise ConfigError("compat shows faults of OpenFGL, which follows variant=paper")
+
+    def init(self, clients: Clients) -> Server:
+        model = shared(self.net, self.net.init(clients.key))
+        zeros = spread(tree_map(torch.zeros_like, model), clients.total)
+        return Server(model, drift=zeros, slope=tree_map(torch.clone, zeros))
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        shift = self._shift(server)
+        message = Download(spread(server.model, clients.total), shift)
+        reply = clients.map(self.train, ToEach(message))
+        drift, slope = self._followed(server, reply, clients.positions)
+        if self.variant == "authors":
+            mean, rest = average(reply.model, weight=reply.weight), average(drift)
+            model = tree_map(torch.add, mean, rest)
+        else:
+            own = tree_map(torch.add, reply.model, take(drift, clients.positions))
+            model = average(own, weight=reply.weight)
+        return Server(model, drift, slope)
+
+    def _shift(self, server: Server) -> Tree:
+        """v_i of every client, (N, ...)."""
+        to_others = 0 if self.compat in ("no-server-term", "openfgl") else 1
+
+        def shift(h: Tensor, slope: Tensor) -> Tensor:
+            return self.alpha * h + to_others * slope.mean(0) - slope
+
+        return tree_map(shift, server.drift, server.slope)
+
+    def _followed(self, server: Server, reply: Update, present: Tensor) -> tuple[Tree, Tree]:
+        """All h_i and s_i after the participants' updates."""
+        far = self.optimizer.lr * reply.steps  # K η
+        before = take(server.slope, present)
+        update = tree_map(torch.sub, reply.model, server.model)
+        slope = tree_map(lambda d: -d / _beside(far, d), update)
+        if self.compat in ("lagging-drift", "openfgl"):
+            update = tree_map(lambda s: -s * _beside(far, s), before)
+        if self.variant == "authors":
+            mean = average(server.slope)
+            slope = tree_map(lambda new, old, s: new + old - s, slope, before, mean)
+        drift = tree_map(torch.add, take(server.drift, present), update)
+        return put(server.drift, present, drift), put(server.slope, present, slope)
+
+    def deploy(self, server: Server) -> ToAll:
+        return ToAll(server.model)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.net(whole(self.net, graph, message, state), graph, key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Download, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the cross entropy with the pull and the shift."""
+
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        def correct(grads: Tree, params: Tree) -> Tree:
+            corrected = tree_map(
+                lambda g, theta, w, v: g + self.alpha * (theta - w) + v,
+                shared(self.net, grads),
+                shared(self.net, params),
+                received.model,
+                received.shift,
+            )
+            return joined(corrected, private(self.net, grads))
+
+        own = kept(self.net, graph, state, key)
+        if self.optimizer_state == "reset":
+            own = replace(own, moments=None)
+        model, own = fit_layers(
+            loss, self.net, graph, received.model, own, self.optimizer, self.epochs, key, correct
+        )
+        return Update(model, num_steps(graph, self.epochs), graph.size(self.weight_by)), own
+
+
+def _beside(numbers: Tensor, stacked: Tensor) -> Tensor:
+    """One number for each client, (K,), shaped to multiply a stacked tensor, (K, ...)."""
+    return numbers.reshape(-1, *[1] * (stacked.dim() - 1))

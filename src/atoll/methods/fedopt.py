@@ -1,0 +1,162 @@
+"""FedOPT: the server takes the clients' mean update as a gradient (Reddi et al., 2021).
+
+    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes
+    m <- β1 m + (1 - β1) Δ                   from zero
+    v <- v + Δ²                              adagrad
+    v <- v - (1 - β2) Δ² sign(v - Δ²)        yogi
+    v <- β2 v + (1 - β2) Δ²                  adam;  all from v = τ²
+    x <- x + η_s m / (√v + τ)                sgd:  x <- x + η_s m
+
+There is no bias correction. `server_optimizer` chooses FedAdam, FedYogi or FedAdagrad; sgd with
+η_s = 1 and β1 = 0 is FedAvg to the last bit, with β1 > 0 FedAvgM (whose rate is η_s (1 - β1)).
+
+Wire, per client and round:  down  model      up  model, num_nodes
+Private state: the layers that the network calls private; the optimizer's moments, which start anew
+in each round because the paper's clients remember nothing (`optimizer_state=keep` keeps them).
+Floats per client and round: 2P + 1 for P parameters.
+Departures from the reference code: none known. Unless `server_lr` and `server_beta1` are given, η_s
+and β1 are 0.03 and 0.9 for adam and yogi, 0.1 and 0 for adagrad, 1 and 0 for sgd; β1 and β2 are the
+paper's. Clients take plain SGD steps, as there; with Adam on both sides the two compound. A step of
+an adaptive server is about η_s for every parameter that moves, however small Δ is, so that large
+η_s explode. The paper tunes η_s and τ for each task; rates here were chosen on validation nodes of
+Cora, the clients' also on validation graphs of PROTEINS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.core.graph import Graph
+from atoll.core.layers import Private, fit_layers, kept, shared, whole
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average
+from atoll.core.optim import SGD, Optimizer
+from atoll.core.tree import Tree, record, tree_map
+
+SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1, 0)}
+"""The defaults of η_s and β1."""
+
+
+@record
+class Server:
+    """The model x, the mean update m, and the mean square v (None for sgd)."""
+
+    model: Tree
+    mean: Tree
+    square: Tree
+
+
+@record
+class Update:
+    """The only thing that leaves a client."""
+
+    model: Tree
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class FedOpt(Method):
+    """Adaptive federated optimization."""
+
+    optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
+    epochs: int = 3
+    server_optimizer: Literal["adam", "yogi", "adagrad", "sgd"] = "adam"
+    server_lr: float | None = None
+    server_beta1: float | None = None
+    server_beta2: float = 0.99
+    tau: float = 1e-3
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "reset"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
+
+    def __post_init__(self) -> None:
+        if self.server_optimizer not in SERVER_OPTIMIZERS:
+            raise unknown("server optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
+        if self._lr <= 0:
+            raise ConfigError(f"server_lr is {self._lr}; give a positive learning rate")
+        if self.tau <= 0:
+            raise ConfigError(f"tau is {self.tau}; give a positive number")
+        for name, beta in (("server_beta1", self._beta1), ("server_beta2", self.server_beta2)):
+            if not 0 <= beta < 1:
+                raise ConfigError(f"{name} is {beta}; give a number from 0 up to, not including, 1")
+
+    @property
+    def _lr(self) -> float:
+        default = SERVER_OPTIMIZERS[self.server_optimizer][0]
+        return default if self.server_lr is None else self.server_lr
+
+    @property
+    def _beta1(self) -> float:
+        default = SERVER_OPTIMIZERS[self.server_optimizer][1]
+        return default if self.server_beta1 is None else self.server_beta1
+
+    def init(self, clients: Clients) -> Server:
+        model = shared(self.net, self.net.init(clients.key))
+        square = None
+        if self.server_optimizer != "sgd":
+            square = tree_map(lambda x: torch.full_like(x, self.tau**2), model)
+        return Server(model, tree_map(torch.zeros_like, model), square)
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        reply = clients.map(self.train, ToAll(server.model))
+        return self.step(server, average(reply.model, weight=reply.weight))
+
+    def step(self, server: Server, target: Tree) -> Server:
+        """One step of the server in the direction of the mean model."""
+        lr, beta1 = self._lr, self._beta1
+        if self.server_optimizer == "sgd" and not beta1:
+            # x + η_s (target - x), and with η_s = 1 the target to the last bit.
+            model = tree_map(lambda x, y: torch.lerp(x, y, lr), server.model, target)
+            return replace(server, model=model)
+        delta = tree_map(torch.sub, target, server.model)
+        mean = tree_map(lambda d, m: torch.lerp(d, m, beta1), delta, server.mean)
+        direction, square = mean, None
+        if self.server_optimizer != "sgd":
+            square = tree_map(self._square, server.square, delta)
+            direction = tree_map(lambda m, v: m / (v.sqrt() + self.tau), mean, square)
+        model = tree_map(lambda x, d: x + lr * d, server.model, direction)
+        return Server(model, mean, square)
+
+    def _square(self, v: Tensor, delta: Tensor) -> Tensor:
+        new, share = delta**2, 1 - self.server_beta2
+        if self.server_optimizer == "adagrad":
+            return v + new
+        if self.server_optimizer == "yogi":
+            return v - share * new * torch.sign(v - new)
+        return torch.lerp(v, new, share)
+
+    def deploy(self, server: Server) -> ToAll:
+        return ToAll(server.model)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        return self.net(whole(self.net, graph, message, state), graph, key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the cross entropy on the training nodes, from the received model."""
+
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        own = kept(self.net, graph, state, key)
+        if self.optimizer_state == "reset":
+            own = replace(own, moments=None)
+        model, own = fit_layers(
+            loss, self.net, graph, received, own, self.optimizer, self.epochs, key
+        )
+        return Update(model, graph.size(self.weight_by)), own

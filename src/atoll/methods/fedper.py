@@ -1,0 +1,154 @@
+"""FedPer: the first layers are shared, the last ones stay at home (Arivazhagan et al., 2019).
+
+    (b_i, p_i) <- fit(b, p_i)                b the base, p_i the client's personal layers
+    b <- Σ_i n_i b_i / Σ_i n_i               over the participants, n_i = nodes of client i
+
+`personal` is the paper's K_P, the number of personal layers, counted from the output: layers of a
+GCN, SAGE, GAT, GIN or MLP; DisenGCN has two, encoder and classifier. Where the network itself keeps
+layers private (gin-graph: all but the convolutions), those are the first personal one, so that
+`personal=1` is FedAvg there, and more count convolutions. 0 is FedAvg, all layers are Local.
+
+Wire, per client and round:  down  base      up  base, num_nodes
+Private state: the personal layers, the layers that the network calls private, the moments of both.
+Floats per client and round: 2P + 1 for P parameters of the base.
+Departures from the reference code: there is none to compare with. Every client draws its personal
+layers itself, by its own key: nothing is broadcast for them, and they are never reset, only trained
+together with the base. A client that has not trained yet is scored with a fixed draw of them. n_i
+are all nodes (`weight_by=train`: the paper's number of examples). The paper's step is SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from atoll.core import layers
+from atoll.core.errors import ConfigError
+from atoll.core.graph import Graph
+from atoll.core.layers import fit_layers, kept, private_names, shared, whole
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import fold, make_key
+from atoll.core.tree import Tree, record
+
+
+@record
+class Update:
+    """The only thing that leaves a client: its base."""
+
+    model: Tree
+    weight: Tensor
+
+
+@record
+class Private:
+    """What a client keeps: its personal layers, and what every method keeps."""
+
+    personal: Tree
+    own: layers.Private
+
+
+@dataclass(frozen=True)
+class FedPer(Method):
+    """Federated averaging of the first layers."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    personal: int = 1
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = (
+        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
+    )
+    deployed: ClassVar[str] = "personalised"
+
+    def __post_init__(self) -> None:
+        if self.personal < 0:
+            raise ConfigError(f"personal is {self.personal}; give a number of layers, 0 or more")
+
+    def init(self, clients: Clients) -> Tree:
+        return self._fresh(clients.key)[0]
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        reply = clients.map(self.train, ToAll(server))
+        return average(reply.model, weight=reply.weight)
+
+    def deploy(self, server: Tree) -> ToAll:
+        return ToAll(server)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        if state is None:
+            personal, own = self._fresh(make_key(0, graph.real.device))[1], None
+        else:
+            personal, own = state.personal, state.own
+        params = whole(self.net, graph, rejoin(message, personal), own)
+        return self.net(params, graph, key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the cross entropy over base and personal layers together."""
+
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        if state is None:
+            own = kept(self.net, graph, None, key)
+            state = Private(self._fresh(fold(key, "personal"))[1], own)
+        own = state.own
+        if self.optimizer_state == "reset":
+            own = replace(own, moments=None)
+        start = rejoin(received, state.personal)
+        model, own = fit_layers(loss, self.net, graph, start, own, self.optimizer, self.epochs, key)
+        base, personal = cut(model, self._count)
+        return Update(base, graph.size(self.weight_by)), Private(personal, own)
+
+    @property
+    def _count(self) -> int:
+        """Personal layers beside those that the network keeps private anyway."""
+        return max(self.personal - 1, 0) if private_names(self.net) else self.personal
+
+    def _fresh(self, key: Tensor) -> tuple[Tree, Tree]:
+        """A new base and new personal layers."""
+        return cut(shared(self.net, self.net.init(key)), self._count)
+
+
+def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
+    """The first layers and the last `count`, each a tree of the same kind.
+
+    A list holds a layer in each place, a dict under each name; a name alone in a dict that holds a
+    list of layers stands for these.
+    """
+    if isinstance(params, dict) and len(params) == 1:
+        ((name, inner),) = params.items()
+        if isinstance(inner, list | dict):
+            first, last = cut(inner, count)
+            return {name: first}, {name: last}
+    at = len(params) - count
+    if at < 0:
+        raise ConfigError(
+            f"{count} layers cannot be personal where there are {len(params)} to share; give a "
+            "smaller number (--set personal=1)"
+        )
+    if isinstance(params, list):
+        return params[:at], params[at:]
+    names = list(params)
+    return {n: params[n] for n in names[:at]}, {n: params[n] for n in names[at:]}
+
+
+def rejoin(first: Tree, last: Tree) -> Tree:
+    """The whole that `cut` cut."""
+    if isinstance(first, list):
+        return first + last
+    both = {name: rejoin(first[name], last[name]) for name in first if name in last}
+    return {**first, **last, **both}

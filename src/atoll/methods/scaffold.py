@@ -1,0 +1,185 @@
+"""SCAFFOLD: every step is corrected by where the others would go (Karimireddy et al., 2020).
+
+    y <- y - η (∇f_i(y) - c_i + c)           K steps from the received model x
+    c_i <- c_i - c + (x - y) / (K η)         option II; option I: c_i <- ∇f_i(x)
+    x <- x + η_g mean_{i ∈ S} (y_i - x)      S are present, of N clients
+    c <- c + |S|/N mean_{i ∈ S} Δc_i
+
+c and all c_i start at zero, so that c stays the mean of all c_i, those of absent clients included.
+With option II, Δc_i = (x - y_i) / (K_i η) - c: the server needs only y_i and the number of steps.
+
+Wire, per client and round:  down  model, c      up  model, K, weight (option I: Δc_i as well)
+Private state: c_i, the optimizer's moments, and the layers that the network calls private, which
+are not corrected. A server that rebuilds Δc_i can follow c_i: it stays at home, but is no secret.
+Floats per client and round: 3P + 2 for P parameters; 4P + 2 with option I or `replace-controls`.
+Departures from the reference code: K counts the steps really taken, epochs times mini-batches, for
+each client. Weight decay is part of f_i for option II; option I leaves it out of c_i and c, where
+it cancels. The paper's step is plain SGD, the default here, with rates chosen on validation nodes
+of Cora and on validation graphs of PROTEINS. With Adam or momentum the correction enters before
+the preconditioner, and (x - y) / (K η) is a mean direction, not a mean gradient: OpenFGL runs that,
+and it is unstable. `compat=replace-controls` is OpenFGL's server, which sets c to the mean of the
+participants' c_i: right only if all take part. `preset=openfgl` has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core import layers
+from atoll.core.errors import ConfigError
+from atoll.core.fit import gradient, num_steps
+from atoll.core.graph import Graph
+from atoll.core.layers import fit_layers, joined, kept, private, shared, whole
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average
+from atoll.core.optim import SGD, Optimizer
+from atoll.core.random import fold
+from atoll.core.tree import Tree, record, tree_map
+
+
+@record
+class Server:
+    """The model x and the control c; also what a client receives."""
+
+    model: Tree
+    control: Tree
+
+
+@record
+class Update:
+    """What leaves a client.
+
+    Attributes:
+        model: y_i.
+        steps: K_i.
+        weight: Of y_i in the mean.
+        control: Δc_i (option I) or c_i (`replace-controls`); None where the server rebuilds Δc_i.
+    """
+
+    model: Tree
+    steps: Tensor
+    weight: Tensor
+    control: Tree
+
+
+@record
+class Private:
+    """What a client keeps: c_i, and what every method keeps."""
+
+    control: Tree
+    own: layers.Private
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Stochastic controlled averaging."""
+
+    optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
+    epochs: int = 3
+    option: Literal["I", "II"] = "II"
+    eta_g: float = 1.0
+    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    compat: Literal["none", "replace-controls"] = "none"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = (
+        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, "
+        "ICML 2020"
+    )
+    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "openfgl": {"optimizer": "adam", "weight_by": "nodes", "compat": "replace-controls"},
+    }
+
+    def __post_init__(self) -> None:
+        if self.eta_g <= 0:
+            raise ConfigError(f"eta_g is {self.eta_g}; give a positive rate, 1 for a plain mean")
+
+    def init(self, clients: Clients) -> Server:
+        model = shared(self.net, self.net.init(clients.key))
+        return Server(model, tree_map(torch.zeros_like, model))
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        reply = clients.map(self.train, ToAll(server))
+        mean = average(reply.model, weight=reply.weight)
+        return Server(
+            # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
+            model=tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean),
+            control=self._control(server, reply, len(clients) / clients.total),
+        )
+
+    def _control(self, server: Server, reply: Update, share: float) -> Tree:
+        """The server's next c; `share` of the clients took part."""
+        if self.compat == "replace-controls":
+            return average(reply.control)
+        if self.option == "I":
+            return tree_map(lambda c, d: c + share * d, server.control, average(reply.control))
+        # c + share (mean slope - c)
+        slopes = average(mean_slope(server.model, reply.model, reply.steps, self.optimizer.lr))
+        return tree_map(lambda c, s: torch.lerp(c, s, share), server.control, slopes)
+
+    def deploy(self, server: Server) -> ToAll:
+        return ToAll(server.model)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        own = None if state is None else state.own
+        return self.net(whole(self.net, graph, message, own), graph, key)
+
+    @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
+    def train(
+        self, graph: Graph, received: Server, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the cross entropy with corrected steps; then correct the control."""
+        if state is None:
+            zero = tree_map(torch.zeros_like, received.control)
+            state = Private(zero, kept(self.net, graph, None, key))
+        shift = tree_map(torch.sub, received.control, state.control)
+
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return cross_entropy(self.net(params, graph, key), graph)
+
+        def correct(grads: Tree, params: Tree) -> Tree:
+            corrected = tree_map(torch.add, shared(self.net, grads), shift)
+            return joined(corrected, private(self.net, grads))
+
+        own = state.own
+        if self.optimizer_state == "reset":
+            own = replace(own, moments=None)
+        steps = num_steps(graph, self.epochs)
+        model, own = fit_layers(
+            loss, self.net, graph, received.model, own, self.optimizer, self.epochs, key, correct
+        )
+        if self.option == "I":
+            params = joined(received.model, state.own.layers)
+            noise = fold(key, "control")
+            slope = gradient(lambda params, key: loss(params, graph, key), params, noise)
+            control = shared(self.net, slope)
+        else:
+            slope = mean_slope(received.model, model, steps, self.optimizer.lr)
+            control = tree_map(torch.sub, slope, shift)
+        sent = None
+        if self.compat == "replace-controls":
+            sent = control
+        elif self.option == "I":
+            sent = tree_map(torch.sub, control, state.control)
+        reply = Update(model, steps, graph.size(self.weight_by), sent)
+        return reply, Private(control, own)
+
+
+def mean_slope(start: Tree, end: Tree, steps: Tensor, lr: float) -> Tree:
+    """(x - y) / (K η): the mean of the gradients that plain steps took; `end` may be stacked."""
+
+    def divided(x: Tensor, y: Tensor) -> Tensor:
+        return (x - y) / (lr * steps).reshape(*steps.shape, *[1] * x.dim())
+
+    return tree_map(divided, start, end)
