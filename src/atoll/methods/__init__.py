@@ -10,6 +10,7 @@ from types import ModuleType
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
+from atoll.methods.adafgl import AdaFGL
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fediih import FedIIH
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "adafgl": AdaFGL,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -73,6 +75,7 @@ def _module(where: str) -> ModuleType:
 __all__ = [
     "GCFL",
     "METHODS",
+    "AdaFGL",
     "FedATH",
     "FedAvg",
     "FedIIH",
