@@ -294,8 +294,8 @@ class AdaFGL(Method):
         """Logits of the homophilous head and of the three heterophilous ones."""
         found = self.heads(heads, graph, around.propagate, key)
         message = signed_messages(
-            found["message"], around.q, heads["message"]["slope"], graph.real, self.beta,
-            self.threshold, self.inverted_rescale, self.block,
+            found["message"], around.q, heads["rest"]["message"]["slope"], graph.real,
+            self.beta, self.threshold, self.inverted_rescale, self.block,
         )  # fmt: skip
         return found["homo"], found["raw"], found["smooth"], message
 

@@ -29,7 +29,7 @@ from atoll.nn.ops import matmul
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads by name, with the number of their layers; they need the view `x`.
+    """Heads by name, with the number of their layers (at least two); they need the view `x`.
 
     Attributes:
         features: Width of X.
@@ -50,24 +50,39 @@ class Heads:
     dropout: float = 0.5
 
     def init(self, key: Tensor) -> Tree:
-        """A slope of 0.25 and the layers for each head; gain √2 as for layers before a ReLU."""
-        wide = (self.hops + 1) * self.features
-        heads = [(name, layers, wide) for name, layers in self.propagated]
-        heads += [(name, layers, self.features) for name, layers in self.plain]
-        return {
-            name: self._fresh(fold(key, name), [n_in, *[self.hidden] * (layers - 1), self.classes])
-            for name, layers, n_in in heads
-        }
+        """All first layers side by side, hop after hop; for each head a slope and the rest.
 
-    def _fresh(self, key: Tensor, widths: list[int]) -> Tree:
-        layers = [
+        Weights have the gain √2 of layers before a ReLU, slopes start at 0.25.
+        """
+        deep = [self._weight(key, name, (self.hops + 1) * self.features) for name in self._deep]
+        flat = [self._weight(key, name, self.features) for name in self._flat]
+        hops = zip(*(weight.chunk(self.hops + 1) for weight in deep), strict=True)
+        first = torch.cat([weight for hop in hops for weight in hop] + flat, dim=1)
+        bias = zeros(key, self.hidden * len(self._deep + self._flat))
+        rest = {name: self._fresh(fold(key, name), n) for name, n in self.propagated + self.plain}
+        return {"first": {"weight": first, "bias": bias}, "rest": rest}
+
+    @property
+    def _deep(self) -> list[str]:
+        return [name for name, _ in self.propagated]
+
+    @property
+    def _flat(self) -> list[str]:
+        return [name for name, _ in self.plain]
+
+    def _weight(self, key: Tensor, name: str, n_in: int) -> Tensor:
+        return math.sqrt(2) * glorot(fold(key, name, 0), n_in, self.hidden)
+
+    def _fresh(self, key: Tensor, layers: int) -> Tree:
+        widths = [self.hidden] * (layers - 1) + [self.classes]
+        made = [
             {
                 "weight": math.sqrt(2) * glorot(fold(key, number), n_in, n_out),
                 "bias": zeros(key, n_out),
             }
-            for number, (n_in, n_out) in enumerate(pairwise(widths))
+            for number, (n_in, n_out) in enumerate(pairwise(widths), start=1)
         ]
-        return {"slope": zeros(key, 1) + 0.25, "layers": layers}
+        return {"slope": zeros(key, 1) + 0.25, "layers": made}
 
     def __call__(
         self,
@@ -77,31 +92,28 @@ class Heads:
         key: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Every head's logits; `propagate` is T."""
-        return {
-            name: self._rest(name, params[name], h, graph, key)
-            for name, h in self._first(params, graph, propagate).items()
-        }
+        first = self._first(params["first"], graph, propagate)
+        found = zip(self._deep + self._flat, first.split(self.hidden, dim=1), strict=True)
+        return {name: self._rest(name, params["rest"][name], h, graph, key) for name, h in found}
 
     def _first(
-        self, params: Tree, graph: Graph, propagate: Callable[[Tensor], Tensor]
-    ) -> dict[str, Tensor]:
-        deep, flat = ([name for name, _ in heads] for heads in (self.propagated, self.plain))
-        weight = {name: params[name]["layers"][0]["weight"] for name in (*deep, *flat)}
-        by_hop = zip(*(weight[name].chunk(self.hops + 1) for name in deep), strict=True)
-        blocks = [torch.cat(hop, dim=1) for hop in by_hop] + [weight[name] for name in flat]
-        widths = [block.shape[1] for block in blocks]
-        parts = matmul(graph.views["x"], torch.cat(blocks, dim=1)).split(widths, dim=1)
-        terms, rest = parts[: self.hops + 1], parts[self.hops + 1 :]
-        h = terms[-1]
-        for term in reversed(terms[:-1]):
+        self, layer: Tree, graph: Graph, propagate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The first layers of all heads side by side, without their activation."""
+        wide = len(self._deep) * self.hidden
+        product = matmul(graph.views["x"], layer["weight"])
+        *terms, h, flat = product.split(
+            [*[wide] * (self.hops + 1), len(self._flat) * self.hidden], dim=1
+        )
+        for term in reversed(terms):
             h = term + propagate(h)
-        found = zip(weight, (*h.chunk(len(deep), dim=1), *rest), strict=True)
-        return {name: part + params[name]["layers"][0]["bias"] for name, part in found}
+        out: Tensor = torch.cat([h, flat], dim=1) + layer["bias"]
+        return out
 
     def _rest(
         self, name: str, head: Tree, h: Tensor, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        for number, layer in enumerate(head["layers"][1:], start=1):
+        for number, layer in enumerate(head["layers"], start=1):
             h = torch.where(h > 0, h, head["slope"] * h)
             h = dropout(h, key, graph.ids, self.dropout, name, number)
             h = h @ layer["weight"] + layer["bias"]
