@@ -93,26 +93,21 @@ class Heads:
     ) -> dict[str, Tensor]:
         """Every head's logits; `propagate` is T."""
         first = self._first(params["first"], graph, propagate)
-        found = zip(self._deep + self._flat, first.split(self.hidden, dim=1), strict=True)
+        found = zip(self._deep + self._flat, torch.split(first, self.hidden, dim=1), strict=True)
         return {name: self._rest(name, params["rest"][name], h, graph, key) for name, h in found}
 
-    def _first(
-        self, layer: Tree, graph: Graph, propagate: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def _first(self, layer: Tree, graph: Graph, propagate: Callable[[Tensor], Tensor]) -> Tensor:
         """The first layers of all heads side by side, without their activation."""
         wide = len(self._deep) * self.hidden
         product = matmul(graph.views["x"], layer["weight"])
-        *terms, h, flat = product.split(
-            [*[wide] * (self.hops + 1), len(self._flat) * self.hidden], dim=1
-        )
+        widths = [*[wide] * (self.hops + 1), len(self._flat) * self.hidden]
+        *terms, h, flat = torch.split(product, widths, dim=1)
         for term in reversed(terms):
             h = term + propagate(h)
         out: Tensor = torch.cat([h, flat], dim=1) + layer["bias"]
         return out
 
-    def _rest(
-        self, name: str, head: Tree, h: Tensor, graph: Graph, key: Tensor | None
-    ) -> Tensor:
+    def _rest(self, name: str, head: Tree, h: Tensor, graph: Graph, key: Tensor | None) -> Tensor:
         for number, layer in enumerate(head["layers"], start=1):
             h = torch.where(h > 0, h, head["slope"] * h)
             h = dropout(h, key, graph.ids, self.dropout, name, number)

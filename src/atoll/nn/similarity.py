@@ -47,7 +47,7 @@ def propagation(
     threshold: float = 0.0,
     block: int = 1024,
 ) -> Callable[[Tensor], Tensor]:
-    """h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
+    """T: h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
 
     def unscaled(h: Tensor) -> Tensor:
         similar = similar_sum(q, h, threshold, block)
@@ -124,7 +124,7 @@ class _Again(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        _, pull = torch.func.vjp(ctx.function, *ctx.saved_tensors)
+        pull = torch.func.vjp(ctx.function, *ctx.saved_tensors)[1]
         return None, *pull(grad)
 
 
@@ -157,9 +157,7 @@ def _sum_and_max(pairs: Callable[..., Tensor], start: int, *parts: Tensor) -> Te
     return torch.stack([x.sum(1), x.amax(1)], dim=1)
 
 
-def _both_sides(
-    pairs: Callable[..., Tensor], inverted: bool, start: int, *parts: Tensor
-) -> Tensor:
+def _both_sides(pairs: Callable[..., Tensor], inverted: bool, start: int, *parts: Tensor) -> Tensor:
     """The positive part of R times h, and minus its negative part times h, side by side."""
     *directed, h, mean, top = parts
     x = pairs(start, *directed)
