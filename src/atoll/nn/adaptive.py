@@ -53,9 +53,11 @@ class Adaptive:
         for name in ("hops", "block"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name in ("alpha", "beta", "threshold"):
+        for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+        if not 0 <= self.threshold < 1:
+            raise ConfigError(f"threshold is {self.threshold}; give a number from 0 to below 1")
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -11,6 +11,7 @@ Shapes: directions q (N, C), h (N, D), real (N,).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from torch.nn import functional
 from atoll.core.graph import Sparse
 from atoll.nn.ops import matmul
 
-TINY = 1e-12
+LEAST = 1e-6
 """Least divisor: a client of one node has nobody to be compared with."""
 
 
@@ -74,14 +75,28 @@ def signed_messages(
         R = (X - m) / (M - m) above the mean, (X - m) / m below it, one on the diagonal
         (softmax(PReLU(R) h) - softmax(PReLU(-R) h) + h) / 2
 
-    `inverted` takes -X / m below the mean: zero for the least alike, -1 just below the mean.
+    Only relu(X - m) is ever N x N: what is below the mean is what remains of X - m, and X h is
+    cheap. `inverted` takes -X / m below the mean: zero for the least alike, -1 near the mean.
     """
+    h = h * real.unsqueeze(-1)
     rows = (q, directions(functional.softmax(h, dim=-1), real))
-    pairs = partial(_pair_rows, beta, threshold)
-    seen = by_rows(partial(_sum_and_max, pairs), rows, rows, block)
-    mean, top = seen[:, 0].sum() / real.sum() ** 2, seen[:, 1].amax()
-    whole = (*rows, h * real.unsqueeze(-1), mean, top)
-    alike, unlike = by_rows(partial(_both_sides, pairs, inverted), rows, whole, block).chunk(2, -1)
+
+    def times_x(values: Tensor) -> Tensor:
+        own = (1 - beta) * similar_sum(rows[1], values)
+        return own + beta * similar_sum(q, values, threshold, block) if beta else own
+
+    nodes = real.sum()
+    mean = (times_x(real.unsqueeze(-1)).sum() / nodes**2).clamp(min=0) * (nodes > 1)
+    top = _maximum(rows, beta, threshold, block)
+    function = partial(_above, beta, threshold, inverted)
+    above = by_rows(function, rows, (*rows, h, mean), block)
+    # A node is as alike to itself as can be; R has its own number for that.
+    alike = above[:, : h.shape[1]] - torch.relu(1 - mean) * h
+    if inverted:
+        unlike = times_x(h) - alike - mean * (above[:, h.shape[1] :] - h)
+    else:
+        unlike = alike - times_x(h) + mean * (h.sum(0) - h)
+    alike, unlike = alike / (top - mean).clamp(min=LEAST), unlike / mean.clamp(min=LEAST)
     # PReLU(R) h and PReLU(-R) h from the positive and the negative part of R; R_ii = 1.
     positive = alike - slope * unlike + h
     negative = unlike - slope * (alike + h)
@@ -128,11 +143,9 @@ class _Again(Function):
         return None, *pull(grad)
 
 
-def _cosines(start: int, rows: Tensor, q: Tensor, threshold: float) -> Tensor:
-    """Rows of S from number `start` on."""
-    s = rows @ q.T
-    s = (s > threshold).to(s.dtype) if threshold else s
-    return torch.where(_own(start, s), torch.zeros_like(s), s)
+def _similar_rows(threshold: float, start: int, rows: Tensor, q: Tensor, h: Tensor) -> Tensor:
+    alike = (rows @ q.T > threshold).to(h.dtype)
+    return torch.where(_own(start, alike), torch.zeros_like(alike), alike) @ h
 
 
 def _own(start: int, block: Tensor) -> Tensor:
@@ -141,27 +154,44 @@ def _own(start: int, block: Tensor) -> Tensor:
     return numbers[start : start + block.shape[0]].unsqueeze(1) == numbers
 
 
-def _similar_rows(threshold: float, start: int, rows: Tensor, q: Tensor, h: Tensor) -> Tensor:
-    return _cosines(start, rows, q, threshold) @ h
-
-
-def _pair_rows(beta: float, threshold: float, start: int, *parts: Tensor) -> Tensor:
-    """Rows of X, from rows of both kinds of directions and then all of both."""
+def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
+    """Rows of X and of its diagonal, from rows of both kinds of directions and all of both."""
     given_rows, own_rows, given, own = parts
-    x = (1 - beta) * _cosines(start, own_rows, own, 0.0)
-    return x + beta * _cosines(start, given_rows, given, threshold) if beta else x
+    if not beta:
+        return own_rows @ own.T
+    if threshold:
+        alike = (given_rows @ given.T > threshold).to(own.dtype)
+        return beta * alike + (1 - beta) * (own_rows @ own.T)
+    weights = (math.sqrt(beta), math.sqrt(1 - beta))
+    left, right = (
+        torch.cat([w * part for w, part in zip(weights, both, strict=True)], dim=1)
+        for both in ((given_rows, own_rows), (given, own))
+    )
+    return left @ right.T
 
 
-def _sum_and_max(pairs: Callable[..., Tensor], start: int, *parts: Tensor) -> Tensor:
-    x = pairs(start, *parts)
-    return torch.stack([x.sum(1), x.amax(1)], dim=1)
+def _above(beta: float, threshold: float, inverted: bool, start: int, *parts: Tensor) -> Tensor:
+    """relu(X - m) h; if `inverted`, beside it the sum of h over all pairs above the mean."""
+    *directed, h, mean = parts
+    over = torch.relu(_pairs(beta, threshold, *directed) - mean)
+    found = over @ h
+    return torch.cat([found, (over > 0).to(h.dtype) @ h], dim=1) if inverted else found
 
 
-def _both_sides(pairs: Callable[..., Tensor], inverted: bool, start: int, *parts: Tensor) -> Tensor:
-    """The positive part of R times h, and minus its negative part times h, side by side."""
-    *directed, h, mean, top = parts
-    x = pairs(start, *directed)
-    alike = torch.relu(x - mean) / (top - mean).clamp(min=TINY)
-    below = torch.where(x > mean, torch.zeros_like(x), x) if inverted else torch.relu(mean - x)
-    unlike = torch.where(_own(start, x), torch.zeros_like(x), below / mean.clamp(min=TINY))
-    return torch.cat([alike @ h, unlike @ h], dim=1)
+def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: int) -> Tensor:
+    """The largest entry of X; found without derivatives, which one pair then has alone."""
+    given, own = (part.detach() for part in rows)
+    function = partial(_row_maximum, beta, threshold)
+    found = by_rows(function, (given, own), (given, own), block)
+    row = found[:, 0].argmax()
+    best = found.index_select(0, row.unsqueeze(0)).squeeze(0)
+    pair = torch.stack([row, best[1].long()])
+    alike = (1 - beta) * rows[1].index_select(0, pair).prod(0).sum()
+    return alike + (best[0] - alike).detach()
+
+
+def _row_maximum(beta: float, threshold: float, start: int, *parts: Tensor) -> Tensor:
+    """The largest entry of each row of X and where it stands."""
+    x = _pairs(beta, threshold, *parts)
+    value, column = torch.where(_own(start, x), torch.zeros_like(x), x).max(dim=1)
+    return torch.stack([value, column.to(value.dtype)], dim=1)
