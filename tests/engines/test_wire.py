@@ -63,6 +63,12 @@ class Toy:
         return Reply(message), None
 
     @client_step
+    def phased(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        if isinstance(message, list):
+            return Reply({"all": graph.real}), None
+        return Reply(None if isinstance(message, Empty) else message), None
+
+    @client_step
     def grabbing(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
         message += 1
         before = torch.zeros(2) if state is None else state["seen"]
@@ -188,6 +194,15 @@ def test_a_step_is_tried_on_the_probes_once():
     for _ in range(3):
         probe.template(step, torch.ones(2))
     assert len(calls) == 2
+
+
+def test_a_step_may_reply_with_something_else_to_another_kind_of_message():
+    simulation = wire()
+    assert ask(simulation, TOY.phased, ToAll(torch.ones(2))).shape == (4, 2)
+    assert ask(simulation, TOY.phased, ToAll(Empty())) is None
+    # Every kind is tried on the probes: an innocent first reply does not vouch for the others.
+    with pytest.raises(WireError, match=r"would send 'value\.all'"):
+        ask(simulation, TOY.phased, ToAll([torch.ones(2)]))
 
 
 def test_steps_that_follow_each_other_find_the_probes_states():

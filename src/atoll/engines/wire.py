@@ -18,7 +18,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
 from atoll.core.method import Step
 from atoll.core.random import fold, make_key, uniform
-from atoll.core.tree import Tree, named_leaves, tree_map
+from atoll.core.tree import Tree, named_leaves, structure, tree_map
 from atoll.engines.codec import check_like, decode, encode
 from atoll.engines.serial import Serial
 
@@ -65,17 +65,19 @@ class Probe:
 
     Attributes:
         graphs: Graphs of different size with the federation's features and classes.
-        templates: Replies found so far, by step.
+        templates: Replies found so far, by step and by what it was sent: a method in several
+            phases may reply with something else in each.
         states: The probes' own private states, so that later steps find what earlier ones left.
     """
 
     graphs: tuple[Graph, Graph]
-    templates: dict[str, Tree] = field(default_factory=dict)
+    templates: dict[tuple[str, str], Tree] = field(default_factory=dict)
     states: list[Tree] = field(default_factory=lambda: [None, None])
 
     def template(self, step: Step, message: Tree) -> Tree:
         """What `step` replies; refuses an undeclared node or edge axis."""
-        if step.name not in self.templates:
+        case = (step.name, str(structure(message)))
+        if case not in self.templates:
             replies = []
             for i, graph in enumerate(self.graphs):
                 copy, key = tree_map(torch.clone, message), make_key(i, graph.real.device)
@@ -83,8 +85,8 @@ class Probe:
                     reply, self.states[i] = step(graph, copy, self.states[i], key)
                 replies.append(reply)
             _refuse_hidden_axes(step, *replies)
-            self.templates[step.name] = replies[0]
-        return self.templates[step.name]
+            self.templates[case] = replies[0]
+        return self.templates[case]
 
 
 def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:

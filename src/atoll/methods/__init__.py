@@ -10,6 +10,7 @@ from types import ModuleType
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
+from atoll.methods.adafgl import AdaFGL
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fedgnn import FedGNN
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
     "feddc": FedDC,
     "fedopt": FedOpt,
     "fedper": FedPer,
+    "adafgl": AdaFGL,
     "fedath": FedATH,
     "fedgnn": FedGNN,
     "fedgta": FedGTA,
@@ -87,6 +89,7 @@ def _module(where: str) -> ModuleType:
 __all__ = [
     "GCFL",
     "METHODS",
+    "AdaFGL",
     "FedATH",
     "FedAvg",
     "FedGNN",
