@@ -175,9 +175,10 @@ class _Keep(torch.autograd.Function):
         key: Tensor, rows: Tensor, salt: int | None, width: int, rate: float, dtype: torch.dtype
     ) -> Tensor:
         key = key if salt is None else _salted(key, salt)
-        # The smallest integer whose bits survive; int32 bits are uniform in [-2^31, 2^31).
-        keep = _grid_bits(key, rows, width) >= int(rate * 2**32) - 2**31
-        return keep.to(dtype).mul_(1.0 / (1.0 - rate))
+        # A hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
+        bits = _grid_bits(key, rows, -(-width // 2)).view(torch.int16)[..., :width]
+        dropped = round(rate * 2**16)
+        return (bits >= dropped - 2**15).to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
