@@ -68,7 +68,8 @@ TRAINING = (
         help="Which model is scored: deployed or local.  [default: the protocol's]"),
     click.option(
         "--compat", multiple=True, metavar="NAME",
-        help="Switch on a known fault of a public code (dropout-at-eval); repeatable."),
+        help="Switch on a known fault of a public code (dropout-at-eval, test-selection); "
+        "repeatable."),
     click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
     click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
     click.option(

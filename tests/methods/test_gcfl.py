@@ -298,6 +298,50 @@ def test_small_clusters_and_early_rounds_stay() -> None:
     assert clusters(pair.server) == [[0, 1]]
 
 
+# What the server writes down
+
+
+def test_all_norms_are_kept_and_they_are_those_of_the_splits() -> None:
+    method = GCFL(NODE_NET, **CUT_NOW)
+    made = run(method, small_federation((9, 13, 17, 22, 12)), rounds=4)
+    assert made.server.trace.shape == (4, 2, 5)
+    own, together = made.server.trace.unbind(1)
+    for split in cluster_tree(made.server):
+        members = [*split.stay, *split.leave]
+        assert float(own[split.round, members].max()) == pytest.approx(split.max_norm)
+        assert together[split.round, members].tolist() == pytest.approx(
+            [split.mean_norm] * len(members)
+        )
+    # Alone in a cluster, a client is its own mean; in company the mean is never longer.
+    alone = [members[0] for members in clusters(made.server) if len(members) == 1]
+    assert alone
+    torch.testing.assert_close(own[-1, alone], together[-1, alone])
+    largest = own[0].max()
+    assert (together[0] <= largest).all()
+
+
+def test_norms_of_who_was_absent_are_not_made_up() -> None:
+    made = run(GCFL(NODE_NET), small_federation(), fraction=0.5, rounds=3)
+    absent = made.server.trace < 0
+    assert absent.sum(-1).tolist() == [[2, 2]] * 3
+    assert (made.server.trace[absent] == -1).all()
+    assert torch.equal(absent[:, 0], absent[:, 1])
+
+
+def test_models_are_put_aside_in_the_round_before_a_split() -> None:
+    method = GCFL(NODE_NET, eps1=1e9, eps2=0.0, min_round=1)
+    made = run(method, small_federation((9, 13, 17, 22, 12)), rounds=4)
+    first, second = cluster_tree(made.server)[:2]
+    assert (first.round, second.round) == (1, 2)
+    for client, rounds in enumerate(made.history.cached):
+        again = client in (*second.stay, *second.leave)
+        assert rounds[:2] == ([0, 1] if again else [0])
+    # Before the very first round there is nothing to put aside.
+    at_once = run(GCFL(NODE_NET, **CUT_NOW), small_federation(), rounds=1)
+    assert cluster_tree(at_once.server)[0].round == 0
+    assert at_once.history.cached == [[]] * 4
+
+
 # The contract, with splits
 
 

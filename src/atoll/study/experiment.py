@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +30,14 @@ from atoll.study.metrics import METRICS, from_confusion
 SCORED = ("deployed", "local")
 
 
+@runtime_checkable
+class Caches(Protocol):
+    """A method that puts models aside while it trains, before it goes another way."""
+
+    def cached_rounds(self, server: Tree) -> list[list[int]]:
+        """For each client the rounds after which its model was put aside."""
+
+
 @dataclass
 class History:
     """Everything measured, round by round.
@@ -38,12 +47,15 @@ class History:
         counts: Training, validation and test nodes (or graphs) of each client, (K, 3).
         nodes: Nodes (or graphs) of each client, (K,).
         seconds: Seconds of each round, training and scoring.
+        cached: For each client the rounds after which its model was put aside; empty where a
+            method puts none aside.
     """
 
     counts: np.ndarray
     nodes: np.ndarray
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)
+    cached: list[list[int]] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
@@ -118,6 +130,8 @@ class Experiment:
                 save_checkpoint(checkpoint, run.snapshot(fingerprint))
                 saved_round, saved_at = run.history.rounds, time.monotonic()
             if stop:
+                if isinstance(self.method, Caches):
+                    run.history.cached = self.method.cached_rounds(run.server)
                 return run
             run.one_round()
             if on_round is not None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from atoll.study.config import RunConfig
 from atoll.study.experiment import History
 from atoll.study.metrics import mean_over_clients
-from atoll.study.result import Result
+from atoll.study.result import BEST_CACHED, Result
 
 
 class Watcher:
@@ -100,12 +100,19 @@ class Watcher:
         return self.stopping
 
 
+_PICKED = {
+    "best-val": "at the best mean validation round",
+    "last": "after the last round",
+    BEST_CACHED: "picked on the test data: each client's best of the models put aside before "
+    "splits and the last (test-selection)",
+}
+
+
 def result_table(results: list[Result]) -> Group:
     """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
     first = results[0]
     config = first.config
-    picked = {"best-val": "at the best mean validation round", "last": "after the last round"}
-    how = picked.get(first.select, "at each client's best validation round")
+    how = _PICKED.get(first.select, "at each client's best validation round")
     several = config.seeds > 1
     title = (
         f"{config.data}, {_count(first.clients, 'client')}, {config.partition}, "
