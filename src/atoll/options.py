@@ -54,6 +54,13 @@ SETTINGS = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
     "repeatable.")
+MACHINE = (
+    click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
+    click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
+    click.option(
+        "--chunk", type=int, metavar="K",
+        help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
+)
 TRAINING = (
     ROUNDS,
     EPOCHS,
@@ -70,11 +77,7 @@ TRAINING = (
         "--compat", multiple=True, metavar="NAME",
         help="Switch on a known fault of a public code (dropout-at-eval, test-selection); "
         "repeatable."),
-    click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
-    click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
-    click.option(
-        "--chunk", type=int, metavar="K",
-        help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
+    *MACHINE,
 )
 FILES = (
     click.option(
