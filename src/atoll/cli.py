@@ -466,3 +466,40 @@ def _written(console: Console, paths: list[Path]) -> None:
     from rich.text import Text
 
     console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+
+
+@main.command(
+    short_help="Show a gcfl run's clusters: who split, when, why.",
+    epilog="For example: atoll clusters gcfl-run --against local-run --beside fedavg-run",
+)
+@click.argument("folder", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.option("--against", metavar="DIR", type=click.Path(path_type=Path),
+              help="A run of local on the same clients: who gains over it?")  # fmt: skip
+@click.option("--beside", metavar="DIR", type=click.Path(path_type=Path), multiple=True,
+              help="One more run to show next to it; repeatable.")  # fmt: skip
+@click.option("--seed", type=int, metavar="S", help="Which of the run's seeds.  [default: first]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+              help="Where to write.  [default: RUN_DIR/clusters]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def clusters(
+    folder: Path,
+    against: Path | None,
+    beside: tuple[Path, ...],
+    seed: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the clusters of a gcfl run: who split, when, why, and who gains."""
+    from atoll.study import clusters_show as show
+    from atoll.study.clusters import study_clusters
+    from atoll.study.plots import check_output
+
+    to = out or folder / "clusters"
+    if folder.exists():
+        check_output(to)
+    found = study_clusters(folder, seed=seed, against=against, beside=beside)
+    console = _console(stderr=as_json)
+    console.print(show.clusters_text(found))
+    _written(console, show.write_clusters(found, to))
+    if as_json:
+        click.echo(json.dumps(show.summary(found)))

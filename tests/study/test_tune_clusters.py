@@ -41,7 +41,7 @@ def test_the_proposal_by_hand() -> None:
     assert MADE.largest.tolist() == [5, 4, 3, 2, 1.6, 1.6, 1.6, 1.6]
     assert (MADE.calm, MADE.restless) == (0.4, 1.6)
     assert MADE.eps1 == 0.44
-    assert MADE.eps2 == 0.8
+    assert MADE.eps2 == 1.4
     assert MADE.falling == pytest.approx(1 - 0.35 / 0.45)
     assert two_digits(0.12499) == 0.12
 
@@ -63,7 +63,7 @@ def test_no_split_comes_before_the_method_allows_one() -> None:
 
 def test_the_grid_has_the_proposal_in_its_place() -> None:
     first, second, rounds = MADE.grid()
-    place = STEPS.tolist().index(0)
+    place = STEPS.index(0)
     assert (first[place], second[place]) == (MADE.eps1, MADE.eps2)
     assert rounds[place, place] == MADE.first_split(MADE.eps1, MADE.eps2)
     assert rounds.shape == (8, 8)
@@ -120,7 +120,7 @@ def test_gcfl_plus_waits_for_its_sequences() -> None:
 def test_a_user_reads_two_reasons_and_a_command(found: Tuning, tmp_path: Path) -> None:
     first, second, _ = reasons(found)
     assert first.startswith(f"eps1 = {found.eps1:g}: a tenth above {found.calm:.3g}, where")
-    assert second.startswith(f"eps2 = {found.eps2:g}: between that and {found.restless:.3g}")
+    assert second.startswith(f"eps2 = {found.eps2:g}: a tenth below {found.restless:.3g}, where")
     assert command(found) == (
         "atoll run gcfl --data lagoon:nodes=300 --clients 4 --epochs 1 --set hidden=8 "
         f"--set eps1={found.eps1:g} --set eps2={found.eps2:g}"

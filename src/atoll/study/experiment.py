@@ -130,8 +130,7 @@ class Experiment:
                 save_checkpoint(checkpoint, run.snapshot(fingerprint))
                 saved_round, saved_at = run.history.rounds, time.monotonic()
             if stop:
-                if isinstance(self.method, Caches):
-                    run.history.cached = self.method.cached_rounds(run.server)
+                run.history.cached = cached_rounds(self.method, run.server)
                 return run
             run.one_round()
             if on_round is not None:
@@ -152,11 +151,7 @@ class Run:
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
-        masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
-        self.history = History(
-            counts=torch.stack(masks).numpy().astype(np.int64),
-            nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
-        )
+        self.history = empty_history(federation)
         self.server: Tree = None
 
     @property
@@ -230,10 +225,27 @@ class Run:
         self.server = server
         self.simulation.engine.import_states(states)
         self.history.seconds = tree["seconds"].tolist()
-        self.history.scores = {
-            k: list(v.numpy()) if self.history.rounds else [] for k, v in tree["scores"].items()
-        }
+        self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])
+
+
+def empty_history(federation: Federation) -> History:
+    """The clients' sizes, and nothing measured yet."""
+    masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
+    return History(
+        counts=torch.stack(masks).numpy().astype(np.int64),
+        nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
+    )
+
+
+def cached_rounds(method: object, server: Tree) -> list[list[int]]:
+    """For each client the rounds after which its model was put aside; empty if none ever is."""
+    return method.cached_rounds(server) if isinstance(method, Caches) else []
+
+
+def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:
+    """The scores of a snapshot, as `History` has them."""
+    return {name: list(rounds.numpy()) for name, rounds in saved["scores"].items()}
 
 
 def _numbers(scores: Scores) -> np.ndarray:

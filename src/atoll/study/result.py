@@ -92,6 +92,15 @@ class Result:
                 table.setdefault(name, []).append(value)
         return {name: _spread(values) for name, values in table.items()}
 
+    def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
+        """What each client reports, (S, K): a metric at the round that the protocol picks."""
+        scored = self.config.evaluate or "deployed"
+        return np.stack([
+            of_clients(seed.history, scored, metric, role, _picked_by(seed.history, self),
+                       self.weights, self.select)
+            for seed in self.seeds
+        ])  # fmt: skip
+
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
         rounds = [s for seed in self.seeds for s in seed.history.seconds]
@@ -169,8 +178,7 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
     primary = rules.config.evaluate or "deployed"
     out: dict[str, float] = {}
-    undefined = np.isnan(history.array(primary, rules.metric, "val")).all()
-    by = "accuracy" if undefined else rules.metric
+    by = _picked_by(history, rules)
     for metric in METRICS:
         for role in ("test", "val"):
             out[f"{role}_{metric}"] = selected(
@@ -191,6 +199,13 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     validation = _mean(history, primary, by, "val", rules.weights)
     out["best_round"] = float(best_round(validation))
     return {name: value for name, value in out.items() if not np.isnan(value)}
+
+
+def _picked_by(history: History, rules: Result) -> str:
+    """The metric that picks the round: the data set's own, or accuracy where nobody has it."""
+    scored = rules.config.evaluate or "deployed"
+    undefined = np.isnan(history.array(scored, rules.metric, "val")).all()
+    return "accuracy" if undefined else rules.metric
 
 
 def selected(

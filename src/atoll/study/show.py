@@ -115,8 +115,8 @@ def result_table(results: list[Result]) -> Group:
     how = _PICKED.get(first.select, "at each client's best validation round")
     several = config.seeds > 1
     title = (
-        f"{config.data}, {_count(first.clients, 'client')}, {config.partition}, "
-        f"{_count(config.rounds or 0, 'round')}, {_count(config.seeds, 'seed')}, "
+        f"{config.data}, {counted(first.clients, 'client')}, {config.partition}, "
+        f"{counted(config.rounds or 0, 'round')}, {counted(config.seeds, 'seed')}, "
         f"protocol {config.protocol}"
     )
     caption = (
@@ -129,7 +129,8 @@ def result_table(results: list[Result]) -> Group:
     return Group(Text(title, style="bold"), Text(), table, Text(), Text(caption, style="dim"))
 
 
-def _count(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """`1 round`, `2 rounds`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 

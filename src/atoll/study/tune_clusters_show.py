@@ -82,8 +82,8 @@ def reasons(found: Tuning) -> list[str]:
     return [
         f"eps1 = {found.eps1:g}: a tenth above {found.calm:.3g}, where the mean update settles "
         "(its median in the second half of the rounds)",
-        f"eps2 = {found.eps2:g}: between that and {found.restless:.3g}, what the largest update "
-        "of a client stays at (geometric mean)",
+        f"eps2 = {found.eps2:g}: a tenth below {found.restless:.3g}, where the largest update of a "
+        "client stays (likewise)",
         f"The first split would come {when} (earliest: {found.may_split}).",
     ]
 
@@ -215,7 +215,7 @@ def _plot_grid(axes: Any, found: Tuning) -> None:
     first, second, rounds = found.grid()
     text = np.array([[number_text(value, 0) for value in line] for line in rounds])
     heat_map(axes, rounds, text, top=max(len(found.together) - 1.0, 1.0))
-    _frame(axes, int(np.flatnonzero(STEPS == 0)[0]))
+    _frame(axes, STEPS.index(0))
     axes.invert_yaxis()
     axes.set(xlabel="ε2", ylabel="ε1")
     name_ticks(axes.xaxis, np.array([f"{value:g}" for value in second]))
