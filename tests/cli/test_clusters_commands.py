@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "gcfl"
 THREE_BANKS = Path(__file__).resolve().parents[2] / "examples" / "three-banks"
 TUNE = (
     "tune-clusters", "--data", "lagoon:nodes=300", "--clients", 4, "--rounds", 8, "--epochs", 1,
@@ -80,3 +81,24 @@ def test_clusters_of_a_saved_run(cli) -> None:
         assert refused.stderr.startswith("error: ")
         assert refused.stderr.count("\n") == 1
     assert not Path("nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        (
+            "proteins",
+            "data set 'PROTEINS' is not in here; get it with: atoll data fetch PROTEINS "
+            "--data-root here",
+        ),
+        (
+            "molecules",
+            "group 'molecules' needs data sets that are not in here: MUTAG, BZR, COX2, DHFR, "
+            "PTC_MR, AIDS, NCI1; get them with: atoll data fetch MUTAG BZR COX2 DHFR PTC_MR AIDS "
+            "NCI1",
+        ),
+    ],
+)
+def test_a_recipe_without_its_data_is_one_sentence(cli, recipe: str, sentence: str) -> None:
+    refused = cli("run", "--config", RECIPES / f"{recipe}.toml", "--data-root", "here", code=2)
+    assert refused.stderr == f"error: {sentence}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +32,7 @@ from atoll.methods.gcfl import (
     warped_distances,
 )
 from atoll.nn import GCN, GraphGIN
+from atoll.study.config import build_method, make_config, read_config, resolve
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
@@ -48,6 +50,7 @@ def _double() -> Iterator[None]:
         yield
 
 
+RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "gcfl").glob("*.toml"))
 ROWS = [[1, 0.1, 0], [0.9, 0.2, 0.1], [-1, 0.1, 0.05], [-0.9, -0.1, 0.1], [0.95, 0, -0.05]]
 SIZES = [80, 40, 60, 100, 20]
 NORMS = [
@@ -340,6 +343,32 @@ def test_models_are_put_aside_in_the_round_before_a_split() -> None:
     at_once = run(GCFL(NODE_NET, **CUT_NOW), small_federation(), rounds=1)
     assert cluster_tree(at_once.server)[0].round == 0
     assert at_once.history.cached == [[]] * 4
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", [{}, {"preset": "plus"}])
+def test_recipes_can_be_run(path: Path, preset: dict[str, str]) -> None:
+    given = read_config(path)
+    config, rules = resolve(make_config(**{**given, "set": {**given["set"], **preset}}))
+    method = build_method(config, features=10, classes=2, task="graph")
+    assert isinstance(method, GCFL)
+    assert method.similarity == ("gradient-norms" if preset else "cosine")
+    published = rules.of_data[path.stem]
+    assert {name: getattr(method, name) for name in published} == published
+    assert (method.net.layers, method.net.hidden, method.net.dropout) == (3, 64, 0.5)
+    assert (method.optimizer.lr, method.optimizer.weight_decay) == (1e-3, 5e-4)
+    assert (rules.name, rules.select, config.rounds, method.epochs) == ("gcfl", "last", 200, 1)
+    # What a recipe says is what the protocol would have chosen anyway.
+    bare, _ = resolve(make_config(method="gcfl", data=given["data"], protocol="gcfl"))
+    assert (config.batch_size, config.clients) == (bare.batch_size, bare.clients)
+
+
+def test_every_table_of_the_paper_has_its_recipes() -> None:
+    tables = {"nci1", "proteins", "imdb-binary", "molecules", "biochem", "mix"}
+    assert {path.stem for path in RECIPES} == tables
 
 
 # The contract, with splits
