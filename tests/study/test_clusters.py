@@ -144,6 +144,11 @@ def test_gains_are_paired_by_client(found: ClusterStudy, runs: Path) -> None:
     assert average.accuracy == pytest.approx(read_run(runs / "fedavg").result.of_clients())
 
 
+def test_runs_of_one_method_are_told_apart_by_their_folders(runs: Path) -> None:
+    found = study_clusters(runs / "gcfl", beside=[runs / "gcfl", runs / "fedavg"])
+    assert [gain.name for gain in found.gains] == ["gcfl (gcfl)", "gcfl (gcfl)", "fedavg"]
+
+
 # For people
 
 

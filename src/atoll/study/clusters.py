@@ -204,13 +204,15 @@ def study_clusters(
 
 def gains_of(runs: Sequence[SavedRun], baseline: SavedRun | None) -> list[Gain]:
     """Every run's accuracies, and what its clients gain over the baseline's."""
-    found = []
-    for run in runs:
+    found, plain = [], [run_name(run) for run in runs]
+    for run, name in zip(runs, plain, strict=True):
         accuracy = run.result.of_clients()
         gain = None
         if baseline is not None and run is not baseline:
             gain = accuracy.mean(0) - baseline.result.of_clients().mean(0)
-        found.append(Gain(run_name(run), accuracy, gain))
+        folder = run.result.out.name if run.result.out else "?"
+        shown = f"{name} ({folder})" if plain.count(name) > 1 else name
+        found.append(Gain(shown, accuracy, gain))
     return found
 
 

@@ -101,7 +101,7 @@ def _plain_table(*columns: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+        table.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
     return table
 
 

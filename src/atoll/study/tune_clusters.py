@@ -6,10 +6,10 @@ of ‖Δ‖, which change with data, rate, width, batch size and epochs: no numb
 paper sets them "through offline training for about 50 rounds" and says no more. Here:
 
 - The method runs with one cluster that never splits; all norms are written down.
-- calm is the median norm of the mean update over the second half of the rounds, and restless that
-  of the largest update. Medians, because the norms jump from round to round.
-- ε1 lies a tenth above calm: low, as the paper wants it, but within reach.
-- ε2 lies a tenth below restless. Lower, and a cluster falls apart into clients on their own.
+- ε1 is what the norm of the mean update is below in one round of ten, in the second half of the
+  rounds: "as small as possible", as the paper wants it, but within reach.
+- ε2 is just below what the largest update was in those rounds. Lower, and a cluster goes on to fall
+  apart until every client is on its own.
 
 From the norms alone one can also tell, for any other pair, in which round the first split would
 come (`first_split`); what splits are worth is for validation scores to say.
@@ -75,19 +75,24 @@ class Tuning:
 
     @property
     def calm(self) -> float:
+        """The median norm of the mean update in the second half."""
         return float(np.median(self.together[self.tail :]))
 
     @property
     def restless(self) -> float:
+        """The median norm of the largest update in the second half."""
         return float(np.median(self.largest[self.tail :]))
 
     @property
     def eps1(self) -> float:
-        return two_digits(1.1 * self.calm)
+        low = float(np.quantile(self.together[self.tail :], 0.1))
+        return two_digits(1.001 * low, up=True)  # above it, even where norms repeat
 
     @property
     def eps2(self) -> float:
-        return two_digits(0.9 * self.restless)
+        quiet = self.together[self.tail :] < self.eps1
+        least = self.largest[self.tail :][quiet].min(initial=np.inf)
+        return two_digits(0.99 * min(float(least), self.restless))
 
     @property
     def falling(self) -> float:
@@ -104,9 +109,9 @@ class Tuning:
     def grid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Values of ε1, (A,), and ε2, (B,), around the proposal; rounds of first splits, (A, B).
 
-        ε1 goes from half the proposal beyond its double, ε2 from calm beyond restless.
+        ε1 goes from half the proposal beyond its double, ε2 from ε1 beyond restless.
         """
-        down = self.eps2 / min(self.calm, self.eps2 / 2)
+        down = self.eps2 / min(self.eps1, self.eps2 / 2)
         first = _rounded([self.eps1 * 2.0 ** (step / 3) for step in STEPS])
         second = _rounded([self.eps2 * (down if step < 0 else 1.6) ** (step / 3) for step in STEPS])
         rounds = [[self.first_split(one, other) for other in second] for one in first]
@@ -130,9 +135,15 @@ class Tuning:
         return found
 
 
-def two_digits(value: float) -> float:
-    """Rounded to two significant digits: more would pretend to be exact."""
-    return float(f"{value:.2g}")
+def two_digits(value: float, *, up: bool = False) -> float:
+    """Cut to two significant digits, or raised to them: more would pretend to be exact."""
+    if value <= 0:
+        return 0.0
+    unit = 10.0 ** (np.floor(np.log10(value)) - 1)
+    steps = value / unit
+    # A number that has two digits already must not move for the sake of its last bit.
+    whole = np.ceil(steps - 1e-9) if up else np.floor(steps + 1e-9)
+    return float(f"{whole * unit:.2g}")
 
 
 def _rounded(values: list[float]) -> np.ndarray:

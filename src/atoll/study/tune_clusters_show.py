@@ -80,10 +80,10 @@ def reasons(found: Tuning) -> list[str]:
     first = found.first_split(found.eps1, found.eps2)
     when = f"in round {first:.0f}" if np.isfinite(first) else "in none of these rounds"
     return [
-        f"eps1 = {found.eps1:g}: a tenth above {found.calm:.3g}, where the mean update settles "
-        "(its median in the second half of the rounds)",
-        f"eps2 = {found.eps2:g}: a tenth below {found.restless:.3g}, where the largest update of a "
-        "client stays (likewise)",
+        f"eps1 = {found.eps1:g}: the mean update is shorter in one round of ten, in the second "
+        f"half (median {found.calm:.3g})",
+        f"eps2 = {found.eps2:g}: the largest update is longer in all those rounds (median of the "
+        f"second half {found.restless:.3g})",
         f"The first split would come {when} (earliest: {found.may_split}).",
     ]
 
