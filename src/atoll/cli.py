@@ -18,6 +18,7 @@ from atoll.options import (
     EPOCHS,
     FEDERATION,
     FILES,
+    MACHINE,
     ROUNDS,
     SEED,
     SEEDS,
@@ -373,13 +374,14 @@ def contribution(
     from atoll.study import contribution_show as show
     from atoll.study.config import make_config
     from atoll.study.contribution import contribution as compare
+    from atoll.study.plots import check_output
 
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
     for name, texts in (("set", settings), ("own", own)):
         chosen[name] = dict(_pair(name, text) for text in texts)
     config = make_config(**chosen)
     if out is not None:
-        show.check_output(out)
+        check_output(out)
     console = _console(stderr=as_json)
     with show.progress(console, config) as on_round:
         found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
@@ -387,8 +389,7 @@ def contribution(
         console.print(Text(note, style="dim"))
     console.print(show.contribution_tables(found))
     if out is not None:
-        paths = show.write_contribution(found, out)
-        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+        _written(console, show.write_contribution(found, out))
     if as_json:
         click.echo(json.dumps(show.summary(found)))
 
@@ -410,3 +411,95 @@ def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None
     console = _console(stderr=False)
     console.print(explanation_table(found))
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
+
+
+@main.command(
+    "tune-clusters",
+    short_help="Propose when the clusters of gcfl should split.",
+    epilog="For example: atoll tune-clusters --data molecules --protocol gcfl --rounds 50",
+)
+@click.argument("method", required=False)
+@options(*FEDERATION)
+@click.option("--rounds", type=int, metavar="R", help="Rounds without splits.  [default: 50]")
+@options(EPOCHS, SEED, SETTINGS, *MACHINE)
+@click.option("--grid", is_flag=True, help="List when other choices would split first.")
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder for plot and numbers."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def tune_clusters(
+    grid: bool,
+    settings: tuple[str, ...],
+    own: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run METHOD (default: gcfl) for a while without splits; propose eps1 and eps2."""
+    from rich.text import Text
+
+    from atoll.study import tune_clusters_show as show
+    from atoll.study.config import make_config
+    from atoll.study.plots import check_output
+    from atoll.study.tune_clusters import tune_clusters as tune
+
+    chosen = {key: value for key, value in given.items() if value not in (None, ())}
+    for name, texts in (("set", settings), ("own", own)):
+        chosen[name] = dict(_pair(name, text) for text in texts)
+    config = make_config(**{"method": "gcfl", **chosen})
+    if out is not None:
+        check_output(out)
+    console = _console(stderr=as_json)
+    with show.progress(console, config) as on_round:
+        found = tune(config, on_round=on_round)
+    for note in found.notes:
+        console.print(Text(note, style="dim"))
+    console.print(show.tuning_text(found, grid=grid))
+    console.print(Text("  " + show.command(found)), soft_wrap=True)
+    if out is not None:
+        _written(console, show.write_tuning(found, out))
+    if as_json:
+        click.echo(json.dumps(show.summary(found)))
+
+
+def _written(console: Console, paths: list[Path]) -> None:
+    from rich.text import Text
+
+    console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+
+
+@main.command(
+    short_help="Show a gcfl run's clusters: who split, when, why.",
+    epilog="For example: atoll clusters gcfl-run --against local-run --beside fedavg-run",
+)
+@click.argument("folder", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.option("--against", metavar="DIR", type=click.Path(path_type=Path),
+              help="A run of local on the same clients: who gains over it?")  # fmt: skip
+@click.option("--beside", metavar="DIR", type=click.Path(path_type=Path), multiple=True,
+              help="One more run to show next to it; repeatable.")  # fmt: skip
+@click.option("--seed", type=int, metavar="S", help="Which of the run's seeds.  [default: first]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+              help="Where to write.  [default: RUN_DIR/clusters]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def clusters(
+    folder: Path,
+    against: Path | None,
+    beside: tuple[Path, ...],
+    seed: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the clusters of a gcfl run: who split, when, why, and who gains."""
+    from atoll.study import clusters_show as show
+    from atoll.study.clusters import study_clusters
+    from atoll.study.plots import check_output
+
+    to = out or folder / "clusters"
+    if folder.exists():
+        check_output(to)
+    found = study_clusters(folder, seed=seed, against=against, beside=beside)
+    console = _console(stderr=as_json)
+    console.print(show.clusters_text(found))
+    _written(console, show.write_clusters(found, to))
+    if as_json:
+        click.echo(json.dumps(show.summary(found)))

@@ -54,6 +54,13 @@ SETTINGS = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
     "repeatable.")
+MACHINE = (
+    click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
+    click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
+    click.option(
+        "--chunk", type=int, metavar="K",
+        help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
+)
 TRAINING = (
     ROUNDS,
     EPOCHS,
@@ -68,12 +75,9 @@ TRAINING = (
         help="Which model is scored: deployed or local.  [default: the protocol's]"),
     click.option(
         "--compat", multiple=True, metavar="NAME",
-        help="Switch on a known fault of a public code (dropout-at-eval); repeatable."),
-    click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
-    click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
-    click.option(
-        "--chunk", type=int, metavar="K",
-        help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
+        help="Switch on a known fault of a public code (dropout-at-eval, test-selection); "
+        "repeatable."),
+    *MACHINE,
 )
 FILES = (
     click.option(

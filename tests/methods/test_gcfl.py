@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +32,7 @@ from atoll.methods.gcfl import (
     warped_distances,
 )
 from atoll.nn import GCN, GraphGIN
+from atoll.study.config import build_method, make_config, read_config, resolve
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
@@ -48,6 +50,7 @@ def _double() -> Iterator[None]:
         yield
 
 
+RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "gcfl").glob("*.toml"))
 ROWS = [[1, 0.1, 0], [0.9, 0.2, 0.1], [-1, 0.1, 0.05], [-0.9, -0.1, 0.1], [0.95, 0, -0.05]]
 SIZES = [80, 40, 60, 100, 20]
 NORMS = [
@@ -296,6 +299,76 @@ def test_small_clusters_and_early_rounds_stay() -> None:
     assert clusters(early.server) == [[0, 1, 2, 3]]
     pair = run(GCFL(NODE_NET, **CUT_NOW), small_federation((9, 13)), rounds=3)
     assert clusters(pair.server) == [[0, 1]]
+
+
+# What the server writes down
+
+
+def test_all_norms_are_kept_and_they_are_those_of_the_splits() -> None:
+    method = GCFL(NODE_NET, **CUT_NOW)
+    made = run(method, small_federation((9, 13, 17, 22, 12)), rounds=4)
+    assert made.server.trace.shape == (4, 2, 5)
+    own, together = made.server.trace.unbind(1)
+    for split in cluster_tree(made.server):
+        members = [*split.stay, *split.leave]
+        assert float(own[split.round, members].max()) == pytest.approx(split.max_norm)
+        assert together[split.round, members].tolist() == pytest.approx(
+            [split.mean_norm] * len(members)
+        )
+    # Alone in a cluster, a client is its own mean; in company the mean is never longer.
+    alone = [members[0] for members in clusters(made.server) if len(members) == 1]
+    assert alone
+    torch.testing.assert_close(own[-1, alone], together[-1, alone])
+    largest = own[0].max()
+    assert (together[0] <= largest).all()
+
+
+def test_norms_of_who_was_absent_are_not_made_up() -> None:
+    made = run(GCFL(NODE_NET), small_federation(), fraction=0.5, rounds=3)
+    absent = made.server.trace < 0
+    assert absent.sum(-1).tolist() == [[2, 2]] * 3
+    assert (made.server.trace[absent] == -1).all()
+    assert torch.equal(absent[:, 0], absent[:, 1])
+
+
+def test_models_are_put_aside_in_the_round_before_a_split() -> None:
+    method = GCFL(NODE_NET, eps1=1e9, eps2=0.0, min_round=1)
+    made = run(method, small_federation((9, 13, 17, 22, 12)), rounds=4)
+    first, second = cluster_tree(made.server)[:2]
+    assert (first.round, second.round) == (1, 2)
+    for client, rounds in enumerate(made.history.cached):
+        again = client in (*second.stay, *second.leave)
+        assert rounds[:2] == ([0, 1] if again else [0])
+    # Before the very first round there is nothing to put aside.
+    at_once = run(GCFL(NODE_NET, **CUT_NOW), small_federation(), rounds=1)
+    assert cluster_tree(at_once.server)[0].round == 0
+    assert at_once.history.cached == [[]] * 4
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", [{}, {"preset": "plus"}])
+def test_recipes_can_be_run(path: Path, preset: dict[str, str]) -> None:
+    given = read_config(path)
+    config, rules = resolve(make_config(**{**given, "set": {**given["set"], **preset}}))
+    method = build_method(config, features=10, classes=2, task="graph")
+    assert isinstance(method, GCFL)
+    assert method.similarity == ("gradient-norms" if preset else "cosine")
+    published = rules.of_data[path.stem]
+    assert {name: getattr(method, name) for name in published} == published
+    assert (method.net.layers, method.net.hidden, method.net.dropout) == (3, 64, 0.5)
+    assert (method.optimizer.lr, method.optimizer.weight_decay) == (1e-3, 5e-4)
+    assert (rules.name, rules.select, config.rounds, method.epochs) == ("gcfl", "last", 200, 1)
+    # What a recipe says is what the protocol would have chosen anyway.
+    bare, _ = resolve(make_config(method="gcfl", data=given["data"], protocol="gcfl"))
+    assert (config.batch_size, config.clients) == (bare.batch_size, bare.clients)
+
+
+def test_every_table_of_the_paper_has_its_recipes() -> None:
+    tables = {"nci1", "proteins", "imdb-binary", "molecules", "biochem", "mix"}
+    assert {path.stem for path in RECIPES} == tables
 
 
 # The contract, with splits

@@ -15,7 +15,7 @@ from atoll.study.config import make_config
 from atoll.study.evaluate import ROLES
 from atoll.study.experiment import History
 from atoll.study.metrics import METRICS
-from atoll.study.result import Result, SeedResult
+from atoll.study.result import BEST_CACHED, Result, SeedResult
 
 NAN = float("nan")
 
@@ -69,6 +69,21 @@ def test_the_last_round_and_each_clients_own_best() -> None:
     assert last["test_accuracy"]["mean"] == pytest.approx(0.85)
     own = result(history(VAL, TEST), select="best-val-per-client", weights="uniform").metrics()
     assert own["test_accuracy"]["mean"] == pytest.approx((0.9 + 0.6) / 2)
+
+
+def test_the_best_test_score_of_the_models_put_aside() -> None:
+    both = history(VAL, [[0.3, 0.9], [0.8, 0.7], [0.5, 0.2]])
+    leaky = {"select": BEST_CACHED, "weights": "uniform"}
+    # Nothing put aside: the last model.
+    assert result(both, **leaky).metrics()["test_accuracy"]["mean"] == pytest.approx(0.35)
+    both.cached = [[0], [0, 1]]
+    metrics = result(both, **leaky).metrics()
+    # Client 0 was best in round 1, but had put aside round 0 alone.
+    assert metrics["test_accuracy"]["mean"] == pytest.approx((0.5 + 0.9) / 2)
+    assert metrics["last_test_accuracy"]["mean"] == pytest.approx(0.35)
+    assert metrics["val_accuracy"]["mean"] == pytest.approx((VAL[2][0] + VAL[0][1]) / 2)
+    both.cached = [[], [1]]
+    assert result(both, **leaky).metrics()["test_accuracy"]["mean"] == pytest.approx(0.6)
 
 
 def test_clients_without_test_nodes_are_left_out() -> None:

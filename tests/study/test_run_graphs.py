@@ -102,6 +102,26 @@ def test_objects_that_do_not_fit_each_other() -> None:
         atoll.run("fedavg", graphs, protocol="fedtad")
 
 
+def test_test_selection_is_a_switch_and_says_so(tmp_path: Path) -> None:
+    options = {"clients": 4, "set": {"eps1": 1e9, "eps2": 0.0, "min_round": 2}, "protocol": "gcfl"}
+    data = rings(200, 3, 0)
+    plain = atoll.run("gcfl", data, rounds=8, **options)
+    leaky = atoll.run("gcfl", data, rounds=8, compat=("test-selection",), out=tmp_path, **options)
+    assert plain.seeds[0].history.cached == leaky.seeds[0].history.cached != [[]] * 4
+    metrics = leaky.metrics()
+    accuracy = leaky.seeds[0].history.array("deployed", "accuracy", "test")
+    best = [
+        accuracy[[*rounds, -1], client].max()
+        for client, rounds in enumerate(leaky.seeds[0].history.cached)
+    ]
+    assert metrics["test_accuracy"]["mean"] == pytest.approx(np.mean(best))
+    last = plain.metrics()["test_accuracy"]
+    assert metrics["last_test_accuracy"] == last == plain.metrics()["last_test_accuracy"]
+    assert json.loads((tmp_path / "result.json").read_text())["select"] == "best-cached-test"
+    again = atoll.resume(tmp_path, data=data)
+    assert again.metrics() == metrics
+
+
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_other_pools_run(pool: str) -> None:
     result = atoll.run("local", rings(100, 3, 0), clients=2, set={"pool": pool}, **SMALL)

@@ -52,6 +52,12 @@ def test_one_seed_has_no_spread() -> None:
     assert "±" not in text
 
 
+def test_a_score_picked_on_test_data_is_called_that() -> None:
+    result = atoll.run("gcfl", compat=("test-selection",), **SMALL)
+    caption = " ".join(text_of(result_table([result])).split())
+    assert "in percent, picked on the test data: each client's best of the models" in caption
+
+
 def test_two_classes_show_an_auc() -> None:
     result = atoll.run(
         "fedavg", "lagoon:nodes=200,classes=2,label_skew=0", clients=2, rounds=2, seeds=2

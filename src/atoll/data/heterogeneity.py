@@ -11,7 +11,8 @@
 All divergences are in bits, from 0 (equal) to 1 (nothing in common), so that they can be compared.
 Departures from GCFL's code: it lists the counts of distinct similarities without saying which
 similarity each belongs to, so that unlike values are compared; here the bins are common to all
-clients. It averages over pairs of graphs; here a client is one graph. It joins walks of 3 to 7
+clients. It averages over pairs of graphs; here a client is one graph (`data.graph_pairs` compares
+the graphs of clients that have many, as the paper does). It joins walks of 3 to 7
 steps; here there are 5 steps, hence 52 anonymous walks.
 """
 
@@ -104,8 +105,8 @@ class Heterogeneity:
 
 
 @dataclass(frozen=True, eq=False)
-class _Client:
-    """One client without padding, as NumPy arrays; labels are -1 where unknown."""
+class PlainGraph:
+    """One graph without padding, as NumPy arrays; labels are -1 where unknown."""
 
     nodes: int
     pairs: np.ndarray
@@ -141,7 +142,7 @@ def describe(
     clients, classes = _read(federation), federation.classes
     numbered = list(zip(federation.numbers, clients, strict=True))
     labels = np.stack([np.bincount(c.labels[c.labels >= 0], minlength=classes) for c in clients])
-    similarity = np.stack([_similarity_histogram(client, feature_bins) for client in clients])
+    similarity = np.stack([similarity_histogram(client, feature_bins) for client in clients])
     walked = np.stack([_walk(client, walks, _rng(seed, number, 0)) for number, client in numbered])
     homophily = [_homophily(client, classes) for client in clients]
     shapes = [
@@ -199,7 +200,7 @@ def jensen_shannon(counts: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip(found / _NATS, 0, 1))
 
 
-def _read(federation: Federation) -> list[_Client]:
+def _read(federation: Federation) -> list[PlainGraph]:
     """The clients' real nodes and edges as NumPy arrays."""
     selected = [
         (graph.train + graph.val + graph.test).cpu().numpy() > 0 for graph in federation.graphs
@@ -219,7 +220,7 @@ def _read(federation: Federation) -> list[_Client]:
     ]
 
 
-def _read_client(graph: Graph, known: np.ndarray) -> _Client:
+def _read_client(graph: Graph, known: np.ndarray) -> PlainGraph:
     real = graph.real.cpu().numpy() > 0
     place = np.cumsum(real) - 1
     ends, weight = graph.edges.cpu().numpy(), graph.edge_weight.cpu().numpy()
@@ -228,27 +229,28 @@ def _read_client(graph: Graph, known: np.ndarray) -> _Client:
     nodes = int(real.sum())
     if nodes == 0:
         raise DataError("a client has no nodes; leave it out of the federation")
-    return _Client(
+    return PlainGraph(
         nodes=nodes,
         pairs=undirected_pairs(place[ends], nodes),
         labels=labels[real],
-        x=_features(graph.x)[real],
+        x=plain_features(graph.x)[real],
         roles=(int(graph.train.sum()), int(graph.val.sum()), int(graph.test.sum())),
     )
 
 
-def _features(x: Tensor | Sparse) -> np.ndarray | sp.csr_array:
+def plain_features(x: Tensor | Sparse) -> np.ndarray | sp.csr_array:
+    """Features as NumPy or SciPy has them."""
     if isinstance(x, Sparse):
         entries = (x.values.cpu().numpy(), (x.rows.cpu().numpy(), x.columns.cpu().numpy()))
         return sp.csr_array(entries, shape=x.shape)
     return x.cpu().numpy()
 
 
-def _walk(client: _Client, walks: int, rng: np.random.Generator) -> np.ndarray:
+def _walk(client: PlainGraph, walks: int, rng: np.random.Generator) -> np.ndarray:
     return anonymous_walks(client.pairs, client.nodes, walks=walks, steps=WALK_STEPS, rng=rng)
 
 
-def _shape(client: _Client, graphs: int, sources: int, rng: np.random.Generator) -> Comparison:
+def _shape(client: PlainGraph, graphs: int, sources: int, rng: np.random.Generator) -> Comparison:
     return compare_with_random(
         client.pairs, client.nodes, graphs=graphs, path_sources=sources, rng=rng
     )
@@ -260,7 +262,7 @@ def _stack(shapes: list[Comparison]) -> Comparison:
     )
 
 
-def _homophily(client: _Client, classes: int) -> tuple[float, np.ndarray]:
+def _homophily(client: PlainGraph, classes: int) -> tuple[float, np.ndarray]:
     """Edge homophily, overall and class-wise (FedTAD Eq. 2), over pairs with two known labels."""
     first, second = client.labels[client.pairs]
     known = (first >= 0) & (second >= 0)
@@ -273,7 +275,7 @@ def _homophily(client: _Client, classes: int) -> tuple[float, np.ndarray]:
     return float(same.mean()) if same.size else float("nan"), by_class
 
 
-def _similarity_histogram(client: _Client, bins: int) -> np.ndarray:
+def similarity_histogram(client: PlainGraph, bins: int) -> np.ndarray:
     """Shares of the cosine similarities of connected nodes' features (GCFL §4.1), (B,).
 
     Pairs with a node that has no features at all have no cosine and are left out.

@@ -65,6 +65,8 @@ class Server:
         splits: A row for every split so far, (S, 1 + N) int64: the round, and for each client 0
             (not of that cluster), 1 (its side keeps the cluster's number) or 2 (a new cluster).
         reasons: For every split norm of the mean, largest norm, and weight of the cut, (S, 3).
+        trace: For every round so far two rows, (R, 2, N): the norm of each client's update, and
+            that of the mean update of its cluster; -1 for whoever was absent.
     """
 
     models: Tree
@@ -73,6 +75,7 @@ class Server:
     recorded: Tensor
     splits: Tensor
     reasons: Tensor
+    trace: Tensor
 
 
 class Split(NamedTuple):
@@ -123,6 +126,7 @@ class GCFL(Method):
             recorded=nobody.clone(),
             splits=nobody.new_zeros(0, 1 + total),
             reasons=like.new_zeros(0, 3),
+            trace=like.new_zeros(0, 2, total),
         )
 
     def round(self, server: Server, clients: Clients) -> Server:
@@ -134,6 +138,15 @@ class GCFL(Method):
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
+
+    def cached_rounds(self, server: Server) -> list[list[int]]:
+        """For each client the rounds after which its model was put aside: before every split."""
+        rounds: list[list[int]] = [[] for _ in server.cluster]
+        for split in cluster_tree(server):
+            for member in (*split.stay, *split.leave):
+                if split.round > 0:
+                    rounds[member].append(split.round - 1)
+        return rounds
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
@@ -167,32 +180,34 @@ class GCFL(Method):
         return Update(model, graph.size(self.weight_by), sent), own
 
     def _split(self, server: Server, products: Tensor, weight: Tensor, clients: Clients) -> Server:
-        """Split the clusters that meet the criterion, each into two."""
+        """Note all norms, and split the clusters that meet the criterion, each into two."""
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
         # Some numbers of some clients: far below what a GPU would be asked for.
         products, weight = products.double().cpu(), weight.double().cpu()
+        noted = products.new_full((2, clients.total), -1.0)
         for members in clusters(server):
-            if not self._may_split(server, members, row, clients.round):
+            there = [member for member in members if member in row]
+            if not there:
                 continue
-            rows = [row[member] for member in members]
+            rows = [row[member] for member in there]
             inside = products[rows][:, rows]
             mean, largest = update_norms(inside, weight[rows], self.mean)
-            if mean < self.eps1 and largest > self.eps2:
+            noted[0, there], noted[1, there] = inside.diagonal().sqrt(), mean
+            may = there == members and self._may_split(server, members, clients.round)
+            if may and mean < self.eps1 and largest > self.eps2:
                 cut, sides = minimum_cut(self._similarity(server, members, inside))
                 found = [[members[i] for i in side] for side in sides]
                 reason = (mean, largest, cut)
                 server = _divided(server, clients.round, found, reason)
                 if self.similarity != "cosine":
                     server = replace(server, recorded=torch.zeros_like(server.recorded))
-        return server
+        line = noted.unsqueeze(0).to(server.trace)
+        return replace(server, trace=torch.cat([server.trace, line]))
 
-    def _may_split(
-        self, server: Server, members: list[int], there: Mapping[int, int], number: int
-    ) -> bool:
+    def _may_split(self, server: Server, members: list[int], number: int) -> bool:
         return (
             number + 1 > self.min_round  # the code counts rounds from one
             and len(members) > self.min_size
-            and all(member in there for member in members)
             and (self.similarity == "cosine" or int(server.recorded.min()) >= self.seq_length)
         )
 

@@ -23,26 +23,19 @@ from atoll.study.plots import (
     MAX_ROWS,
     ORANGE,
     RED,
+    check_output,
     empty_figure,
     heat_map,
     name_ticks,
-    need_matplotlib,
     number_text,
     plain_json,
 )
-from atoll.study.run import check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
 _VARIED = {"nodes": "node", "topology": "topology", "class-topology": "class-wise topology"}
-
-
-def check_output(out: Path) -> None:
-    """Whether files and picture can be written, asked before the work and not after it."""
-    check_folder(out, resuming=True)
-    need_matplotlib()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +30,14 @@ from atoll.study.metrics import METRICS, from_confusion
 SCORED = ("deployed", "local")
 
 
+@runtime_checkable
+class Caches(Protocol):
+    """A method that puts models aside while it trains, before it goes another way."""
+
+    def cached_rounds(self, server: Tree) -> list[list[int]]:
+        """For each client the rounds after which its model was put aside."""
+
+
 @dataclass
 class History:
     """Everything measured, round by round.
@@ -38,12 +47,15 @@ class History:
         counts: Training, validation and test nodes (or graphs) of each client, (K, 3).
         nodes: Nodes (or graphs) of each client, (K,).
         seconds: Seconds of each round, training and scoring.
+        cached: For each client the rounds after which its model was put aside; empty where a
+            method puts none aside.
     """
 
     counts: np.ndarray
     nodes: np.ndarray
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)
+    cached: list[list[int]] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
@@ -122,6 +134,7 @@ class Experiment:
                 save_checkpoint(checkpoint, run.snapshot(fingerprint))
                 saved_round, saved_at = run.history.rounds, time.monotonic()
             if stop:
+                run.history.cached = cached_rounds(self.method, run.server)
                 return run
             run.one_round()
             if on_round is not None:
@@ -143,11 +156,7 @@ class Run:
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
-        masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
-        self.history = History(
-            counts=torch.stack(masks).numpy().astype(np.int64),
-            nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
-        )
+        self.history = empty_history(federation)
         self.server: Tree = None
 
     @property
@@ -222,10 +231,27 @@ class Run:
         self.server = server
         self.simulation.engine.import_states(states)
         self.history.seconds = tree["seconds"].tolist()
-        self.history.scores = {
-            k: list(v.numpy()) if self.history.rounds else [] for k, v in tree["scores"].items()
-        }
+        self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])
+
+
+def empty_history(federation: Federation) -> History:
+    """The clients' sizes, and nothing measured yet."""
+    masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
+    return History(
+        counts=torch.stack(masks).numpy().astype(np.int64),
+        nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
+    )
+
+
+def cached_rounds(method: object, server: Tree) -> list[list[int]]:
+    """For each client the rounds after which its model was put aside; empty if none ever is."""
+    return method.cached_rounds(server) if isinstance(method, Caches) else []
+
+
+def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:
+    """The scores of a snapshot, as `History` has them."""
+    return {name: list(rounds.numpy()) for name, rounds in saved["scores"].items()}
 
 
 def _numbers(scores: Scores) -> np.ndarray:

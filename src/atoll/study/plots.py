@@ -6,11 +6,13 @@ changes.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import ConfigError
+from atoll.study.run import check_folder
 
 MAX_ROWS = 40
 """Rows that a table or a heat map writes out; the JSON files have all."""
@@ -30,6 +32,12 @@ def need_matplotlib() -> None:
             "plots need the package matplotlib, which is not installed; "
             "install it with: pip install 'atoll-fgl[report]'"
         ) from error
+
+
+def check_output(out: Path) -> None:
+    """Whether files and pictures can be written, asked before the work and not after it."""
+    check_folder(out, resuming=True)
+    need_matplotlib()
 
 
 def empty_figure(width: float, height: float) -> Any:
@@ -61,6 +69,16 @@ def name_ticks(axis: Any, names: np.ndarray) -> None:
     every = -(-len(names) // 25)
     axis.set_ticks(range(0, len(names), every), [str(name) for name in names[::every]])
     axis.set_tick_params(length=0)
+
+
+def log_scale(axes: Any) -> None:
+    """A logarithmic vertical axis with plain numbers: 0.1, 0.2, 0.5, 1, ..."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
 
 
 def number_text(value: float, digits: int) -> str:

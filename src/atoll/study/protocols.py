@@ -15,6 +15,8 @@ from atoll.core.errors import unknown
 
 COMPAT: dict[str, str] = {
     "dropout-at-eval": "score with dropout on, as the public codes of FedTAD and FedATH do",
+    "test-selection": "report each client's best test score over the models that GCFL put aside "
+    "before its splits and the last one, as its public code does",
 }
 """Known errors of public codes; switched on, they show how much of a number they explain."""
 

@@ -19,6 +19,9 @@ from atoll.study.evaluate import ROLES
 from atoll.study.experiment import SCORED, History
 from atoll.study.metrics import METRICS, WEIGHTINGS, best_round, mean_over_clients
 
+BEST_CACHED = "best-cached-test"
+"""Each client's best test score over the models put aside and the last: this leaks test data."""
+
 
 @dataclass(frozen=True)
 class SeedResult:
@@ -88,6 +91,15 @@ class Result:
             for name, value in seed_metrics(seed.history, self).items():
                 table.setdefault(name, []).append(value)
         return {name: _spread(values) for name, values in table.items()}
+
+    def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
+        """What each client reports, (S, K): a metric at the round that the protocol picks."""
+        scored = self.config.evaluate or "deployed"
+        return np.stack([
+            of_clients(seed.history, scored, metric, role, _picked_by(seed.history, self),
+                       self.weights, self.select)
+            for seed in self.seeds
+        ])  # fmt: skip
 
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
@@ -166,8 +178,7 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
     primary = rules.config.evaluate or "deployed"
     out: dict[str, float] = {}
-    undefined = np.isnan(history.array(primary, rules.metric, "val")).all()
-    by = "accuracy" if undefined else rules.metric
+    by = _picked_by(history, rules)
     for metric in METRICS:
         for role in ("test", "val"):
             out[f"{role}_{metric}"] = selected(
@@ -190,19 +201,45 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     return {name: value for name, value in out.items() if not np.isnan(value)}
 
 
+def _picked_by(history: History, rules: Result) -> str:
+    """The metric that picks the round: the data set's own, or accuracy where nobody has it."""
+    scored = rules.config.evaluate or "deployed"
+    undefined = np.isnan(history.array(scored, rules.metric, "val")).all()
+    return "accuracy" if undefined else rules.metric
+
+
 def selected(
     history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
 ) -> float:
-    """A metric at the round that the selection rule picks on validation nodes."""
-    if select == "best-val-per-client":
-        values = history.array(scored, metric, role)
-        validation = np.nan_to_num(history.array(scored, by, "val"), nan=-1.0)
-        picked = values[validation.argmax(0), np.arange(values.shape[1])]
-        return float(mean_over_clients(picked, _weight(history, role, weights)))
-    means = _mean(history, scored, metric, role, weights)
+    """A metric, mean over clients, at the round that the selection rule picks."""
+    values = of_clients(history, scored, metric, role, by, weights, select)
+    return float(mean_over_clients(values, _weight(history, role, weights)))
+
+
+def of_clients(
+    history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
+) -> np.ndarray:
+    """A metric of each client, (K,), at the round that the selection rule picks."""
+    values = history.array(scored, metric, role)
     if select == "last":
-        return float(means[-1])
-    return float(means[best_round(_mean(history, scored, by, "val", weights))])
+        return np.asarray(values[-1])
+    if select == "best-val":
+        return np.asarray(values[best_round(_mean(history, scored, by, "val", weights))])
+    if select == BEST_CACHED:
+        scores = _of_cached(history, history.array(scored, by, "test"))
+    else:
+        scores = history.array(scored, by, "val")
+    picked = np.nan_to_num(scores, nan=-1.0).argmax(0)
+    return np.asarray(values[picked, np.arange(values.shape[1])])
+
+
+def _of_cached(history: History, scores: np.ndarray) -> np.ndarray:
+    """Scores (R, K) of the models that were put aside and of the last; NaN elsewhere."""
+    cached = np.zeros(scores.shape, dtype=bool)
+    cached[-1] = True
+    for client, rounds in enumerate(history.cached):
+        cached[rounds, client] = True
+    return np.where(cached, scores, np.nan)
 
 
 def _mean(history: History, scored: str, metric: str, role: str, weights: str) -> np.ndarray:

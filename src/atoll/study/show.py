@@ -18,7 +18,7 @@ from rich.text import Text
 from atoll.study.config import RunConfig
 from atoll.study.experiment import History
 from atoll.study.metrics import mean_over_clients
-from atoll.study.result import Result
+from atoll.study.result import BEST_CACHED, Result
 
 
 class Watcher:
@@ -100,16 +100,23 @@ class Watcher:
         return self.stopping
 
 
+_PICKED = {
+    "best-val": "at the best mean validation round",
+    "last": "after the last round",
+    BEST_CACHED: "picked on the test data: each client's best of the models put aside before "
+    "splits and the last (test-selection)",
+}
+
+
 def result_table(results: list[Result]) -> Group:
     """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
     first = results[0]
     config = first.config
-    picked = {"best-val": "at the best mean validation round", "last": "after the last round"}
-    how = picked.get(first.select, "at each client's best validation round")
+    how = _PICKED.get(first.select, "at each client's best validation round")
     several = config.seeds > 1
     title = (
-        f"{config.data}, {_count(first.clients, 'client')}, {config.partition}, "
-        f"{_count(config.rounds or 0, 'round')}, {_count(config.seeds, 'seed')}, "
+        f"{config.data}, {counted(first.clients, 'client')}, {config.partition}, "
+        f"{counted(config.rounds or 0, 'round')}, {counted(config.seeds, 'seed')}, "
         f"protocol {config.protocol}"
     )
     caption = (
@@ -122,7 +129,8 @@ def result_table(results: list[Result]) -> Group:
     return Group(Text(title, style="bold"), Text(), table, Text(), Text(caption, style="dim"))
 
 
-def _count(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """`1 round`, `2 rounds`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
