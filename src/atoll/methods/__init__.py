@@ -17,11 +17,13 @@ from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
+from atoll.methods.moon import MOON
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "moon": MOON,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -73,6 +75,7 @@ def _module(where: str) -> ModuleType:
 __all__ = [
     "GCFL",
     "METHODS",
+    "MOON",
     "FedATH",
     "FedAvg",
     "FedIIH",
