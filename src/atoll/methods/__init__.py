@@ -13,6 +13,7 @@ from atoll.core.method import Method
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fediih import FedIIH
+from atoll.methods.fedproto import FedProto
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "moon": MOON,
+    "fedproto": FedProto,
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
@@ -79,6 +81,7 @@ __all__ = [
     "FedATH",
     "FedAvg",
     "FedIIH",
+    "FedProto",
     "FedProx",
     "FedTAD",
     "Local",
