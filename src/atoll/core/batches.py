@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse, runs
+from atoll.core.graph import Graph, Sparse, lists_nodes, runs
 from atoll.core.random import fold
 
 
@@ -31,13 +31,16 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     assert graph.root is not None
     chosen = torch.zeros_like(graph.root, dtype=torch.bool)
     chosen[roots] = True
-    nodes = chosen[graph.root].nonzero().squeeze(1)
+    inside = chosen[graph.root]
+    nodes = inside.nonzero().squeeze(1)
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
     edges = _edges_from(graph, nodes)
 
-    def cut(matrix: Tensor | Sparse) -> Tensor | Sparse:
-        return matrix[nodes] if isinstance(matrix, Tensor) else _cut_sparse(matrix, nodes, place)
+    def cut(part: Tensor | Sparse) -> Tensor | Sparse:
+        if isinstance(part, Sparse):
+            return _cut_sparse(part, nodes, place)
+        return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
 
     return replace(
         graph,

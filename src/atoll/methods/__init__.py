@@ -16,6 +16,7 @@ from atoll.methods.fediih import FedIIH
 from atoll.methods.fedproto import FedProto
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedtad import FedTAD
+from atoll.methods.fgssl import FGSSL
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
 from atoll.methods.moon import MOON
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Method]] = {
     "fedath": FedATH,
     "fediih": FedIIH,
     "fedtad": FedTAD,
+    "fgssl": FGSSL,
     "gcfl": GCFL,
 }
 
@@ -75,6 +77,7 @@ def _module(where: str) -> ModuleType:
 
 
 __all__ = [
+    "FGSSL",
     "GCFL",
     "METHODS",
     "MOON",
