@@ -19,7 +19,7 @@ from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves
 from atoll.nn.gin import GraphGIN
-from atoll.nn.views import sparse_features
+from atoll.nn.views import sparse_features, training_nodes
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -77,6 +77,14 @@ def test_a_batch_is_the_graph_that_its_graphs_would_make_alone(sparse, chosen):
         kept = {(int(cut.ids[u]), int(cut.ids[v])) for u, v in cut.edges.T.tolist()}
         assert kept == {(u, v) for u, v in ends if u in cut.ids.tolist()}
         assert cut.edges[0].tolist() == sorted(cut.edges[0].tolist())
+
+
+def test_a_list_of_nodes_is_cut_to_those_in_the_batch():
+    graph = client()
+    views = {"training": training_nodes}
+    cut = whole_graphs(with_views(graph, views), graph.roots[torch.tensor([1, 3, 6])])
+    assert cut.views["training"].tolist() == with_views(cut, views).views["training"].tolist()
+    assert 0 < len(cut.views["training"]) < int(graph.train.sum())
 
 
 @given(st.integers(1, 8), st.integers(0, 99))

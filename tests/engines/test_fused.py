@@ -24,7 +24,7 @@ from atoll.engines.fused import Fused, make_buckets, stack_graphs, stack_sparse
 from atoll.engines.serial import Serial
 from atoll.methods import FedAvg, Local
 from atoll.nn.gcn import GCN
-from atoll.nn.views import sparse_features
+from atoll.nn.views import sparse_features, training_nodes
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -230,6 +230,19 @@ def test_many_graphs_are_stacked_with_padding_that_stands_for_itself():
         for by in ("nodes", "train", "uniform"):
             assert torch.equal(one.size(by), graph.size(by))
     assert torch.equal(whole.has_classes[0], graphs[0].has_classes)
+
+
+def test_lists_of_nodes_are_padded_to_the_longest_with_the_node_of_padding():
+    graphs = [
+        with_views(graph, {"training": training_nodes})
+        for graph in small_federation((13, 5)).graphs
+    ]
+    found = stack_graphs(graphs).views["training"]
+    lengths = [int(graph.train.sum()) for graph in graphs]
+    assert found.shape == (2, max(lengths))
+    for row, graph, length in zip(found.tolist(), graphs, lengths, strict=True):
+        assert row[:length] == graph.train.nonzero().squeeze(1).tolist()
+        assert row[length:] == [13] * (max(lengths) - length)
 
 
 def test_a_program_of_one_runs_without_vmap():

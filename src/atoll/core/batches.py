@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse, runs
+from atoll.core.graph import Graph, Sparse, lists_nodes, runs
 from atoll.core.random import fold
 
 
@@ -35,14 +35,17 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     rank = torch.full_like(graph.root, -1)
     rank[roots] = torch.arange(roots.shape[0], device=roots.device)
     rank = rank[graph.root]
-    nodes = (rank >= 0).nonzero().squeeze(1)
+    inside = rank >= 0
+    nodes = inside.nonzero().squeeze(1)
     nodes = nodes[torch.argsort(rank[nodes], stable=True)]
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
     edges = _edges_from(graph, nodes)
 
-    def cut(matrix: Tensor | Sparse) -> Tensor | Sparse:
-        return matrix[nodes] if isinstance(matrix, Tensor) else _cut_sparse(matrix, nodes, place)
+    def cut(part: Tensor | Sparse) -> Tensor | Sparse:
+        if isinstance(part, Sparse):
+            return _cut_sparse(part, nodes, place)
+        return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
 
     return replace(
         graph,
@@ -102,7 +105,10 @@ def _slices(graph: Graph, size: int) -> list[Graph]:
 def _split(matrix: Tensor | Sparse, bounds: list[int]) -> list[Tensor | Sparse]:
     """Rows from each bound to the next; of a square matrix the same columns, too."""
     if isinstance(matrix, Tensor):
-        return [matrix[begin:end] for begin, end in pairwise(bounds)]
+        spans = pairwise(bounds)
+        if lists_nodes(matrix):
+            return [matrix[(matrix >= begin) & (matrix < end)] - begin for begin, end in spans]
+        return [matrix[begin:end] for begin, end in spans]
     ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([matrix.values.shape[0]])])
     spans = pairwise(ends[bounds].tolist())
     t_order, t_offsets = matrix.t_order, None

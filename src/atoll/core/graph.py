@@ -78,7 +78,8 @@ class Graph:
         test: One for test nodes, (N,).
         real: One for nodes, zero for padding, (N,). Never a mean over nodes without it.
         ids: Numbers of the nodes for keyed noise, (N,) int32; they follow a node when it moves.
-        views: What the networks precompute: matrices, and tensors whose first axis is N.
+        views: What the networks precompute: matrices, tensors whose first axis is N, and lists of
+            nodes (`lists_nodes`).
         root: For many small graphs the node that stands for each node's graph, (N,) int64; edges
             are then sorted by source. None where the nodes themselves are classified.
         roots: The nodes that stand for a graph, one for each of G graphs, (G,) int64.
@@ -134,6 +135,14 @@ class Graph:
 
 View = Callable[[Graph], "Tensor | Sparse"]
 """A pure function of a graph, evaluated once per client before training."""
+
+
+def lists_nodes(view: Tensor | Sparse) -> bool:
+    """Whether a view is a list of node numbers, (L,) int64: its length is its own, not N.
+
+    A view with an int64 number for every node has two axes, (N, 1), so as not to be taken for one.
+    """
+    return isinstance(view, Tensor) and view.dtype == torch.int64 and view.dim() == 1
 
 
 def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:

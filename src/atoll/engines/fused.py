@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import AtollError, StepError
-from atoll.core.graph import Graph, Sparse
+from atoll.core.graph import Graph, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map
@@ -283,6 +283,9 @@ def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Spar
     sparse = [part for part in parts if isinstance(part, Sparse)]
     if dense and sparse:
         raise ValueError("graphs can be stacked only if a matrix is dense in all, or sparse in all")
+    if dense and lists_nodes(dense[0]):
+        longest = max(len(part) for part in dense)
+        return torch.stack([_pad(part, longest, nodes - 1) for part in dense])
     return (
         torch.stack([_pad(part, nodes) for part in dense]) if dense else stack_sparse(sparse, nodes)
     )

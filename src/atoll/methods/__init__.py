@@ -19,12 +19,15 @@ from atoll.methods.feddc import FedDC
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedopt import FedOpt
 from atoll.methods.fedper import FedPer
+from atoll.methods.fedproto import FedProto
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedpub import FedPUB
 from atoll.methods.fedtad import FedTAD
+from atoll.methods.fgssl import FGSSL
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
 from atoll.methods.scaffold import Scaffold
+from atoll.methods.moon import MOON
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -35,12 +38,15 @@ METHODS: dict[str, type[Method]] = {
     "fedopt": FedOpt,
     "fedper": FedPer,
     "adafgl": AdaFGL,
+    "moon": MOON,
+    "fedproto": FedProto,
     "fedath": FedATH,
     "fedgnn": FedGNN,
     "fedgta": FedGTA,
     "fediih": FedIIH,
     "fedpub": FedPUB,
     "fedtad": FedTAD,
+    "fgssl": FGSSL,
     "gcfl": GCFL,
 }
 
@@ -87,9 +93,11 @@ def _module(where: str) -> ModuleType:
 
 
 __all__ = [
+    "FGSSL",
     "GCFL",
     "METHODS",
     "AdaFGL",
+    "MOON",
     "FedATH",
     "FedAvg",
     "FedGNN",
@@ -100,6 +108,7 @@ __all__ = [
     "FedIIH",
     "FedOpt",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedTAD",
     "Local",

@@ -203,7 +203,7 @@ class FedGNN(Method):
         """The keys of all nodes, and zeros up to the length that is asked for."""
         keys = graph.views["neighbourhood"]
         assert isinstance(keys, Tensor)
-        keys = keys[: len(blank)]
+        keys = keys[: len(blank), 0]
         return Keys(torch.cat([keys, keys.new_zeros(len(blank) - len(keys))]))
 
     @client_step
@@ -284,7 +284,7 @@ def _places(own: Private, graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
-    """A number for each node's set of neighbours by their ids, zero for none, (N,) int64."""
+    """A number for each node's set of neighbours by their ids, zero for none, (N, 1) int64."""
     source, target = graph.edges
     size, root = graph.num_nodes, fold(make_key(salt, source.device), "neighbourhood")
     pair = (target * size + source)[(source != target) & (graph.edge_weight != 0)].unique()
@@ -292,7 +292,7 @@ def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
     # A sum of hashes knows no order; hashed once more, it cannot be taken apart.
     total = torch.zeros_like(graph.y).index_add(0, target, fold(root, graph.ids[source]))
     some = torch.zeros_like(graph.y).index_add(0, target, torch.ones_like(target))
-    return torch.where(some > 0, fold(root, "set", total), 0)
+    return torch.where(some > 0, fold(root, "set", total), 0).unsqueeze(-1)
 
 
 def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -122,6 +122,11 @@ def sum_features_and_ones(graph: Graph) -> Tensor | Sparse:
     return product(sum_adjacency(graph), _with_ones(graph.x))
 
 
+def training_nodes(graph: Graph) -> Tensor:
+    """The numbers of the training nodes: what concerns pairs of them need not visit all nodes."""
+    return graph.train.nonzero().squeeze(1)
+
+
 def sum_pool(graph: Graph) -> Sparse:
     """The sum over each small graph, at its root."""
     return _pool(graph, torch.ones_like(graph.real))

@@ -1,0 +1,245 @@
+"""FedProto: clients share class prototypes and no weights (Tan et al., 2022).
+
+    C_i^j = mean of z_v over client i's training nodes v of class j, for the classes that it owns
+    C^j <- mean of C_i^j over the owners of class j
+    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to the received C^j, none at first
+
+    pull  nodes       mean over training nodes and dimensions of (z_v - C^{y_v})²   authors' code
+          classes     the same mean within each class, summed over classes          OpenFGL
+          prototypes  Σ_j ‖C_i^j - C^j‖, C_i^j by the model in training             the paper
+    aggregation  owners  plain mean        counts  weighted by training nodes of the class
+                 paper   the latter once more divided by the number of owners, as the paper prints
+
+Wire, per client and round:  down  prototypes, which of them are known, the seed of the common
+initial model      up  prototypes, which classes it owns (`counts` and `paper`: how many training
+nodes of each); with `share_weights` also the model both ways and num_nodes up
+Private state: the model and the optimizer's moments. The prototype of a class with one training
+node is that node's embedding, and the owners' flags tell which classes a client has.
+Floats per client and round: 2C(h + 1) + 1 for C classes and width h.
+Departures from the reference code: z is what the last layer reads before its activation; prototypes
+come from one forward pass without dropout after training (the authors average what they saw in the
+last epoch). A class whose owners are all absent keeps its last prototype, one that nobody ever
+owned has none. The optimizer's moments stay with the model, so that λ = 0 is Local
+(`optimizer_state=reset`: a new optimizer each round, as by the authors). `inference=prototype`
+predicts the class of the nearest prototype, as the paper does; the head is the default because it
+is better here on validation nodes (docs/methods.md). Right after training, before the server
+answers, a client can only use its own prototypes. `share_weights` averages models as FedAvg does
+and scores the global one. `compat=diluted-prototypes` is OpenFGL's mean: over all participants, by
+size, with a zero vector for a class that a participant does not own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.fit import fit
+from atoll.core.graph import Graph
+from atoll.core.layers import Private, joined, own_layers, private, shared
+from atoll.core.losses import cross_entropy
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step, embedder
+from atoll.core.mix import average
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import make_key
+from atoll.core.tree import Tree, record
+
+
+@record
+class Update:
+    """What leaves a client.
+
+    Attributes:
+        prototypes: Mean embedding of each class, (C, h); zero for a class without training nodes.
+        mass: One for the classes that it owns, or, if asked for, their training nodes, (C,).
+        model: With `share_weights`, the layers that are shared.
+        size: Where something is weighted by it, the client's size.
+    """
+
+    prototypes: Tensor
+    mass: Tensor
+    model: Tree
+    size: Tensor | None
+
+
+@record
+class Server:
+    """What the server keeps and sends.
+
+    Attributes:
+        start: The seed of the common initial model; with `share_weights`, the model.
+        prototypes: (C, h); None before the first round.
+        known: One for the classes that have a prototype, (C,).
+    """
+
+    start: Tree
+    prototypes: Tensor | None
+    known: Tensor | None
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Federated prototype learning."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    lam: float = 1.0
+    pull: Literal["nodes", "classes", "prototypes"] = "nodes"
+    aggregation: Literal["owners", "counts", "paper"] = "owners"
+    inference: Literal["head", "prototype"] = "head"
+    share_weights: bool = False
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    compat: Literal["none", "diluted-prototypes"] = "none"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = (
+        "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
+    )
+    deployed: ClassVar[str] = "personalised"
+
+    def __post_init__(self) -> None:
+        embedder(self.net)
+
+    def scored_as(self) -> str:
+        return "global" if self.share_weights else self.deployed
+
+    def init(self, clients: Clients) -> Server:
+        if not self.share_weights:
+            return Server(clients.key, None, None)
+        return Server(shared(self.net, self.net.init(clients.key)), None, None)
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        reply = clients.map(self.train, ToAll(server))
+        diluted = reply.size if self.compat == "diluted-prototypes" else None
+        found = aggregate(reply.prototypes, reply.mass, self.aggregation, diluted)
+        known = (reply.mass > 0).any(0).to(found.dtype)
+        if server.prototypes is not None and server.known is not None:
+            found = torch.where(known.unsqueeze(-1) > 0, found, server.prototypes)
+            known = torch.maximum(known, server.known)
+        start = average(reply.model, reply.size) if self.share_weights else server.start
+        return Server(start, found, known)
+
+    def deploy(self, server: Server) -> ToAll:
+        return ToAll(server)
+
+    def local(self, reply: Update) -> Server:
+        return Server(reply.model, reply.prototypes, (reply.mass > 0).to(reply.mass.dtype))
+
+    def predict(
+        self, graph: Graph, message: Server, state: Private | None, key: Tensor | None = None
+    ) -> Tensor:
+        params = self._params(graph, message, state, make_key(0, graph.real.device))
+        net = embedder(self.net)
+        z = net.embed(params, graph, key)
+        if self.inference == "head" or message.prototypes is None or message.known is None:
+            return net.logits(params, z, graph, key)
+        known = message.known if graph.has_classes is None else message.known * graph.has_classes
+        return _at_nodes(graph, nearness(z, message.prototypes, known))
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Server, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Train the client's own model towards the prototypes; describe its classes."""
+        net, classes = embedder(self.net), self.net.classes
+
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            z = net.embed(params, graph, key)
+            error = cross_entropy(net.logits(params, z, graph, key), graph)
+            if received.prototypes is None or received.known is None:
+                return error
+            roles = graph.at_roots(graph.y), graph.at_roots(graph.train)
+            return error + self.lam * pull(
+                z, *roles, received.prototypes, received.known, self.pull
+            )
+
+        params = self._params(graph, received, state, key)
+        moments = None if state is None or self.optimizer_state == "reset" else state.moments
+        model, moments = fit(loss, params, self.optimizer, moments, self.epochs, key, graph=graph)
+        z, mask = net.embed(model, graph), graph.at_roots(graph.train)
+        prototypes, mass = class_means(z, graph.at_roots(graph.y), mask, classes)
+        if self.aggregation == "owners":
+            mass = (mass > 0).to(mass.dtype)
+        sized = self.share_weights or self.compat == "diluted-prototypes"
+        reply = Update(
+            prototypes,
+            mass,
+            shared(self.net, model) if self.share_weights else None,
+            graph.size(self.weight_by) if sized else None,
+        )
+        return reply, Private(private(self.net, model) if self.share_weights else model, moments)
+
+    def _params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
+        """The client's model; before it has trained, the common start and layers by the key."""
+        if not self.share_weights and state is not None:
+            return state.layers
+        common = received.start
+        if not self.share_weights:
+            common = shared(self.net, self.net.init(common))
+        return joined(common, own_layers(self.net, graph, key) if state is None else state.layers)
+
+
+def members(y: Tensor, mask: Tensor, classes: int) -> Tensor:
+    """The mask, spread over the classes of its rows, (N, C)."""
+    return (y.unsqueeze(-1) == torch.arange(classes, device=y.device)) * mask.unsqueeze(-1)
+
+
+def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Mean row of each class over the mask, (C, h), zero for a class without rows, and counts."""
+    member = members(y, mask, classes)
+    count = member.sum(0)
+    return member.T @ z / count.clamp(min=1).unsqueeze(-1), count
+
+
+def pull(
+    z: Tensor, y: Tensor, mask: Tensor, prototypes: Tensor, known: Tensor, kind: str
+) -> Tensor:
+    """How far the masked rows of z are from the prototypes of their classes (`FedProto.pull`)."""
+    classes, width = prototypes.shape
+    if kind == "prototypes":
+        own, count = class_means(z, y, mask, classes)
+        square = (own - prototypes).square().sum(-1)
+        # A sole owner starts at its own prototype, where a distance has no slope but rounding's.
+        least = (16 * torch.finfo(z.dtype).eps) ** 2 * prototypes.square().sum(-1)
+        apart = known * (count > 0) * (square > least)
+        return (apart * torch.where(apart > 0, square, torch.ones_like(square)).sqrt()).sum()
+    each = (z - prototypes[y]).square().sum(-1) / width * mask * known[y]
+    if kind == "nodes":
+        return each.sum() / mask.sum().clamp(min=1)
+    return (each / members(y, mask, classes).sum(0).clamp(min=1)[y]).sum()
+
+
+def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
+    """Clients' prototypes (K, C, h) and masses (K, C) -> the global ones, (C, h).
+
+    Args:
+        prototypes: Zero where a client does not own a class.
+        mass: Flags or counts.
+        kind: As `FedProto.aggregation`.
+        diluted: The clients' sizes, (K,), for OpenFGL's mean over owners and others alike.
+    """
+    if diluted is not None:
+        return torch.einsum("k,kch->ch", diluted / diluted.sum(), prototypes)
+    total = torch.einsum("kc,kch->ch", mass, prototypes)
+    weight = mass.sum(0)
+    if kind == "paper":
+        weight = weight * (mass > 0).sum(0)
+    return total / weight.clamp(min=1).unsqueeze(-1)
+
+
+def nearness(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Logits that are highest for the nearest prototype, (N, C): -‖z - C^j‖² + ‖z‖²."""
+    near = 2 * z @ prototypes.T - prototypes.square().sum(-1)
+    return torch.where(known > 0, near, torch.full_like(near, -1e30))
+
+
+def _at_nodes(graph: Graph, rows: Tensor) -> Tensor:
+    """What `Graph.at_roots` reads: rows of what is classified, among rows for all nodes."""
+    if graph.roots is None:
+        return rows
+    everywhere = graph.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
+    return everywhere.index_copy(0, graph.roots, rows)

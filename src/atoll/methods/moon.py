@@ -1,0 +1,213 @@
+"""MOON: FedAvg that keeps embeddings near the global model's (Li, He and Song, 2021).
+
+    min_w  CE(w) + μ mean_v log(1 + exp((cos(z_v, z_v^p) - cos(z_v, z_v^g)) / τ))
+    z  embedding by the model in training,  z^g  by the received one,  z^p  by the client's own
+    after its last participation;   θ <- Σ_i n_i θ_i / Σ_i n_i
+
+z^g and z^p are constants of a round, without dropout: a client makes them once, and as both cosines
+share z, one vector per node holds them: cos(z, z^p) - cos(z, z^g) = ẑ · (ẑ^p - ẑ^g), ẑ = z/‖z‖.
+
+Wire, per client and round:  down  model      up  model, num_nodes
+Private state: the client's last local model, which it has sent before, the optimizer's moments, and
+the layers that the network calls private. The model is kept and not z^p, although z^p would save a
+forward pass a round: what has a row for every node cannot be stacked with other clients' states.
+Floats per client and round: 2P + 1 for P parameters (with a head of width k on h: 2hk + k + h more
+in P).
+Departures from the reference code: a client without a previous model trains with the cross entropy
+alone; where all start from one model this equals the authors' contrast with the initial model, as
+then z^p = z^g. The network has no projection head unless `head` gives its width; then it stands, as
+in the paper, between the embedding and the last layer, is averaged like the rest, and ends in the
+embedding's width, because the last layer reads it. z is what the last layer reads before its
+activation: after a ReLU no cosine is negative (`embedding=post-relu`, as in OpenFGL). The mean is
+over training nodes; OpenFGL takes all (`nodes=all`). Adam's moments are kept, as by OpenFGL; the
+authors' code begins each round with a new optimizer (`optimizer_state=reset`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import ConfigError
+from atoll.core.graph import Graph
+from atoll.core.layers import Private, fit_layers, joined, kept, private_names, shared, whole
+from atoll.core.losses import cross_entropy, masked_mean
+from atoll.core.message import ToAll
+from atoll.core.method import Clients, Method, client_step, embedder
+from atoll.core.mix import average
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import fold
+from atoll.core.tree import Tree, record
+from atoll.nn.init import linear
+
+
+@record
+class Update:
+    """The only thing that leaves a client."""
+
+    model: Tree
+    weight: Tensor
+
+
+@record
+class Kept:
+    """What stays: the model of the last participation, private layers and moments."""
+
+    previous: Tree
+    own: Private
+
+
+@dataclass(frozen=True)
+class MOON(Method):
+    """Model-contrastive federated learning."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    mu: float = 1.0
+    tau: float = 0.5
+    head: int = 0
+    embedding: Literal["pre-relu", "post-relu"] = "pre-relu"
+    nodes: Literal["train", "all"] = "train"
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
+
+    def __post_init__(self) -> None:
+        embedder(self.net)
+        if self.tau <= 0:
+            raise ConfigError(f"tau is {self.tau}; give a number above 0")
+        if self.head < 0:
+            raise ConfigError(f"head is {self.head}; give 0 (none) or the head's width")
+
+    @property
+    def model(self) -> Any:
+        """The network, with its projection head if it has one."""
+        return Projected(self.net, self.head) if self.head else self.net
+
+    def init(self, clients: Clients) -> Tree:
+        return shared(self.model, self.model.init(clients.key))
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        reply = clients.map(self.train, ToAll(server))
+        return average(reply.model, weight=reply.weight)
+
+    def deploy(self, server: Tree) -> ToAll:
+        return ToAll(server)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
+    ) -> Tensor:
+        own = None if state is None else state.own
+        out: Tensor = self.model(whole(self.model, graph, message, own), graph, key)
+        return out
+
+    @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
+    def train(
+        self, graph: Graph, received: Tree, state: Kept | None, key: Tensor
+    ) -> tuple[Update, Kept]:
+        """Minimise cross entropy and contrast, from the received model."""
+        own = kept(self.model, graph, None if state is None else state.own, key)
+        if state is not None:
+            graph = self.with_contrast(graph, received, state)
+        if self.optimizer_state == "reset":
+            own = replace(own, moments=None)
+        model, own = fit_layers(
+            self.loss, self.model, graph, received, own, self.optimizer, self.epochs, key
+        )
+        return Update(model, graph.size(self.weight_by)), Kept(model, own)
+
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
+        """Cross entropy and, if the graph knows what to contrast with, the contrast."""
+        z = self.model.embed(params, graph, key)
+        error = cross_entropy(self.model.logits(params, z, graph, key), graph)
+        if CONTRAST not in graph.views:
+            return error
+        apart = graph.views[CONTRAST]
+        assert isinstance(apart, Tensor)
+        mask = graph.at_roots(graph.train if self.nodes == "train" else graph.real)
+        return error + self.mu * contrast(self._seen(z), graph.at_roots(apart), mask, self.tau)
+
+    def with_contrast(self, graph: Graph, received: Tree, state: Kept) -> Graph:
+        """The graph with ẑ^p - ẑ^g among its views, so that mini-batches cut it like the rest."""
+        made = [
+            unit(self._seen(self.model.embed(joined(common, state.own.layers), graph)))
+            for common in (state.previous, received)
+        ]
+        return replace(graph, views={**graph.views, CONTRAST: _at_nodes(graph, made[0] - made[1])})
+
+    def _seen(self, z: Tensor) -> Tensor:
+        return torch.relu(z) if self.embedding == "post-relu" else z
+
+
+CONTRAST = "moon"
+"""The name of the view."""
+
+
+def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
+    """Mean of log(1 + exp(ẑ · apart / τ)), apart = ẑ^p - ẑ^g, (N, h), over the mask."""
+    return masked_mean(functional.softplus((unit(z) * apart).sum(-1) / tau), mask)
+
+
+def unit(z: Tensor) -> Tensor:
+    """Rows of length one; a row of zeros stays, and its gradient finite."""
+    square = z.square().sum(-1, keepdim=True)
+    return z * torch.where(square > 1e-24, square, torch.ones_like(square)).rsqrt()
+
+
+def _at_nodes(graph: Graph, rows: Tensor) -> Tensor:
+    """What `Graph.at_roots` reads: rows of what is classified, among rows for all nodes."""
+    if graph.roots is None:
+        return rows
+    everywhere = graph.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
+    return everywhere.index_copy(0, graph.roots, rows)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """A network with a head of two layers between its embedding and its last layer."""
+
+    net: Any
+    width: int
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """The network's own private layers; the head is shared."""
+        return private_names(self.net)
+
+    def init_private(self, key: Tensor, graph: Graph) -> Tree:
+        return self.net.init_private(key, graph) if self.private else {}
+
+    def init(self, key: Tensor) -> Tree:
+        params = self.net.init(key)
+        h = getattr(self.net, "width", self.net.hidden)
+        return {
+            **(params if isinstance(params, dict) else {"layers": params}),
+            "head": [
+                linear(fold(key, "head", 0), h, self.width),
+                linear(fold(key, "head", 1), self.width, h),
+            ],
+        }
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        return self.logits(params, self.embed(params, graph, key), graph, key)
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """R(z) of the network's z."""
+        one, two = params["head"]
+        z = self.net.embed(params.get("layers", params), graph, key)
+        inner = torch.relu(z @ one["weight"] + one["bias"])
+        out: Tensor = inner @ two["weight"] + two["bias"]
+        return out
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The network's last layer on R(z)."""
+        out: Tensor = self.net.logits(params.get("layers", params), embedding, graph, key)
+        return out
