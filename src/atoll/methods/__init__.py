@@ -14,6 +14,8 @@ from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedprox import FedProx
+from atoll.methods.fedsage import FedSage
+from atoll.methods.fedsage_plus import FedSagePlus
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
@@ -24,6 +26,8 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fedath": FedATH,
     "fediih": FedIIH,
+    "fedsage": FedSage,
+    "fedsage+": FedSagePlus,
     "fedtad": FedTAD,
     "gcfl": GCFL,
 }
@@ -77,6 +81,8 @@ __all__ = [
     "FedAvg",
     "FedIIH",
     "FedProx",
+    "FedSage",
+    "FedSagePlus",
     "FedTAD",
     "Local",
     "method_class",
