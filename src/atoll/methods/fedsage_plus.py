@@ -1,47 +1,50 @@
 """FedSage+: FedSage on graphs mended with generated neighbours (Zhang et al., 2021).
 
-Each client hides a share of its nodes (neither training nor test ones) from itself. For a node v
-that it keeps, n_v neighbours are hidden, X_v their features, and a private generator (NeighGen)
-learns to make them up: n̂_v of them, the first a_v = min(⌊n̂_v⌋, p_max) of p_max features x̂_v.
+A client hides some of its nodes from itself. A kept node v then lacks n_v neighbours with features
+X_v, and a private generator (NeighGen) learns to make them up: from its embedding and noise, their
+number n̂_v and p_max features x̂_v, of which the first a_v = min(⌊n̂_v⌋, p_max) are used.
 
     L_d = mean_v smoothL1(n̂_v, n_v)
-    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)²         k < min(n_v, p_max)
-    1. alone       encoder, generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE, the
-                   classifier on the mended graph without the hidden nodes
-    2. together    x̂ alone goes on to  (L_f + Σ_{j≠i} L_f with neighbours of random nodes of j) / K
-    3. mending     every node of the whole graph gets its a_v neighbours, joined both ways
-    4. FedSage     θ <- mean_i θ_i, each θ_i trained on the mended graph
+    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)²,   k < min(n_v, p_max)
+    learn    generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE, the classifier on the
+             mended graph without the hidden nodes
+    pull     x̂ alone goes on with  λ_f (L_f + Σ_{j≠i} L_f to neighbours of random nodes of j) / K
+    mend     every node of the whole graph gets its a_v neighbours, joined in both directions
+    train    FedSage on the mended graphs:  θ <- mean_i θ_i
 
-Steps 1 and 2 are `generator_rounds` rounds, `generator_epochs` epochs and `exchanges` exchanges in
-each; the classifier trains from the last of these rounds on, which by default is the first, so that
-all rounds train it. Before that the initial classifier is deployed, and a client that has not
-mended its graph predicts on it as it is. Who misses steps 1 and 2 learns alone before it mends.
+`learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first
+`generator_rounds` rounds, `train` to the last of these and all later ones: by default the first
+round does all, and every round trains the classifier. Until then the initial classifier is
+deployed, and a client that has not mended its graph predicts on it as it is. A client that missed
+the first rounds learns alone before it mends.
 
-Step 2 sends neither generator nor features: client i shows x̂ of some nodes, the others return the
-gradient by it, and client i propagates it back through its generator: the same gradient, by the
-chain rule, as the published form, where generator and embeddings travel.
+In an exchange client i shows x̂ of some kept nodes, the others return the gradient by it, and client
+i propagates the sum back through its generator: by the chain rule the gradient of the published
+form, in which whole generators and embeddings travel.
 
-Wire, per client and round:  down  model      up  model (and one weight);   in the first rounds, for
-each exchange:  up  x̂ of `exchanged_nodes` nodes, down those of all, up gradients by them, down the
-sum of its own. A gradient is 2 (x̂ - x) / D: who holds x̂, as the server does, can solve it for x.
-The published form hides no more (a gradient of the last layer by weights is Σ_v h_v ⊗ this one).
-Private state: the generator; after mending its noise and the moments of the classifier.
-Floats per client and round: 2P + 1; an exchange 2 (K + 1) X for K participants and
-X = exchanged_nodes · p_max · D (Cora: 0.46 M; the published form moves 2 K · 15.2 M).
-Memory: mending is repeated when it is needed, N · p_max · D floats (Cora 78 MB, PubMed 197 MB), so
-that nothing private has a node axis; training holds four times the generator for every client.
-Departures from the reference code: a true minimum (the code ends at the last candidate); made nodes
-are heard, and all nodes get them, also the hidden ones; noise is drawn once; L_d and L_f over all
-kept nodes, as in the paper, not over training nodes; both optimizers start afresh in a phase;
-labels and features of others are never read. `compat` gives the faults back: `last` candidate,
-`one-directional` edges, which nobody hears, or both (`openfgl`).
+Wire, per client and round:  down  model      up  model (and one weight);   in each exchange   up
+x̂ of `exchanged_nodes` nodes, down what all show, up gradients by it, down the sum of the own ones
+Private state: the generator and the key of its noise, later also the classifier's moments. But a
+gradient 2 (x̂ - x) / D can be solved for a row x of features by who has x̂: an owner gets a sum over
+clients, the server sees each. The published form hides no more: its gradient of the last layer's
+weights, Σ_v h_v ⊗ this one, can be solved by who has the h_v, if they are fewer than `wide`.
+Floats per client and round: 2P + 1; in an exchange 2 (K + 1) X for K participants and X =
+exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M); the server then holds K² X.
+Departures from the reference code: the minimum is one (the released loop ends at the last
+candidate); made nodes are heard; all nodes are mended, not only kept ones; the mended graph's noise
+is drawn once; L_d and L_f run over all kept nodes, as in the paper, not over training nodes alone;
+n̂ starts near one, because a ReLU that starts at zero stays there; the generator is 256 wide
+(`preset=paper`: 2048, eight times the memory and time). The mended graph is made again when it is
+read, N · p_max · D floats (Cora 78 MB, PubMed 197 MB): nothing private has a node axis. `compat`
+brings faults back: `last` candidate, `one-directional` edges, which no real node hears (FedSage+ is
+then FedSage), `openfgl` both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,7 +52,7 @@ from torch.nn import functional
 
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
-from atoll.core.graph import Graph, Sparse, View
+from atoll.core.graph import Graph, View
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -58,14 +61,15 @@ from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.neighgen import (
+    Lost,
     Made,
     NeighGen,
+    hide_nodes,
     made_neighbours,
     mended_sage,
     random_order,
     some_neighbours,
 )
-from atoll.nn.ops import at_columns, row_sum
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.vgae import node_normal
 
@@ -129,23 +133,6 @@ class Mended:
     moments: Tree
 
 
-@record
-class Lost:
-    """What the generator should find.
-
-    Attributes:
-        kept: One for nodes that are not hidden, (N,).
-        count: Hidden neighbours of each node, (N,).
-        index: Some of them, (N, p).
-        there: Which of these exist, (N, p).
-    """
-
-    kept: Tensor
-    count: Tensor
-    index: Tensor
-    there: Tensor
-
-
 @dataclass(frozen=True)
 class FedSagePlus(Method):
     """Federated GraphSAGE with missing-neighbour generation."""
@@ -163,7 +150,7 @@ class FedSagePlus(Method):
     p_max: int = 5
     latent: int = 128
     narrow: int = 256
-    wide: int = 2048
+    wide: int = 256
     lam_d: float = 1.0
     lam_f: float = 1.0
     lam_c: float = 1.0
@@ -173,6 +160,7 @@ class FedSagePlus(Method):
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
     nets: ClassVar[tuple[str, ...]] = ("sage",)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"narrow": 256, "wide": 2048}}
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, GraphSAGE):
@@ -220,9 +208,8 @@ class FedSagePlus(Method):
         for _ in range(self.exchanges):
             slopes = clients.map(self.answer, ToAll(shown)).slopes
             others = slopes.sum(0) - slopes.diagonal().movedim(-1, 0)  # nobody answers itself
-            rows = put(
-                others.new_zeros(clients.total, *others.shape[1:]), clients.positions, others
-            )
+            rows = others.new_zeros(clients.total, *others.shape[1:])
+            rows = put(rows, clients.positions, others)
             shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
 
     def deploy(self, server: Tree) -> ToAll:
@@ -242,19 +229,27 @@ class FedSagePlus(Method):
     ) -> tuple[Shown, Learning]:
         """Train the generator alone, and show what it makes."""
         state = self._learned(graph, state, key)
-        return Shown(self._show(graph, state)), state
+        return Shown(self._show(graph, state, self._lost(graph, state.seed))), state
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
         """The gradient of the feature loss with neighbours of random nodes of this client."""
+        true, there = self._strangers(graph, shown.shape[1], key)
+        # All that was shown as number m meets the same candidates: one product for each m.
+        made = shown.transpose(0, 1).flatten(1, 2)
+        # A slot that its owner does not use is zero, and nothing is told about it.
+        asked = (made != 0).any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
+        scale = asked * (2 / made.shape[-1])
+        slopes = made * scale - (compared(made, true, there, self._last) * scale) @ true
+        return Answer(slopes.reshape(shown.transpose(0, 1).shape).transpose(0, 1))
+
+    def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbours of so many random nodes: features, (M, p, D), and which exist, (M, p)."""
         index, there = some_neighbours(fold(key, "neighbours"), graph, graph.real, self.p_max)
         order = random_order(fold(key, "nodes"), graph, there[:, 0])
-        turn = torch.arange(shown.shape[1], device=order.device)
+        turn = torch.arange(count, device=order.device)
         nodes = order[turn.remainder(there[:, 0].sum().clamp(min=1).long())]
-        gaps = self._gaps(shown, _rows(graph)[index[nodes]], there[nodes])
-        # A slot that its owner does not use is zero, and nothing is told about it.
-        asked = (shown != 0).any(-1, keepdim=True) & (there[nodes, 0] > 0)[:, None, None]
-        return Answer(torch.where(asked, gaps * (2 / shown.shape[-1]), torch.zeros_like(gaps)))
+        return _rows(graph)[index[nodes]], there[nodes]
 
     @client_step(discloses={"x": SHOWN})
     def pull(
@@ -269,19 +264,20 @@ class FedSagePlus(Method):
 
         def loss(layers: Tree, key: Tensor) -> Tensor:
             made = self.neighgen.make(layers, z)
-            own = (self._gaps(made, true, there) ** 2).mean(-1)
+            gaps = made - compared(made, true, there, self._last) @ true
+            own = gaps.square().mean(-1)
             others = (made * message.slopes).sum(-1)
             return self.lam_f * message.share * (weight * (own + others)).sum()
 
         layers, moments = fit(loss, state.generator["features"], self._adam, state.moments, 1, key)
         state = Learning({**state.generator, "features": layers}, state.seed, key, moments)
-        return Shown(self._show(graph, state)), state
+        return Shown(self._show(graph, state, lost)), state
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Mended]:
         """Mend the graph, and minimise the cross entropy on it from the received model."""
         if state is None:
-            state = self._learned(graph, None, key)
+            state = self._learned(graph, None, fold(key, "alone"))
         if isinstance(state, Learning):
             parts = {name: state.generator[name] for name in ("encoder", "degree", "features")}
             state = Mended(parts, state.seed, None)
@@ -299,14 +295,15 @@ class FedSagePlus(Method):
     def mend(self, graph: Graph, generator: Tree, seed: Tensor) -> Made:
         """Generated neighbours of every node of the whole graph; the same for the same seed."""
         z, lost = self.neighgen.encode(generator, graph, graph.real)
-        x = self.neighgen.make(generator["features"], z + self._noise(seed, graph.ids, z))
+        x = self.neighgen.make(
+            generator["features"], z + self._noise(fold(seed, "mend"), graph.ids, z)
+        )
         return self._joined(x, self.neighgen.used(lost))
 
     def _joined(self, x: Tensor, used: Tensor) -> Made:
-        """Made nodes with edges in both directions; the fault's edges lead away from real nodes."""
-        return made_neighbours(
-            x, used * 0 if self.compat in ("one-directional", "openfgl") else used
-        )
+        """Made nodes with edges in both directions, or only in the one that no real node hears."""
+        deaf = self.compat in ("one-directional", "openfgl")
+        return made_neighbours(x, used * 0 if deaf else used)
 
     def _learned(self, graph: Graph, state: Learning | None, key: Tensor) -> Learning:
         """The generator after some epochs alone."""
@@ -325,16 +322,15 @@ class FedSagePlus(Method):
             logits = mended_sage(self.sage, params["classifier"], graph, lost.kept, made, key)
             return (
                 self.lam_d * degree_loss(count, lost.count, lost.kept)
-                + self.lam_f * self.feature_loss(x, true, used, lost.there, lost.kept)
+                + self.lam_f * feature_loss(x, true, used, lost.there, lost.kept, self._last)
                 + self.lam_c * cross_entropy(logits, graph)
             )
 
         generator, _ = fit(loss, state.generator, self._adam, None, self.generator_epochs, key)
         return Learning(generator, state.seed, key, None)
 
-    def _show(self, graph: Graph, state: Learning) -> Tensor:
+    def _show(self, graph: Graph, state: Learning, lost: Lost) -> Tensor:
         """What others may see: generated features of the drawn nodes that have lost neighbours."""
-        lost = self._lost(graph, state.seed)
         nodes, mask, z, used = self._drawn(graph, state, lost)
         seen = used * (mask * lost.there[nodes, 0]).unsqueeze(-1)
         return self.neighgen.make(state.generator["features"], z) * seen.unsqueeze(-1)
@@ -352,33 +348,14 @@ class FedSagePlus(Method):
         return nodes, mask, z, self.neighgen.used(count[nodes])
 
     def _lost(self, graph: Graph, seed: Tensor) -> Lost:
-        """Hide some nodes; the same ones for the same seed."""
-        may = graph.real * (1 - graph.train) * (1 - graph.test)
-        order = random_order(fold(seed, "hide"), graph, may)
-        hidden = may * (torch.argsort(order) < torch.round(self.hide * may.sum())).to(may.dtype)
-        adjacency = graph.views["mean"]
-        assert isinstance(adjacency, Sparse)
-        edges = at_columns(adjacency, hidden.unsqueeze(-1)) * (adjacency.values != 0).unsqueeze(-1)
-        index, there = some_neighbours(fold(seed, "lost"), graph, hidden, self.p_max)
-        kept = graph.real - hidden
-        return Lost(kept, row_sum(adjacency, edges).squeeze(-1), index, there)
-
-    def feature_loss(
-        self, made: Tensor, true: Tensor, used: Tensor, there: Tensor, mask: Tensor
-    ) -> Tensor:
-        """L_f over nodes with mask one: made (n, p, D), used (n, p), true (n, k, D), there (n, k)."""
-        gaps = (self._gaps(made, true, there) ** 2).mean(-1)
-        return masked_mean((gaps * used * there[:, :1]).mean(-1), mask)
-
-    def _gaps(self, made: Tensor, true: Tensor, there: Tensor) -> Tensor:
-        """Made features (..., n, p, D) less the candidate that L_f compares each with."""
-        last = self.compat in ("last", "openfgl")
-        best = last_candidate(made, there) if last else nearest_candidate(made, true, there)
-        true = true.expand(*made.shape[:-2], *true.shape[-2:])
-        return made - true.gather(-2, best.unsqueeze(-1).expand(made.shape))
+        return hide_nodes(seed, graph, self.hide, self.p_max)
 
     def _noise(self, key: Tensor, ids: Tensor, like: Tensor) -> Tensor:
         return node_normal(fold(key, "noise"), ids, self.latent, like.dtype)
+
+    @property
+    def _last(self) -> bool:
+        return self.compat in ("last", "openfgl")
 
     @property
     def _adam(self) -> Adam:
@@ -390,18 +367,33 @@ def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(functional.smooth_l1_loss(guess, count, reduction="none"), mask)
 
 
-def nearest_candidate(made: Tensor, true: Tensor, there: Tensor) -> Tensor:
-    """The candidate at the least distance from each made node, (..., n, p)."""
-    fixed = made.detach()
-    # |made|² is the same for all candidates.
-    apart = true.square().sum(-1).unsqueeze(-2) - 2 * fixed @ true.transpose(-1, -2)
-    return torch.where(there.unsqueeze(-2) > 0, apart, torch.inf).argmin(-1)
+def feature_loss(
+    made: Tensor, true: Tensor, used: Tensor, there: Tensor, mask: Tensor, last: bool = False
+) -> Tensor:
+    """L_f over nodes with mask one.
+
+    Args:
+        made: x̂, (n, p, D).
+        true: Candidates, (n, k, D).
+        used: One for the used slots, (n, p).
+        there: One for the candidates that exist, the first ones, (n, k).
+        mask: (n,).
+        last: Compare with the last candidate, not with the nearest.
+    """
+    gaps = made - compared(made, true, there, last) @ true
+    return masked_mean((gaps.square().mean(-1) * used * there[:, :1]).mean(-1), mask)
 
 
-def last_candidate(made: Tensor, there: Tensor) -> Tensor:
-    """The last candidate, for each made node, (..., n, p): where the released loop ends."""
-    last = (there.sum(-1).long() - 1).clamp(min=0)
-    return last.unsqueeze(-1).expand(made.shape[:-1])
+def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
+    """One at the candidate that each made node is compared with, else zero, (n, p, k)."""
+    if last:
+        best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
+    else:
+        # |x̂|² is the same for all candidates.
+        apart = true.square().sum(-1).unsqueeze(-2) - 2 * made.detach() @ true.transpose(-1, -2)
+        best = torch.where(there.unsqueeze(-2) > 0, apart, torch.inf).argmin(-1)
+    candidate = torch.arange(there.shape[-1], device=best.device)
+    return (best.unsqueeze(-1) == candidate).to(made.dtype)
 
 
 def _dense_features(graph: Graph) -> Tensor:

@@ -42,6 +42,23 @@ class Made:
     total: Tensor
 
 
+@record
+class Lost:
+    """What a generator should find on a graph that hides some of its nodes.
+
+    Attributes:
+        kept: One for nodes that are not hidden, (N,).
+        count: Hidden neighbours of each node, (N,).
+        index: Some of them, (N, p) int64.
+        there: One where such a neighbour exists, the first ones, (N, p).
+    """
+
+    kept: Tensor
+    count: Tensor
+    index: Tensor
+    there: Tensor
+
+
 @dataclass(frozen=True)
 class NeighGen:
     """Three parts: `encoder`, `degree` (how many are lost) and `features` (what they were like)."""
@@ -50,7 +67,7 @@ class NeighGen:
     hidden: int = 64
     latent: int = 128
     narrow: int = 256
-    wide: int = 2048
+    wide: int = 256
     slots: int = 5
 
     @property
@@ -61,9 +78,12 @@ class NeighGen:
     def init(self, key: Tensor) -> Tree:
         """Fresh parameters."""
         widths = (self.latent, self.narrow, self.wide, self.slots * self.features)
+        degree = linear(fold(key, "degree"), self.latent, 1)
         return {
             "encoder": self.encoder.init(fold(key, "encoder")),
-            "degree": linear(fold(key, "degree"), self.latent, 1),
+            # From one: where n̂ starts at zero for all nodes, its ReLU has no gradient, and the
+            # client never makes a neighbour (two of ten on Cora).
+            "degree": {**degree, "bias": torch.ones_like(degree["bias"])},
             "features": [
                 linear(fold(key, "features", layer), n_in, n_out)
                 for layer, (n_in, n_out) in enumerate(pairwise(widths))
@@ -83,7 +103,7 @@ class NeighGen:
         for layer in hidden:
             h = torch.relu(h @ layer["weight"] + layer["bias"])
         flat = torch.tanh(h @ last["weight"] + last["bias"])
-        return flat.unflatten(-1, (self.slots, self.features))
+        return flat.reshape(-1, self.slots, self.features)
 
     def used(self, lost: Tensor) -> Tensor:
         """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""
@@ -128,7 +148,7 @@ def mended_sage(
         if number and made is not None and g is not None:
             flat = torch.relu(g).flatten(1)
             flat = dropout(flat, key, graph.ids, net.dropout, "made", number)
-            g = flat.unflatten(1, made.heard.shape[1:] + (-1,))
+            g = flat.reshape(*made.heard.shape, -1)
             total = (g * made.heard.unsqueeze(-1)).sum(1)
         sent = matmul(h, layer["neighbour"])
         gathered = matmul(adjacency, sent)
@@ -136,7 +156,7 @@ def mended_sage(
             gathered = gathered + total @ layer["neighbour"]
         if g is not None and number < len(params) - 1:
             # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
-            own = (g.flatten(0, 1) @ layer["self"]).unflatten(0, g.shape[:2])
+            own = (g.flatten(0, 1) @ layer["self"]).reshape(*g.shape[:2], -1)
             g = own + (sent + layer["bias"]).unsqueeze(1)
         h = gathered / size.clamp(min=1) + matmul(h, layer["self"]) + layer["bias"]
     assert isinstance(h, Tensor)
@@ -168,3 +188,16 @@ def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tu
         score = torch.where(score == at_rows(adjacency, pick), torch.zeros_like(score), score)
     found = torch.cat(picks, dim=1)
     return order[(found.long() - 1).clamp(min=0)], (found > 0).to(chosen.dtype)
+
+
+def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
+    """Hide a share of the nodes that are neither for training nor for the test."""
+    may = graph.real * (1 - graph.train) * (1 - graph.test)
+    place = torch.argsort(random_order(fold(key, "hide"), graph, may))
+    hidden = may * (place < torch.round(share * may.sum())).to(may.dtype)
+    adjacency = graph.views["mean"]
+    assert isinstance(adjacency, Sparse)
+    edges = with_values(adjacency, at_columns(adjacency, hidden.unsqueeze(-1)).squeeze(-1))
+    count = row_sum(adjacency, edges.values.unsqueeze(-1)).squeeze(-1)
+    index, there = some_neighbours(fold(key, "lost"), graph, hidden, slots)
+    return Lost(graph.real - hidden, count, index, there)
