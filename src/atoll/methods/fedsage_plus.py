@@ -5,13 +5,14 @@ X_v, and a private generator (NeighGen) learns to make them up: from its embeddi
 number n̂_v and p_max features x̂_v, of which the first a_v = min(⌊n̂_v⌋, p_max) are used.
 
     L_d = mean_v smoothL1(n̂_v, n_v)
-    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)²,   k < min(n_v, p_max)
-    learn    generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE, the classifier on the
-             mended graph without the hidden nodes
-    pull     x̂ alone goes on with  λ_f (L_f + Σ_{j≠i} L_f to neighbours of random nodes of j) / K
-    mend     every node of the whole graph gets its a_v neighbours, joined in both directions
-    train    FedSage on the mended graphs:  θ <- mean_i θ_i
+    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)²
+    learn   a generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE
+    pull    x̂ goes on with  λ_f (L_f + Σ_{j≠i} L_f^j) / K  for K participants
+    mend    every node gets its a_v neighbours, joined in both directions
+    train   FedSage on the mended graphs:  θ <- mean_i θ_i
 
+X_v are up to p_max of the hidden neighbours, in L_f^j neighbours of a random node of client j. CE is
+that of the classifier on the mended graph without hidden nodes; `mend` is for these as well.
 `learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first
 `generator_rounds` rounds, `train` to the last of these and all later ones: by default the first
 round does all, and every round trains the classifier. Until then the initial classifier is
@@ -20,14 +21,14 @@ the first rounds learns alone before it mends.
 
 In an exchange client i shows x̂ of some kept nodes, the others return the gradient by it, and client
 i propagates the sum back through its generator: by the chain rule the gradient of the published
-form, in which whole generators and embeddings travel.
+form, in which whole generators and embeddings travel. It is 2 (x̂ - x) / D, so that whoever has x̂
+can solve it for a row x of features: an owner only gets a sum over clients, but the server sees
+each. The published form hides no more: its gradient by the last weights, Σ_v h_v ⊗ this one, can be
+solved as well by whoever has the h_v, if they are fewer than `wide`.
 
 Wire, per client and round:  down  model      up  model (and one weight);   in each exchange   up
 x̂ of `exchanged_nodes` nodes, down what all show, up gradients by it, down the sum of the own ones
-Private state: the generator and the key of its noise, later also the classifier's moments. But a
-gradient 2 (x̂ - x) / D can be solved for a row x of features by who has x̂: an owner gets a sum over
-clients, the server sees each. The published form hides no more: its gradient of the last layer's
-weights, Σ_v h_v ⊗ this one, can be solved by who has the h_v, if they are fewer than `wide`.
+Private state: the generator and the key of its noise, later also the classifier's moments.
 Floats per client and round: 2P + 1; in an exchange 2 (K + 1) X for K participants and X =
 exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M); the server then holds K² X.
 Departures from the reference code: the minimum is one (the released loop ends at the last
