@@ -306,22 +306,22 @@ def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
         pull = Pull(others, torch.tensor(1 / len(graphs)))
         _, after = method.pull(graph, pull, state, make_key(99))
         lost = method._lost(graph, state.seed)
-        nodes, mask, z, used = method._drawn(graph, state, lost)
+        found = method.neighgen.encode(state.generator, graph, lost.kept)
+        drawn = method._drawn(graph, lost, found, state.shown)
         strangers = [method._strangers(g, 7, k) for g, k in zip(graphs, asked, strict=True)]
+        candidates = [(graph.views["rows"][lost.index[drawn.nodes]], lost.there[drawn.nodes])]
+        candidates += [one for j, one in enumerate(strangers) if j != i]
 
-        def joint(layers: Tree) -> Tensor:
-            made = method.neighgen.make(layers, z)  # noqa: B023
-            own, there = graph.views["rows"][lost.index[nodes]], lost.there[nodes]  # noqa: B023
-            last = compat == "last"
-            total = feature_loss(made, own, used, there, mask, last)  # noqa: B023
-            for j, (true, found) in enumerate(strangers):  # noqa: B023
-                if j != i:  # noqa: B023
-                    there_too = used * there[:, :1]  # noqa: B023
-                    total = total + feature_loss(made, true, there_too, found, mask, last)  # noqa: B023
-            return total / len(graphs)
+        def joint(layers: Tree, drawn: Any, candidates: Any) -> Tensor:
+            made = method.neighgen.make(layers, drawn.z)
+            losses = [
+                feature_loss(made, true, drawn.used, there, torch.ones(7), compat == "last")
+                for true, there in candidates
+            ]
+            return sum(losses) / len(candidates)
 
         layers = state.generator["features"]
-        slope = torch.func.grad(joint)(layers)
+        slope = torch.func.grad(joint)(layers, drawn, candidates)
         # Adam's first mean is a tenth of its first gradient, weight decay included.
         found = tree_map(lambda m, p: m / 0.1 - 1e-4 * p, after.moments.mean, layers)
         close(found, slope, 1e-14)

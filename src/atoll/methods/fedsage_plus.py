@@ -11,8 +11,8 @@ number n̂_v and p_max features x̂_v, of which the first a_v = min(⌊n̂_v⌋,
     mend    every node gets its a_v neighbours, joined in both directions
     train   FedSage on the mended graphs:  θ <- mean_i θ_i
 
-X_v are up to p_max of the hidden neighbours, in L_f^j neighbours of a random node of client j. CE is
-that of the classifier on the mended graph without hidden nodes; `mend` is for these as well.
+X_v are up to p_max of the hidden neighbours, in L_f^j neighbours of a random node of client j; CE
+is of the classifier on the mended graph without hidden nodes; `mend` is for these as well.
 `learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first
 `generator_rounds` rounds, `train` to the last of these and all later ones: by default the first
 round does all, and every round trains the classifier. Until then the initial classifier is
@@ -22,7 +22,7 @@ the first rounds learns alone before it mends.
 In an exchange client i shows x̂ of some kept nodes, the others return the gradient by it, and client
 i propagates the sum back through its generator: by the chain rule the gradient of the published
 form, in which whole generators and embeddings travel. It is 2 (x̂ - x) / D, so that whoever has x̂
-can solve it for a row x of features: an owner only gets a sum over clients, but the server sees
+can solve it for a row x of features: an owner gets the sum over the others, but the server sees
 each. The published form hides no more: its gradient by the last weights, Σ_v h_v ⊗ this one, can be
 solved as well by whoever has the h_v, if they are fewer than `wide`.
 
@@ -35,10 +35,10 @@ Departures from the reference code: the minimum is one (the released loop ends a
 candidate); made nodes are heard; all nodes are mended, not only kept ones; the mended graph's noise
 is drawn once; L_d and L_f run over all kept nodes, as in the paper, not over training nodes alone;
 n̂ starts near one, because a ReLU that starts at zero stays there; the generator is 256 wide
-(`preset=paper`: 2048, eight times the memory and time). The mended graph is made again when it is
-read, N · p_max · D floats (Cora 78 MB, PubMed 197 MB): nothing private has a node axis. `compat`
-brings faults back: `last` candidate, `one-directional` edges, which no real node hears (FedSage+ is
-then FedSage), `openfgl` both.
+(`preset=paper`: 2048; Cora, 10 clients: 5.4 GB at most instead of 2.0, and three times as slow).
+The mended graph is made again when it is read, N · p_max · D floats (Cora 78 MB, PubMed 197 MB):
+nothing private has a node axis. `compat` brings faults back: `last` candidate, `one-directional`
+edges, which no real node hears (FedSage+ is then FedSage), `openfgl` both.
 """
 
 from __future__ import annotations
@@ -132,6 +132,23 @@ class Mended:
     generator: Tree
     seed: Tensor
     moments: Tree
+
+
+@record
+class Drawn:
+    """Kept nodes whose generated features are shown.
+
+    Attributes:
+        nodes: Their numbers, (M,).
+        z: Their embeddings, with noise, (M, latent).
+        used: One for slots that are used, of nodes that have lost neighbours, (M, p).
+        count: How many they are; the rest of M is padding, whose slots are not used.
+    """
+
+    nodes: Tensor
+    z: Tensor
+    used: Tensor
+    count: Tensor
 
 
 @dataclass(frozen=True)
@@ -230,7 +247,10 @@ class FedSagePlus(Method):
     ) -> tuple[Shown, Learning]:
         """Train the generator alone, and show what it makes."""
         state = self._learned(graph, state, key)
-        return Shown(self._show(graph, state, self._lost(graph, state.seed))), state
+        lost = self._lost(graph, state.seed)
+        found = self.neighgen.encode(state.generator, graph, lost.kept)
+        drawn = self._drawn(graph, lost, found, state.shown)
+        return self._show(state.generator["features"], drawn), state
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
@@ -258,13 +278,13 @@ class FedSagePlus(Method):
     ) -> tuple[Shown, Learning]:
         """One step of the features' generator by the answers and the own loss; show the next."""
         lost = self._lost(graph, state.seed)
-        nodes, mask, z, used = self._drawn(graph, state, lost)
-        weight = used * (mask * lost.there[nodes, 0]).unsqueeze(-1)
-        weight = weight / (mask.sum().clamp(min=1) * self.p_max)
-        true, there = _rows(graph)[lost.index[nodes]], lost.there[nodes]
+        found = self.neighgen.encode(state.generator, graph, lost.kept)  # it stays as it is
+        drawn = self._drawn(graph, lost, found, state.shown)
+        true, there = _rows(graph)[lost.index[drawn.nodes]], lost.there[drawn.nodes]
+        weight = drawn.used / (drawn.count * self.p_max)
 
         def loss(layers: Tree, key: Tensor) -> Tensor:
-            made = self.neighgen.make(layers, z)
+            made = self.neighgen.make(layers, drawn.z)
             gaps = made - compared(made, true, there, self._last) @ true
             own = gaps.square().mean(-1)
             others = (made * message.slopes).sum(-1)
@@ -272,7 +292,7 @@ class FedSagePlus(Method):
 
         layers, moments = fit(loss, state.generator["features"], self._adam, state.moments, 1, key)
         state = Learning({**state.generator, "features": layers}, state.seed, key, moments)
-        return Shown(self._show(graph, state, lost)), state
+        return self._show(layers, self._drawn(graph, lost, found, key)), state
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Mended]:
@@ -330,23 +350,19 @@ class FedSagePlus(Method):
         generator, _ = fit(loss, state.generator, self._adam, None, self.generator_epochs, key)
         return Learning(generator, state.seed, key, None)
 
-    def _show(self, graph: Graph, state: Learning, lost: Lost) -> Tensor:
-        """What others may see: generated features of the drawn nodes that have lost neighbours."""
-        nodes, mask, z, used = self._drawn(graph, state, lost)
-        seen = used * (mask * lost.there[nodes, 0]).unsqueeze(-1)
-        return self.neighgen.make(state.generator["features"], z) * seen.unsqueeze(-1)
-
-    def _drawn(
-        self, graph: Graph, state: Learning, lost: Lost
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Drawn nodes (M,), which of them are not padding, their noisy z, and their used slots."""
-        order = random_order(fold(state.shown, "nodes"), graph, lost.kept)
+    def _drawn(self, graph: Graph, lost: Lost, found: tuple[Tensor, Tensor], key: Tensor) -> Drawn:
+        """Some kept nodes, from what the encoder found on all."""
+        order = random_order(fold(key, "nodes"), graph, lost.kept)
         turn = torch.arange(self.exchanged_nodes, device=order.device)
-        nodes = order[turn.remainder(order.shape[0])]
-        z, count = self.neighgen.encode(state.generator, graph, lost.kept)
-        z = z[nodes] + self._noise(state.shown, graph.ids[nodes], z)
+        nodes = order[turn.remainder(order.shape[0])]  # again from the first, if there are fewer
+        z, guess = found[0][nodes], found[1][nodes]
         mask = (turn < lost.kept.sum()).to(z.dtype)
-        return nodes, mask, z, self.neighgen.used(count[nodes])
+        used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
+        noisy = z + self._noise(key, graph.ids[nodes], z)
+        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1))
+
+    def _show(self, layers: Tree, drawn: Drawn) -> Shown:
+        return Shown(self.neighgen.make(layers, drawn.z) * drawn.used.unsqueeze(-1))
 
     def _lost(self, graph: Graph, seed: Tensor) -> Lost:
         return hide_nodes(seed, graph, self.hide, self.p_max)

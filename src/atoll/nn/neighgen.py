@@ -23,7 +23,7 @@ from atoll.core.graph import Graph, Sparse
 from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree, record
 from atoll.nn.init import linear
-from atoll.nn.ops import at_columns, at_rows, matmul, row_max, row_sum, with_values
+from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
 from atoll.nn.sage import GraphSAGE
 
 
@@ -178,12 +178,12 @@ def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tu
     adjacency = graph.views["mean"]
     assert isinstance(adjacency, Sparse)
     order = random_order(key, graph, chosen)
-    # Ranks from one; the highest rank left among the neighbours is the next pick.
+    # Ranks from one, zero for others and for padding; the highest that is left is the next pick.
     rank = (torch.argsort(order) + 1).to(chosen.dtype) * chosen
     score = at_columns(adjacency, rank.unsqueeze(-1))
     picks = []
     for _ in range(slots):
-        pick = row_max(adjacency, score)
+        pick = row_top(adjacency, score)
         picks.append(pick)
         score = torch.where(score == at_rows(adjacency, pick), torch.zeros_like(score), score)
     found = torch.cat(picks, dim=1)
