@@ -17,7 +17,16 @@ from atoll.core.graph import Sparse, sparse_matrix
 from atoll.core.tree import take
 from atoll.engines.fused import stack_sparse
 from atoll.nn import ops
-from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_max, row_sum, with_values
+from atoll.nn.ops import (
+    at_columns,
+    at_rows,
+    edge_softmax,
+    matmul,
+    row_max,
+    row_sum,
+    row_top,
+    with_values,
+)
 
 WIDTH = 3
 
@@ -292,6 +301,17 @@ def test_softmax_of_each_row_sums_to_one_where_a_row_has_entries(shape):
     total = row_sum(m, edge_softmax(m, 1e3 * noise(seed, entries, WIDTH)))
     filled = spread(m, (m.values != 0).to(torch.float64)).sum(1, keepdim=True) > 0
     assert_same([total], [filled.expand(-1, WIDTH).to(torch.float64)])
+
+
+def test_the_top_of_each_row_is_its_maximum():
+    matrices = [random_matrix(seed, 7, 5, 11, square=False) for seed in range(3)]
+    # Nothing on padding: it counts here, as the least.
+    entries = [noise(5, 11, 2).abs() * (m.values != 0).unsqueeze(-1) for m in matrices]
+    expected = [row_max(m, e) for m, e in zip(matrices, entries, strict=True)]
+    assert_same([row_top(m, e) for m, e in zip(matrices, entries, strict=True)], expected)
+    together = vmap(row_top)(stack_sparse(matrices, 8), torch.stack(entries))
+    assert_same(list(together[:, :7]), expected)
+    assert not together[:, 7].any()  # a row without entries
 
 
 def test_a_dense_matrix_is_multiplied_as_it_is():

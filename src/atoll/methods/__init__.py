@@ -22,6 +22,8 @@ from atoll.methods.fedper import FedPer
 from atoll.methods.fedproto import FedProto
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedpub import FedPUB
+from atoll.methods.fedsage import FedSage
+from atoll.methods.fedsage_plus import FedSagePlus
 from atoll.methods.fedtad import FedTAD
 from atoll.methods.fgssl import FGSSL
 from atoll.methods.gcfl import GCFL
@@ -45,6 +47,8 @@ METHODS: dict[str, type[Method]] = {
     "fedgta": FedGTA,
     "fediih": FedIIH,
     "fedpub": FedPUB,
+    "fedsage": FedSage,
+    "fedsage+": FedSagePlus,
     "fedtad": FedTAD,
     "fgssl": FGSSL,
     "gcfl": GCFL,
@@ -110,6 +114,8 @@ __all__ = [
     "FedPer",
     "FedProto",
     "FedProx",
+    "FedSage",
+    "FedSagePlus",
     "FedTAD",
     "Local",
     "Scaffold",

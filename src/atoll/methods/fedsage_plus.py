@@ -1,0 +1,423 @@
+"""FedSage+: FedSage on graphs mended with generated neighbours (Zhang et al., 2021).
+
+A client hides some of its nodes from itself. A kept node v then lacks n_v neighbours with features
+X_v, and a private generator (NeighGen) learns to make them up: from its embedding and noise, their
+number n̂_v and p_max features x̂_v, of which the first a_v = min(⌊n̂_v⌋, p_max) are used.
+
+    L_d = mean_v smoothL1(n̂_v, n_v)
+    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)²
+    learn   a generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE
+    pull    x̂ goes on with  λ_f (L_f + Σ_{j≠i} L_f^j) / K  for K participants
+    mend    every node gets its a_v neighbours, joined in both directions
+    train   FedSage on the mended graphs:  θ <- mean_i θ_i
+
+X_v are up to p_max of the hidden neighbours, in L_f^j neighbours of a random node of client j; CE
+is of the classifier on the mended graph without hidden nodes; `mend` is for these as well.
+`learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first
+`generator_rounds` rounds, `train` to the last of these and all later ones: by default the first
+round does all, and every round trains the classifier. Until then the initial classifier is
+deployed, and a client that has not mended its graph predicts on it as it is. A client that missed
+the first rounds learns alone before it mends.
+
+In an exchange client i shows x̂ of some kept nodes, the others return the gradient by it, and client
+i propagates the sum back through its generator: by the chain rule the gradient of the published
+form, in which whole generators and embeddings travel. It is 2 (x̂ - x) / D, so that whoever has x̂
+can solve it for a row x of features: an owner gets the sum over the others, but the server sees
+each. The published form hides no more: its gradient by the last weights, Σ_v h_v ⊗ this one, can be
+solved as well by whoever has the h_v, if they are fewer than `wide`.
+
+Wire, per client and round:  down  model      up  model (and one weight);   in each exchange   up
+x̂ of `exchanged_nodes` nodes, down what all show, up gradients by it, down the sum of the own ones
+Private state: the generator and the key of its noise, later also the classifier's moments.
+Floats per client and round: 2P + 1; in an exchange 2 (K + 1) X for K participants and X =
+exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M); the server then holds K² X.
+Departures from the reference code: the minimum is one (the released loop ends at the last
+candidate); made nodes are heard; all nodes are mended, not only kept ones; the mended graph's noise
+is drawn once; L_d and L_f run over all kept nodes, as in the paper, not over training nodes alone;
+n̂ starts near one, because a ReLU that starts at zero stays there; the generator is 256 wide
+(`preset=paper`: 2048; Cora, 10 clients: 5.4 GB at most instead of 2.0, and three times as slow).
+The mended graph is made again when it is read, N · p_max · D floats (Cora 78 MB, PubMed 197 MB):
+nothing private has a node axis. `compat` brings faults back: `last` candidate, `one-directional`
+edges, which no real node hears (FedSage+ is then FedSage), `openfgl` both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import ConfigError
+from atoll.core.fit import fit
+from atoll.core.graph import Graph, View
+from atoll.core.losses import cross_entropy, masked_mean
+from atoll.core.message import ToAll, ToEach
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.mix import average, put
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.random import fold
+from atoll.core.tree import Empty, Tree, record
+from atoll.nn.neighgen import (
+    Lost,
+    Made,
+    NeighGen,
+    hide_nodes,
+    made_neighbours,
+    mended_sage,
+    random_order,
+    some_neighbours,
+)
+from atoll.nn.sage import GraphSAGE
+from atoll.nn.vgae import node_normal
+
+SHOWN = "other clients answer with the gradient of their feature loss; generated, never real rows"
+ANSWERED = "the owner of the shown features propagates it back through its generator"
+
+
+@record
+class Update:
+    """What leaves a client when it trains the classifier."""
+
+    model: Tree
+    weight: Tensor
+
+
+@record
+class Shown:
+    """Generated features, (M, p, D); zero where a slot is not used."""
+
+    x: Tensor
+
+
+@record
+class Answer:
+    """Gradients by what all participants showed, (K, M, p, D)."""
+
+    slopes: Tensor
+
+
+@record
+class Pull:
+    """The sum of the others' answers, (M, p, D), and 1 / K."""
+
+    slopes: Tensor
+    share: Tensor
+
+
+@record
+class Learning:
+    """What a client keeps while its generator trains.
+
+    Attributes:
+        generator: NeighGen and a classifier.
+        seed: Key of the hidden nodes and of the noise of mending.
+        shown: Key of the nodes and of the noise last shown.
+        moments: Of the part `features`, while it trains together with others.
+    """
+
+    generator: Tree
+    seed: Tensor
+    shown: Tensor
+    moments: Tree
+
+
+@record
+class Mended:
+    """What a client keeps afterwards; `moments` are those of the shared classifier."""
+
+    generator: Tree
+    seed: Tensor
+    moments: Tree
+
+
+@record
+class Drawn:
+    """Kept nodes whose generated features are shown.
+
+    Attributes:
+        nodes: Their numbers, (M,).
+        z: Their embeddings, with noise, (M, latent).
+        used: One for slots that are used, of nodes that have lost neighbours, (M, p).
+        count: How many they are; the rest of M is padding, whose slots are not used.
+    """
+
+    nodes: Tensor
+    z: Tensor
+    used: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class FedSagePlus(Method):
+    """Federated GraphSAGE with missing-neighbour generation."""
+
+    optimizer: Optimizer = Adam()
+    epochs: int = 3
+    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    generator_rounds: int = 1
+    generator_epochs: int = 20
+    generator_lr: float = 1e-3
+    exchanges: int = 20
+    exchanged_nodes: int = 64
+    hide: float = 0.5
+    p_max: int = 5
+    latent: int = 128
+    narrow: int = 256
+    wide: int = 256
+    lam_d: float = 1.0
+    lam_f: float = 1.0
+    lam_c: float = 1.0
+    compat: Literal["none", "last", "one-directional", "openfgl"] = "none"
+
+    paper: ClassVar[str] = (
+        "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
+    )
+    nets: ClassVar[tuple[str, ...]] = ("sage",)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"narrow": 256, "wide": 2048}}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.net, GraphSAGE):
+            raise ConfigError("fedsage+ trains a GraphSAGE; use --set net=sage")
+        for name in ("generator_rounds", "exchanged_nodes", "p_max", "latent", "narrow", "wide"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
+        for name in ("generator_epochs", "exchanges"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give 0 or more")
+        if not 0 < self.hide < 1:
+            raise ConfigError(f"hide is {self.hide}; give a share between 0 and 1")
+
+    @property
+    def sage(self) -> GraphSAGE:
+        """The classifier."""
+        assert isinstance(self.net, GraphSAGE)
+        return self.net
+
+    @property
+    def neighgen(self) -> NeighGen:
+        """The generator."""
+        return NeighGen(
+            self.sage.features, self.sage.hidden, self.latent, self.narrow, self.wide, self.p_max
+        )
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {**self.net.views, "rows": _dense_features}
+
+    def init(self, clients: Clients) -> Tree:
+        return self.net.init(clients.key)
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        if clients.round < self.generator_rounds:
+            self._train_generators(clients)
+        if clients.round < self.generator_rounds - 1:
+            return server
+        reply = clients.map(self.train, ToAll(server))
+        return average(reply.model, weight=reply.weight)
+
+    def _train_generators(self, clients: Clients) -> None:
+        shown = clients.map(self.learn, ToAll(Empty())).x
+        share = shown.new_full((clients.total,), 1 / len(clients))
+        for _ in range(self.exchanges):
+            slopes = clients.map(self.answer, ToAll(shown)).slopes
+            others = slopes.sum(0) - slopes.diagonal().movedim(-1, 0)  # nobody answers itself
+            rows = others.new_zeros(clients.total, *others.shape[1:])
+            rows = put(rows, clients.positions, others)
+            shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
+
+    def deploy(self, server: Tree) -> ToAll:
+        return ToAll(server)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
+    ) -> Tensor:
+        if not isinstance(state, Mended):
+            return self.net(message, graph, key)
+        made = self.mend(graph, state.generator, state.seed)
+        return mended_sage(self.sage, message, graph, graph.real, made, key)
+
+    @client_step(discloses={"x": SHOWN})
+    def learn(
+        self, graph: Graph, nothing: Tree, state: Learning | None, key: Tensor
+    ) -> tuple[Shown, Learning]:
+        """Train the generator alone, and show what it makes."""
+        state = self._learned(graph, state, key)
+        lost = self._lost(graph, state.seed)
+        found = self.neighgen.encode(state.generator, graph, lost.kept)
+        drawn = self._drawn(graph, lost, found, state.shown)
+        return self._show(state.generator["features"], drawn), state
+
+    @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
+    def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
+        """The gradient of the feature loss with neighbours of random nodes of this client."""
+        true, there = self._strangers(graph, shown.shape[1], key)
+        # All that was shown as number m meets the same candidates: one product for each m.
+        made = shown.transpose(0, 1).flatten(1, 2)
+        # A slot that its owner does not use is zero, and nothing is told about it.
+        asked = (made != 0).any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
+        scale = asked * (2 / made.shape[-1])
+        slopes = made * scale - (compared(made, true, there, self._last) * scale) @ true
+        return Answer(slopes.reshape(shown.transpose(0, 1).shape).transpose(0, 1))
+
+    def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbours of so many random nodes: features, (M, p, D), and which exist, (M, p)."""
+        index, there = some_neighbours(fold(key, "neighbours"), graph, graph.real, self.p_max)
+        order = random_order(fold(key, "nodes"), graph, there[:, 0])
+        turn = torch.arange(count, device=order.device)
+        nodes = order[turn.remainder(there[:, 0].sum().clamp(min=1).long())]
+        return _rows(graph)[index[nodes]], there[nodes]
+
+    @client_step(discloses={"x": SHOWN})
+    def pull(
+        self, graph: Graph, message: Pull, state: Learning, key: Tensor
+    ) -> tuple[Shown, Learning]:
+        """One step of the features' generator by the answers and the own loss; show the next."""
+        lost = self._lost(graph, state.seed)
+        found = self.neighgen.encode(state.generator, graph, lost.kept)  # it stays as it is
+        drawn = self._drawn(graph, lost, found, state.shown)
+        true, there = _rows(graph)[lost.index[drawn.nodes]], lost.there[drawn.nodes]
+        weight = drawn.used / (drawn.count * self.p_max)
+
+        def loss(layers: Tree, key: Tensor) -> Tensor:
+            made = self.neighgen.make(layers, drawn.z)
+            gaps = made - compared(made, true, there, self._last) @ true
+            own = gaps.square().mean(-1)
+            others = (made * message.slopes).sum(-1)
+            return self.lam_f * message.share * (weight * (own + others)).sum()
+
+        layers, moments = fit(loss, state.generator["features"], self._adam, state.moments, 1, key)
+        state = Learning({**state.generator, "features": layers}, state.seed, key, moments)
+        return self._show(layers, self._drawn(graph, lost, found, key)), state
+
+    @client_step
+    def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Mended]:
+        """Mend the graph, and minimise the cross entropy on it from the received model."""
+        if state is None:
+            state = self._learned(graph, None, fold(key, "alone"))
+        if isinstance(state, Learning):
+            parts = {name: state.generator[name] for name in ("encoder", "degree", "features")}
+            state = Mended(parts, state.seed, None)
+        made = self.mend(graph, state.generator, state.seed)
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            logits = mended_sage(self.sage, params, graph, graph.real, made, key)
+            return cross_entropy(logits, graph)
+
+        moments = state.moments if self.optimizer_state == "keep" else None
+        model, moments = fit(loss, model, self.optimizer, moments, self.epochs, key)
+        update = Update(model, graph.size(self.weight_by))
+        return update, Mended(state.generator, state.seed, moments)
+
+    def mend(self, graph: Graph, generator: Tree, seed: Tensor) -> Made:
+        """Generated neighbours of every node of the whole graph; the same for the same seed."""
+        z, lost = self.neighgen.encode(generator, graph, graph.real)
+        x = self.neighgen.make(
+            generator["features"], z + self._noise(fold(seed, "mend"), graph.ids, z)
+        )
+        return self._joined(x, self.neighgen.used(lost))
+
+    def _joined(self, x: Tensor, used: Tensor) -> Made:
+        """Made nodes with edges in both directions, or only in the one that no real node hears."""
+        deaf = self.compat in ("one-directional", "openfgl")
+        return made_neighbours(x, used * 0 if deaf else used)
+
+    def _learned(self, graph: Graph, state: Learning | None, key: Tensor) -> Learning:
+        """The generator after some epochs alone."""
+        if state is None:
+            start = self.neighgen.init(fold(key, "generator"))
+            start["classifier"] = self.net.init(fold(key, "classifier"))
+            state = Learning(start, key, key, None)
+        lost = self._lost(graph, state.seed)
+        true = _rows(graph)[lost.index]
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            z, count = self.neighgen.encode(params, graph, lost.kept)
+            x = self.neighgen.make(params["features"], z + self._noise(key, graph.ids, z))
+            used = self.neighgen.used(count)
+            made = self._joined(x, used)
+            logits = mended_sage(self.sage, params["classifier"], graph, lost.kept, made, key)
+            return (
+                self.lam_d * degree_loss(count, lost.count, lost.kept)
+                + self.lam_f * feature_loss(x, true, used, lost.there, lost.kept, self._last)
+                + self.lam_c * cross_entropy(logits, graph)
+            )
+
+        generator, _ = fit(loss, state.generator, self._adam, None, self.generator_epochs, key)
+        return Learning(generator, state.seed, key, None)
+
+    def _drawn(self, graph: Graph, lost: Lost, found: tuple[Tensor, Tensor], key: Tensor) -> Drawn:
+        """Some kept nodes, from what the encoder found on all."""
+        order = random_order(fold(key, "nodes"), graph, lost.kept)
+        turn = torch.arange(self.exchanged_nodes, device=order.device)
+        nodes = order[turn.remainder(order.shape[0])]  # again from the first, if there are fewer
+        z, guess = found[0][nodes], found[1][nodes]
+        mask = (turn < lost.kept.sum()).to(z.dtype)
+        used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
+        noisy = z + self._noise(key, graph.ids[nodes], z)
+        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1))
+
+    def _show(self, layers: Tree, drawn: Drawn) -> Shown:
+        return Shown(self.neighgen.make(layers, drawn.z) * drawn.used.unsqueeze(-1))
+
+    def _lost(self, graph: Graph, seed: Tensor) -> Lost:
+        return hide_nodes(seed, graph, self.hide, self.p_max)
+
+    def _noise(self, key: Tensor, ids: Tensor, like: Tensor) -> Tensor:
+        return node_normal(fold(key, "noise"), ids, self.latent, like.dtype)
+
+    @property
+    def _last(self) -> bool:
+        return self.compat in ("last", "openfgl")
+
+    @property
+    def _adam(self) -> Adam:
+        return Adam(lr=self.generator_lr, weight_decay=1e-4)
+
+
+def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
+    """L_d over nodes with mask one."""
+    return masked_mean(functional.smooth_l1_loss(guess, count, reduction="none"), mask)
+
+
+def feature_loss(
+    made: Tensor, true: Tensor, used: Tensor, there: Tensor, mask: Tensor, last: bool = False
+) -> Tensor:
+    """L_f over nodes with mask one.
+
+    Args:
+        made: x̂, (n, p, D).
+        true: Candidates, (n, k, D).
+        used: One for the used slots, (n, p).
+        there: One for the candidates that exist, the first ones, (n, k).
+        mask: (n,).
+        last: Compare with the last candidate, not with the nearest.
+    """
+    gaps = made - compared(made, true, there, last) @ true
+    return masked_mean((gaps.square().mean(-1) * used * there[:, :1]).mean(-1), mask)
+
+
+def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
+    """One at the candidate that each made node is compared with, else zero, (n, p, k)."""
+    if last:
+        best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
+    else:
+        # |x̂|² is the same for all candidates.
+        apart = true.square().sum(-1).unsqueeze(-2) - 2 * made.detach() @ true.transpose(-1, -2)
+        best = torch.where(there.unsqueeze(-2) > 0, apart, torch.inf).argmin(-1)
+    candidate = torch.arange(there.shape[-1], device=best.device)
+    return (best.unsqueeze(-1) == candidate).to(made.dtype)
+
+
+def _dense_features(graph: Graph) -> Tensor:
+    return graph.x if isinstance(graph.x, Tensor) else graph.x.to_dense()
+
+
+def _rows(graph: Graph) -> Tensor:
+    rows = graph.views["rows"]
+    assert isinstance(rows, Tensor)
+    return rows

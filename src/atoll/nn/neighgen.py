@@ -1,0 +1,203 @@
+"""NeighGen, which makes up the neighbours that a node may have lost, and GraphSAGE that hears them.
+
+    z_v = GraphSAGE(v);   n̂_v = relu(w z_v + b);   x̂_v = tanh(W3 relu(W2 relu(W1 (z_v + noise))))
+
+A node v gets the first a_v = min(⌊n̂_v⌋, p) of its p made neighbours. The only neighbour of a made
+node is v, so that a layer on the mended graph needs no larger graph:
+
+    h_v  <- W_n (Σ_u h_u + Σ_{k < a_v} h_vk) / (deg_v + a_v) + W_s h_v + b
+    h_vk <- W_n h_v + W_s h_vk + b
+
+Shapes: N nodes, p slots for made neighbours, D features, x̂ (N, p, D).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph, Sparse
+from atoll.core.random import dropout, fold, random_bits
+from atoll.core.tree import Tree, record
+from atoll.nn.init import linear
+from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
+from atoll.nn.sage import GraphSAGE
+
+
+@record
+class Made:
+    """Made neighbours.
+
+    Attributes:
+        x: Their features, (N, p, D).
+        heard: One for those that their node hears, zero for slots that are not used, (N, p).
+        total: Sum of the features that a node hears, (N, D).
+    """
+
+    x: Tensor
+    heard: Tensor
+    total: Tensor
+
+
+@record
+class Lost:
+    """What a generator should find on a graph that hides some of its nodes.
+
+    Attributes:
+        kept: One for nodes that are not hidden, (N,).
+        count: Hidden neighbours of each node, (N,).
+        index: Some of them, (N, p) int64.
+        there: One where such a neighbour exists, the first ones, (N, p).
+    """
+
+    kept: Tensor
+    count: Tensor
+    index: Tensor
+    there: Tensor
+
+
+@dataclass(frozen=True)
+class NeighGen:
+    """Three parts: `encoder`, `degree` (how many are lost) and `features` (what they were like)."""
+
+    features: int
+    hidden: int = 64
+    latent: int = 128
+    narrow: int = 256
+    wide: int = 256
+    slots: int = 5
+
+    @property
+    def encoder(self) -> GraphSAGE:
+        """Makes z."""
+        return GraphSAGE(self.features, self.latent, self.hidden, layers=2, dropout=0.0)
+
+    def init(self, key: Tensor) -> Tree:
+        """Fresh parameters."""
+        widths = (self.latent, self.narrow, self.wide, self.slots * self.features)
+        degree = linear(fold(key, "degree"), self.latent, 1)
+        return {
+            "encoder": self.encoder.init(fold(key, "encoder")),
+            # From one: where n̂ starts at zero for all nodes, its ReLU has no gradient, and the
+            # client never makes a neighbour (two of ten on Cora).
+            "degree": {**degree, "bias": torch.ones_like(degree["bias"])},
+            "features": [
+                linear(fold(key, "features", layer), n_in, n_out)
+                for layer, (n_in, n_out) in enumerate(pairwise(widths))
+            ],
+        }
+
+    def encode(self, params: Tree, graph: Graph, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """z, (N, latent), and n̂, (N,), on the graph without the nodes that are not kept."""
+        z = mended_sage(self.encoder, params["encoder"], graph, kept, None)
+        lost = torch.relu(z @ params["degree"]["weight"] + params["degree"]["bias"])
+        return z, lost.squeeze(-1)
+
+    def make(self, layers: Tree, z: Tensor) -> Tensor:
+        """x̂, (n, p, D), from the part `features` and z with noise, (n, latent)."""
+        *hidden, last = layers
+        h = z
+        for layer in hidden:
+            h = torch.relu(h @ layer["weight"] + layer["bias"])
+        flat = torch.tanh(h @ last["weight"] + last["bias"])
+        return flat.reshape(-1, self.slots, self.features)
+
+    def used(self, lost: Tensor) -> Tensor:
+        """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""
+        slot = torch.arange(1, self.slots + 1, device=lost.device)
+        return (slot <= lost.detach().unsqueeze(-1)).to(lost.dtype)
+
+
+def made_neighbours(x: Tensor, heard: Tensor) -> Made:
+    """Made nodes, with what a first layer needs of them."""
+    return Made(x, heard, (x * heard.unsqueeze(-1)).sum(1))
+
+
+def mended_sage(
+    net: GraphSAGE,
+    params: Tree,
+    graph: Graph,
+    kept: Tensor,
+    made: Made | None,
+    key: Tensor | None = None,
+) -> Tensor:
+    """Logits of the real nodes, (N, C), on a graph with made nodes and without hidden ones.
+
+    Args:
+        net: Its layers, and its dropout.
+        params: Its parameters.
+        graph: With the views of `net`.
+        kept: Zero for nodes whose edges are cut, else one, (N,).
+        made: The made nodes, if any.
+        key: Turns dropout on.
+    """
+    whole = graph.views["mean"]
+    assert isinstance(whole, Sparse)
+    adjacency = with_values(whole, at_columns(whole, kept.unsqueeze(-1)).squeeze(-1))
+    size = row_sum(whole, adjacency.values.unsqueeze(-1))
+    h, g, total = graph.views["x"], None, None
+    if made is not None:
+        size = size + made.heard.sum(1, keepdim=True)
+        g, total = made.x, made.total
+    for number, layer in enumerate(params):
+        if number and isinstance(h, Tensor):
+            h = dropout(torch.relu(h), key, graph.ids, net.dropout, "dropout", number)
+        if number and made is not None and g is not None:
+            flat = torch.relu(g).flatten(1)
+            flat = dropout(flat, key, graph.ids, net.dropout, "made", number)
+            g = flat.reshape(*made.heard.shape, -1)
+            total = (g * made.heard.unsqueeze(-1)).sum(1)
+        sent = matmul(h, layer["neighbour"])
+        gathered = matmul(adjacency, sent)
+        if total is not None:
+            gathered = gathered + total @ layer["neighbour"]
+        if g is not None and number < len(params) - 1:
+            # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
+            own = (g.flatten(0, 1) @ layer["self"]).reshape(*g.shape[:2], -1)
+            g = own + (sent + layer["bias"]).unsqueeze(1)
+        h = gathered / size.clamp(min=1) + matmul(h, layer["self"]) + layer["bias"]
+    assert isinstance(h, Tensor)
+    return h
+
+
+def random_order(key: Tensor, graph: Graph, chosen: Tensor) -> Tensor:
+    """All nodes in a random order, (N,), those that are chosen, (N,), first; ids decide."""
+    bits = random_bits(key, graph.ids, 1).squeeze(-1).to(torch.int64)
+    return torch.argsort(torch.where(chosen > 0, bits, 1 << 40))
+
+
+def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """Up to `slots` random neighbours of every node, among the chosen ones, (N,).
+
+    Returns:
+        Their numbers, (N, slots) int64, and one where there is one, else zero, (N, slots).
+    """
+    adjacency = graph.views["mean"]
+    assert isinstance(adjacency, Sparse)
+    order = random_order(key, graph, chosen)
+    # Ranks from one, zero for others and for padding; the highest that is left is the next pick.
+    rank = (torch.argsort(order) + 1).to(chosen.dtype) * chosen
+    score = at_columns(adjacency, rank.unsqueeze(-1))
+    picks = []
+    for _ in range(slots):
+        pick = row_top(adjacency, score)
+        picks.append(pick)
+        score = torch.where(score == at_rows(adjacency, pick), torch.zeros_like(score), score)
+    found = torch.cat(picks, dim=1)
+    return order[(found.long() - 1).clamp(min=0)], (found > 0).to(chosen.dtype)
+
+
+def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
+    """Hide a share of the nodes that are neither for training nor for the test."""
+    may = graph.real * (1 - graph.train) * (1 - graph.test)
+    place = torch.argsort(random_order(fold(key, "hide"), graph, may))
+    hidden = may * (place < torch.round(share * may.sum())).to(may.dtype)
+    adjacency = graph.views["mean"]
+    assert isinstance(adjacency, Sparse)
+    edges = with_values(adjacency, at_columns(adjacency, hidden.unsqueeze(-1)).squeeze(-1))
+    count = row_sum(adjacency, edges.values.unsqueeze(-1)).squeeze(-1)
+    index, there = some_neighbours(fold(key, "lost"), graph, hidden, slots)
+    return Lost(graph.real - hidden, count, index, there)

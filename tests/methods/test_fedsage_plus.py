@@ -1,0 +1,536 @@
+"""FedSage+: the card's golden numbers, the mended graph, the exchange, and what may leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph, make_graph, with_views
+from atoll.core.random import fold, make_key
+from atoll.core.tree import Empty, Tree, leaves, named_leaves, stack, structure, tree_map
+from atoll.engines.simulation import ENGINES, Participants, Simulation
+from atoll.methods import METHODS, FedSage, FedSagePlus
+from atoll.methods.fedsage_plus import Learning, Mended, Pull, degree_loss, feature_loss
+from atoll.nn import GCN, GraphSAGE
+from atoll.nn.neighgen import (
+    NeighGen,
+    hide_nodes,
+    made_neighbours,
+    mended_sage,
+    some_neighbours,
+)
+from atoll.study.config import build_method, make_config, resolve
+from atoll.study.experiment import Experiment, Run
+from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
+
+NET = GraphSAGE(FEATURES, CLASSES, hidden=6, dropout=0.4)
+SMALL: dict[str, Any] = {
+    "narrow": 6, "wide": 8, "latent": 5, "p_max": 3, "generator_epochs": 3, "exchanges": 2,
+    "exchanged_nodes": 7, "generator_lr": 0.01,
+}  # fmt: skip
+engines = pytest.mark.parametrize("engine", ENGINES)
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    with double_precision():
+        yield
+
+
+def plus(**more: Any) -> FedSagePlus:
+    return FedSagePlus(NET, **{**SMALL, **more})
+
+
+def ready(method: FedSagePlus, federation: Federation | None = None) -> tuple[Graph, ...]:
+    return (federation or small_federation()).prepared(method.views).graphs
+
+
+def run(method: FedSagePlus | FedSage, engine: str = "fused", rounds: int = 3, **more: Any) -> Run:
+    return Experiment(method, small_federation(), rounds=rounds, engine=engine, **more).run()
+
+
+@pytest.fixture
+def generous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generators that give every node a few neighbours from the start."""
+    plain = NeighGen.init
+
+    def init(self: NeighGen, key: Tensor) -> Tree:
+        params = plain(self, key)
+        params["degree"]["bias"] = params["degree"]["bias"] + 1.5
+        return params
+
+    monkeypatch.setattr(NeighGen, "init", init)
+
+
+def close(a: Tree, b: Tree, tolerance: float = 1e-12) -> None:
+    assert structure(a) == structure(b)
+    for one, other in zip(leaves(a), leaves(b), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+
+def differ(a: Tree, b: Tree) -> bool:
+    return any(not torch.allclose(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+# The card's numbers
+
+
+def test_losses_of_the_card() -> None:
+    made = torch.tensor([[[0, 1], [0.5, 0.5]], [[1, 1], [0, 0]]], dtype=torch.float64)
+    true = torch.tensor([[[1, 1], [0, 0]], [[0, 1], [1, 0]]], dtype=torch.float64)
+    guess, count = torch.tensor([2.7, 1.2]), torch.tensor([1.0, 2.0])
+    there = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    used = NeighGen(2, slots=2).used(guess)
+    assert used.tolist() == [[1, 1], [1, 0]]
+    both = torch.ones(2)
+    assert float(feature_loss(made, true, used, there, both)) == pytest.approx(0.3125, abs=1e-12)
+    assert float(degree_loss(guess, count, both)) == pytest.approx(0.76, abs=1e-12)
+    # A node that is not asked about, padding for one, changes nothing.
+    more = [torch.cat([t, t[:1] + 5]) for t in (made, true, used, there)]
+    mask = torch.tensor([1.0, 1.0, 0.0])
+    assert float(feature_loss(*more, mask)) == pytest.approx(0.3125, abs=1e-12)
+    twice = (torch.cat([guess, guess]), torch.cat([count, count * 9]))
+    found = degree_loss(*twice, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    assert float(found) == pytest.approx(0.76, abs=1e-12)
+    # Without a hidden neighbour there is nothing to compare with.
+    assert float(feature_loss(made, true, used, torch.zeros(2, 2), both)) == 0
+
+
+@pytest.mark.parametrize("features", [4, 1433])
+def test_the_minimum_is_one_and_the_fault_takes_the_last(features: int) -> None:
+    made = torch.zeros(1, 1, features)
+    true = torch.tensor([0.1, 0.25]).sqrt().reshape(1, 2, 1).expand(1, 2, features)
+    one = torch.ones(1)
+    for there, nearest, last in (([1.0, 1.0], 0.1, 0.25), ([1.0, 0.0], 0.1, 0.1)):
+        given = (made, true, torch.ones(1, 1), torch.tensor([there]), one)
+        assert float(feature_loss(*given)) == pytest.approx(nearest, abs=1e-12)
+        assert float(feature_loss(*given, last=True)) == pytest.approx(last, abs=1e-12)
+
+
+def test_the_minimum_against_a_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    made, true = (torch.randn(9, k, 6, generator=generator) for k in (3, 4))
+    there = (torch.arange(4) < torch.randint(5, (9, 1), generator=generator)).double()
+    used = (torch.arange(3) < torch.randint(4, (9, 1), generator=generator)).double()
+    total = 0.0
+    for v in range(9):
+        for p in range(int(used[v].sum())):
+            gaps = [((made[v, p] - true[v, k]) ** 2).mean() for k in range(int(there[v].sum()))]
+            total += float(min(gaps, default=0.0))
+    found = feature_loss(made, true, used, there, torch.ones(9))
+    assert float(found) == pytest.approx(total / 27, abs=1e-12)
+
+
+@pytest.mark.parametrize(("compat", "mean"), [("none", [0.25, 0.75]), ("one-directional", [0, 1])])
+def test_the_mean_over_neighbours_of_the_card(compat: str, mean: list[float]) -> None:
+    net = GraphSAGE(2, 2, layers=1)
+    x = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    graph = make_graph(x, torch.tensor([[0, 1], [1, 0]]), torch.zeros(2).long(), views=net.views)
+    layer = {"neighbour": torch.eye(2), "self": torch.zeros(2, 2), "bias": torch.zeros(2)}
+    used = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    made = FedSagePlus(net, compat=compat)._joined(torch.full((2, 2, 2), 0.5), used)
+    heard = mended_sage(net, [layer], graph, graph.real, made)
+    assert heard.tolist() == [pytest.approx(mean), [1, 1]]
+
+
+def test_sizes_of_the_paper() -> None:
+    params = NeighGen(1433, wide=2048).init(make_key(0))
+    count = {name: sum(leaf.numel() for leaf in leaves(part)) for name, part in params.items()}
+    assert count["features"] == 15_240_445
+    assert sum(count.values()) == 15_440_574
+
+
+# The mended graph
+
+
+def explicit(graph: Graph, kept: Tensor, made: Any) -> Graph:
+    """The mended graph with made nodes as nodes: node v's k-th one is N + p v + k."""
+    size, slots = made.heard.shape
+    source, target = graph.edges[:, kept[graph.edges[0]] > 0]
+    v, k = made.heard.nonzero(as_tuple=True)
+    new = size + slots * v + k
+    edges = torch.stack([torch.cat([source, v, new]), torch.cat([target, new, v])])
+    x = torch.cat([graph.x, made.x.flatten(0, 1)])
+    return make_graph(x, edges, torch.zeros(len(x)).long())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_mended_graph_is_the_larger_graph(layers: int, hidden: bool) -> None:
+    net = GraphSAGE(FEATURES, CLASSES, hidden=6, layers=layers)
+    graph = with_views(small_federation().graphs[2], net.views)
+    size, slots = graph.num_nodes, 3
+    generator = torch.Generator().manual_seed(1)
+    kept = (torch.rand(size, generator=generator) < 0.7).double() if hidden else graph.real
+    heard = (
+        torch.arange(slots) < torch.randint(slots + 1, (size, 1), generator=generator)
+    ).double()
+    x = torch.randn(size, slots, FEATURES, generator=generator)
+    params = net.init(make_key(3))
+
+    def ours(params: Tree, x: Tensor) -> Tensor:
+        return mended_sage(net, params, graph, kept, made_neighbours(x, heard))
+
+    def theirs(params: Tree, x: Tensor) -> Tensor:
+        # By hand and with dense matrices: the mean over all neighbours in the larger graph.
+        large = explicit(graph, kept, made_neighbours(x, heard))
+        matrix = torch.zeros(len(large.y), len(large.y)).index_put(
+            (large.edges[1], large.edges[0]), torch.ones(large.edges.shape[1]), accumulate=True
+        )
+        mean = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
+        h = large.x
+        for number, layer in enumerate(params):
+            h = torch.relu(h) if number else h
+            h = mean @ h @ layer["neighbour"] + h @ layer["self"] + layer["bias"]
+        return h[:size]
+
+    made = made_neighbours(x, heard)
+    torch.testing.assert_close(ours(params, x), theirs(params, x), rtol=1e-12, atol=1e-12)
+    large = with_views(explicit(graph, kept, made), net.views)
+    torch.testing.assert_close(ours(params, x), net(params, large)[:size], rtol=1e-12, atol=1e-12)
+    slopes = [torch.func.grad(lambda p, x, f=f: f(p, x).sin().sum(), argnums=(0, 1))(params, x)
+              for f in (ours, theirs)]  # fmt: skip
+    close(*slopes)
+
+
+def test_without_made_nodes_it_is_the_network_itself() -> None:
+    graph = with_views(small_federation().graphs[1], NET.views)
+    params, key = NET.init(make_key(1)), make_key(9)
+    nobody = made_neighbours(torch.ones(graph.num_nodes, 2, FEATURES), torch.zeros(17, 2))
+    for made in (None, nobody):
+        for noise in (None, key):  # with dropout as well: real nodes drop what they would drop
+            found = mended_sage(NET, params, graph, graph.real, made, noise)
+            torch.testing.assert_close(found, NET(params, graph, noise), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("compat", ["none", "one-directional"])
+def test_a_generated_feature_reaches_its_node_unless_the_fault_is_on(compat: str) -> None:
+    method = plus(compat=compat)
+    graph = ready(method)[0]
+    generator = method.neighgen.init(make_key(5))
+    made = method.mend(graph, generator, make_key(6))
+    _, lost = method.neighgen.encode(generator, graph, graph.real)
+    node = int(lost.argmax())
+    assert float(lost[node]) >= 1
+    params = method.net.init(make_key(7))
+
+    def logits(x: Tensor) -> Tensor:
+        around = made_neighbours(x, made.heard)
+        return mended_sage(method.sage, params, graph, graph.real, around)
+
+    changed = made.x.clone()
+    changed[node, 0] += 1
+    moved = (logits(changed) - logits(made.x)).abs().sum(1)
+    # Two layers: the node, its neighbours, and nobody else.
+    near = {node, *graph.edges[1][graph.edges[0] == node].tolist()}
+    expected = near if compat == "none" else set()
+    assert set(moved.nonzero().squeeze(1).tolist()) == expected
+
+
+def test_every_node_of_the_whole_graph_is_mended_and_always_alike() -> None:
+    made = run(plus())
+    method, states = made.experiment.method, made.simulation.engine.export_states()
+    graph, state = made.simulation.engine.graphs[0], states[0]
+    one, two = (method.mend(graph, state.generator, state.seed) for _ in range(2))
+    assert torch.equal(one.x, two.x)
+    hidden = graph.real - hide_nodes(state.seed, graph, method.hide, 1).kept
+    # A generator that gives everybody two: also those that were hidden, and the isolated last.
+    params = tree_map(torch.clone, state.generator)
+    params["degree"] = {"weight": torch.zeros(5, 1), "bias": torch.tensor([2.9])}
+    assert float(hidden.sum()) > 0
+    assert method.mend(graph, params, state.seed).heard.sum(1).tolist() == [2.0] * 13
+
+
+# What is hidden, and what is drawn
+
+
+def test_half_of_the_nodes_that_are_neither_for_training_nor_test_are_hidden() -> None:
+    for number, graph in enumerate(ready(plus())):
+        may = (1 - graph.train) * (1 - graph.test)
+        lost = hide_nodes(make_key(number), graph, 0.5, 2)
+        hidden = 1 - lost.kept
+        assert float(hidden.sum()) == round(float(may.sum()) / 2)
+        assert bool((hidden <= may).all())
+        for v in range(graph.num_nodes):
+            around = graph.edges[0][graph.edges[1] == v]
+            gone = {u for u in around.tolist() if hidden[u]}
+            assert lost.count[v] == len(gone)
+            assert lost.there[v].sum() == min(len(gone), 2)
+            assert {int(u) for u, t in zip(lost.index[v], lost.there[v], strict=True) if t} <= gone
+    other = [hide_nodes(make_key(seed), graph, 0.5, 2).kept for seed in range(8)]
+    assert len({tuple(kept.tolist()) for kept in other}) > 1
+
+
+def test_neighbours_are_drawn_without_repetition_and_all_are_found() -> None:
+    graph = ready(plus())[2]
+    degree = [int((graph.edges[1] == v).sum()) for v in range(graph.num_nodes)]
+    assert max(degree) > 3
+    seen: dict[int, set[int]] = {v: set() for v in range(graph.num_nodes)}
+    for seed in range(60):
+        index, there = some_neighbours(make_key(seed), graph, graph.real, 3)
+        for v in range(graph.num_nodes):
+            found = index[v][there[v] > 0].tolist()
+            assert len(set(found)) == len(found) == min(degree[v], 3)
+            seen[v] |= set(found)
+    for v, found in seen.items():
+        assert found == set(graph.edges[0][graph.edges[1] == v].tolist())
+
+
+# The exchange
+
+
+@pytest.mark.usefixtures("generous")
+@pytest.mark.parametrize("compat", ["none", "last"])
+def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
+    method = plus(compat=compat)
+    graphs = ready(method)
+    keys = [make_key(10 + i) for i in range(len(graphs))]
+    replies, states = zip(
+        *(method.learn(g, Empty(), None, k) for g, k in zip(graphs, keys, strict=True)), strict=True
+    )
+    shown = stack([reply.x for reply in replies])
+    asked = [fold(key, "ask") for key in keys]
+    answers = [
+        method.answer(g, shown, None, k)[0].slopes for g, k in zip(graphs, asked, strict=True)
+    ]
+    moved = 0
+    for i, (graph, state) in enumerate(zip(graphs, states, strict=True)):
+        others = sum(answer[i] for j, answer in enumerate(answers) if j != i)
+        pull = Pull(others, torch.tensor(1 / len(graphs)))
+        _, after = method.pull(graph, pull, state, make_key(99))
+        lost = method._lost(graph, state.seed)
+        found = method.neighgen.encode(state.generator, graph, lost.kept)
+        drawn = method._drawn(graph, lost, found, state.shown)
+        strangers = [method._strangers(g, 7, k) for g, k in zip(graphs, asked, strict=True)]
+        candidates = [(graph.views["rows"][lost.index[drawn.nodes]], lost.there[drawn.nodes])]
+        candidates += [one for j, one in enumerate(strangers) if j != i]
+
+        def joint(layers: Tree, drawn: Any, candidates: Any) -> Tensor:
+            made = method.neighgen.make(layers, drawn.z)
+            losses = [
+                feature_loss(made, true, drawn.used, there, torch.ones(7), compat == "last")
+                for true, there in candidates
+            ]
+            return sum(losses) / len(candidates)
+
+        layers = state.generator["features"]
+        slope = torch.func.grad(joint)(layers, drawn, candidates)
+        # Adam's first mean is a tenth of its first gradient, weight decay included.
+        found = tree_map(lambda m, p: m / 0.1 - 1e-4 * p, after.moments.mean, layers)
+        close(found, slope, 1e-14)
+        moved += any(bool(leaf.any()) for leaf in leaves(slope))
+        # Everything else stays as it was.
+        for part in ("encoder", "degree", "classifier"):
+            close(after.generator[part], state.generator[part], 0.0)
+    assert moved >= 3
+
+
+def test_answers_are_given_to_used_slots_alone() -> None:
+    method = plus()
+    graph = ready(method)[1]
+    shown = torch.rand(2, 7, 3, FEATURES)
+    shown[0, 1, 2] = 0
+    answer = method.answer(graph, shown, None, make_key(1))[0].slopes
+    silent = (answer == 0).all(-1)
+    assert silent.sum() == 1
+    assert bool(silent[0, 1, 2])
+    # A client without edges has no neighbours to compare with.
+    alone = make_graph(graph.x, graph.edges[:, :0], graph.y, views=method.views)
+    assert not method.answer(alone, shown, None, make_key(1))[0].slopes.any()
+
+
+@pytest.mark.usefixtures("generous")
+@engines
+def test_no_row_of_features_ever_leaves(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str, Tensor]] = []
+    plain = Participants.map
+
+    def spy(self: Participants, step: Any, message: Any) -> Any:
+        reply = plain(self, step, message)
+        for name, leaf in named_leaves(reply):
+            sent.append((step.name, name, leaf))
+            wide = leaf.shape[-1:] == (FEATURES,) and leaf.dim() > 3
+            assert not wide or name in step.discloses
+        return reply
+
+    monkeypatch.setattr(Participants, "map", spy)
+    run(plus(exchanged_nodes=20), engine, fraction=0.75)
+    rows = torch.cat([graph.x for graph in small_federation().graphs])
+    checked = 0
+    for step, name, leaf in sent:
+        if leaf.shape[-1:] != (FEATURES,):
+            continue
+        found = leaf.reshape(-1, FEATURES)
+        found = found[found.any(-1)]
+        # Neither a row nor a multiple of one.
+        alike = torch.nn.functional.cosine_similarity(found.unsqueeze(1), rows, dim=-1).abs()
+        assert not bool((alike > 1 - 1e-9).any()), (step, name)
+        checked += len(found)
+    assert checked > 100
+    assert {step for step, *_ in sent} >= {"learn", "answer", "pull", "train"}
+
+
+@pytest.mark.usefixtures("generous")
+def test_a_client_is_pulled_by_the_others_and_not_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages: list[tuple[str, Any, Any]] = []
+    plain = Participants.map
+
+    def spy(self: Participants, step: Any, message: Any) -> Any:
+        messages.append((step.name, message.tree, plain(self, step, message)))
+        return messages[-1][2]
+
+    monkeypatch.setattr(Participants, "map", spy)
+    method = plus()
+    simulation = Simulation(small_federation(), method)
+    server = method.init(simulation.clients(-1))
+    method.round(server, Participants(simulation, 0, torch.tensor([0, 1, 3])))
+    names = [name for name, *_ in messages]
+    assert names == ["learn", "answer", "pull", "answer", "pull", "train"]
+    for (_, shown, reply), (_, pull, _) in zip(messages[1:5:2], messages[2:5:2], strict=True):
+        by, to = reply.slopes, dict(enumerate((0, 1, 3)))
+        assert bool(shown.any())
+        for i, position in to.items():
+            others = sum(by[j, i] for j in to if j != i)
+            torch.testing.assert_close(pull.slopes[position], others)
+        assert not pull.slopes[2].any()
+        assert pull.share.tolist() == [pytest.approx(1 / 3)] * 4
+        assert bool(pull.slopes[0].any())
+
+
+# Phases and participants
+
+
+@engines
+def test_with_the_fault_fedsage_plus_is_fedsage(engine: str) -> None:
+    # Every round trains the classifier, with the same keys; so dropout may be on.
+    for compat in ("one-directional", "openfgl"):
+        deaf, sage = run(plus(compat=compat), engine, fraction=0.75), run(
+            FedSage(NET), engine, fraction=0.75
+        )  # fmt: skip
+        close(deaf.server, sage.server)
+        for scored, rounds in sage.history.scores.items():
+            for one, other in zip(rounds, deaf.history.scores[scored], strict=True):
+                torch.testing.assert_close(*map(torch.from_numpy, (one, other)), equal_nan=True)
+    assert differ(run(plus(), engine, fraction=0.75).server, sage.server)
+
+
+def test_the_last_candidate_makes_another_generator() -> None:
+    nearest, last = (run(plus(compat=compat)) for compat in ("none", "last"))
+    assert differ(nearest.server, last.server)
+
+
+def test_the_classifier_waits_for_the_generators() -> None:
+    method = plus(generator_rounds=3)
+    simulation = Simulation(small_federation(), method)
+    start = method.init(simulation.clients(-1))
+    server = start
+    for number in range(5):
+        clients = simulation.clients(number)
+        before, server = server, method.round(server, clients)
+        states = simulation.engine.export_states()
+        if number < 2:
+            assert server is start
+            assert "train" not in clients.replies
+            assert all(isinstance(state, Learning) for state in states)
+        else:
+            assert differ(before, server)
+            assert all(isinstance(state, Mended) for state in states)
+        assert ("learn" in clients.replies) == (number < 3)
+    # Four parts learn; three of them are kept to mend.
+    assert set(states[0].generator) == {"encoder", "degree", "features"}
+    assert float(states[0].moments.steps) == 9
+
+
+def test_before_a_graph_is_mended_it_is_read_as_it_is() -> None:
+    method = plus()
+    graph = ready(method)[0]
+    params = method.net.init(make_key(2))
+    plain = method.net(params, graph)
+    _, learning = method.learn(graph, Empty(), None, make_key(3))
+    for state in (None, learning):
+        assert torch.equal(method.predict(graph, params, state), plain)
+    _, mended = method.train(graph, params, learning, make_key(4))
+    assert not torch.allclose(method.predict(graph, params, mended), plain)
+
+
+@engines
+def test_only_participants_exchange_and_the_others_wait(engine: str) -> None:
+    method, whole = plus(), small_federation()
+    simulation = Simulation(whole, method, engine=engine)
+    server = method.init(simulation.clients(-1))
+    some = Participants(simulation, 0, torch.tensor([1, 3]))
+    trained = method.round(server, some)
+    states = simulation.engine.export_states()
+    assert [state is None for state in states] == [True, False, True, False]
+    # The same two in a federation of their own learn the same.
+    pair = Federation((whole.graphs[1], whole.graphs[3]), CLASSES, numbers=(1, 3))
+    alone = Simulation(pair, method, engine=engine)
+    close(method.round(server, alone.clients(0)), trained)
+    close(alone.engine.export_states(), [states[1], states[3]])
+    # Who comes later learns alone, then mends; who is absent stays as it is.
+    late = Participants(simulation, 1, torch.tensor([0, 1]))
+    method.round(trained, late)
+    after = simulation.engine.export_states()
+    assert isinstance(after[0], Mended)
+    assert after[2] is None
+    close(after[3], states[3], 0.0)
+    close(after[1].generator, states[1].generator, 0.0)
+    key = fold(fold(simulation.root, "step", "train", 1, 0), torch.tensor(0))
+    expected = method._learned(ready(method)[0], None, fold(key, "alone"))
+    close(after[0].generator["features"], expected.generator["features"], 1e-9)
+
+
+def test_a_client_with_nothing_to_hide_still_trains() -> None:
+    graphs = tuple(
+        replace(g, train=1 - g.test, val=torch.zeros_like(g.val))
+        for g in small_federation().graphs
+    )  # fmt: skip
+    made = Experiment(plus(), Federation(graphs, CLASSES), rounds=2).run()
+    shown = made.simulation.engine.export_states()
+    assert all(isinstance(state, Mended) for state in shown)
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves(made.server))
+
+
+# Configuration
+
+
+def test_it_is_called_as_its_paper_calls_it() -> None:
+    assert METHODS["fedsage+"] is FedSagePlus
+    config, _ = resolve(make_config(method="FedSage+", set={"preset": "paper", "compat": "last"}))
+    method = build_method(config, features=5, classes=3)
+    assert (method.narrow, method.wide, method.compat) == (256, 2048, "last")
+    assert isinstance(method.net, GraphSAGE)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"generator_rounds": 0}, "generator_rounds is 0; give at least 1"),
+        ({"exchanged_nodes": 0}, "exchanged_nodes is 0; give at least 1"),
+        ({"p_max": 0}, "p_max is 0; give at least 1"),
+        ({"latent": 0}, "latent is 0; give at least 1"),
+        ({"narrow": 0}, "narrow is 0; give at least 1"),
+        ({"wide": -1}, "wide is -1; give at least 1"),
+        ({"generator_epochs": -1}, "generator_epochs is -1; give 0 or more"),
+        ({"exchanges": -1}, "exchanges is -1; give 0 or more"),
+        ({"hide": 0.0}, "hide is 0.0; give a share between 0 and 1"),
+        ({"hide": 1.0}, "hide is 1.0; give a share between 0 and 1"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plus(**given)
+
+
+def test_another_network_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fedsage\+ trains a GraphSAGE; use --set net=sage"):
+        FedSagePlus(GCN(FEATURES, CLASSES))
