@@ -503,3 +503,26 @@ def clusters(
     _written(console, show.write_clusters(found, to))
     if as_json:
         click.echo(json.dumps(show.summary(found)))
+
+
+@main.command(
+    short_help="Compare the similarities that methods see with the data's.",
+    epilog="For example: atoll similarity fediih-run fedpub-run fedgta-run",
+)
+@click.argument("folders", metavar="RUN_DIR...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option("--seed", type=int, metavar="S", help="Which of the runs' seeds.  [default: first]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+              help="Where to write.  [default: similarity in the first RUN_DIR]")  # fmt: skip
+def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) -> None:
+    """Compare how alike clients seem to fediih, fedpub or fedgta with how alike their data are."""
+    from atoll.study.plots import check_output
+    from atoll.study.similarity import read_similarities, similarity_table, write_similarities
+
+    to = out or folders[0] / "similarity"
+    if folders[0].exists():
+        check_output(to)
+    found = read_similarities(folders, seed)
+    console = _console(stderr=False)
+    console.print(similarity_table(found))
+    _written(console, write_similarities(found, to))

@@ -13,9 +13,9 @@ from atoll.core.method import Method
 from atoll.methods.adafgl import AdaFGL
 from atoll.methods.fedath import FedATH
 from atoll.methods.fedavg import FedAvg
+from atoll.methods.feddc import FedDC
 from atoll.methods.fedgnn import FedGNN
 from atoll.methods.fedgta import FedGTA
-from atoll.methods.feddc import FedDC
 from atoll.methods.fediih import FedIIH
 from atoll.methods.fedopt import FedOpt
 from atoll.methods.fedper import FedPer
@@ -28,20 +28,22 @@ from atoll.methods.fedtad import FedTAD
 from atoll.methods.fgssl import FGSSL
 from atoll.methods.gcfl import GCFL
 from atoll.methods.local import Local
-from atoll.methods.scaffold import Scaffold
 from atoll.methods.moon import MOON
+from atoll.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
+    # for any kind of data
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "feddc": FedDC,
     "fedopt": FedOpt,
-    "fedper": FedPer,
-    "adafgl": AdaFGL,
     "moon": MOON,
     "fedproto": FedProto,
+    "fedper": FedPer,
+    # for graphs
+    "adafgl": AdaFGL,
     "fedath": FedATH,
     "fedgnn": FedGNN,
     "fedgta": FedGTA,
@@ -100,17 +102,16 @@ __all__ = [
     "FGSSL",
     "GCFL",
     "METHODS",
-    "AdaFGL",
     "MOON",
+    "AdaFGL",
     "FedATH",
     "FedAvg",
+    "FedDC",
     "FedGNN",
     "FedGTA",
     "FedIIH",
-    "FedPUB",
-    "FedDC",
-    "FedIIH",
     "FedOpt",
+    "FedPUB",
     "FedPer",
     "FedProto",
     "FedProx",

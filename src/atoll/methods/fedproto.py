@@ -46,6 +46,7 @@ from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, record
+from atoll.nn import EMBEDDERS
 
 
 @record
@@ -96,6 +97,7 @@ class FedProto(Method):
     compat: Literal["none", "diluted-prototypes"] = "none"
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     )

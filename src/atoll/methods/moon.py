@@ -42,6 +42,7 @@ from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, record
+from atoll.nn import EMBEDDERS
 from atoll.nn.init import linear
 
 
@@ -76,6 +77,7 @@ class MOON(Method):
     optimizer_state: Literal["keep", "reset"] = "keep"
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     names: nodes to classify, or many graphs at each client.
     """
     with double_precision(), _one_thread():
-        for task in getattr(make, "tasks", ("node",)):
+        for task in getattr(_class(make), "tasks", ("node",)):
             _check_task(make, task, rounds)
 
 
@@ -62,7 +62,7 @@ def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
     if task == "graph":
         net, federation = NETS["gin-graph"], small_graph_federation()
     else:
-        net, federation = NETS[(*getattr(make, "nets", ()), "gcn")[0]], small_federation()
+        net, federation = NETS[(*getattr(_class(make), "nets", ()), "gcn")[0]], small_federation()
     method = make(net=net(FEATURES, CLASSES, hidden=5, dropout=0.4))
     with _naming(task):
         check_frozen(method)
@@ -74,6 +74,11 @@ def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
         check_node_order(method, federation, rounds)
         check_engines(method, one_client(federation), rounds)
         check_resume(method, federation, rounds)
+
+
+def _class(make: MakeMethod) -> Any:
+    """The method's class, also behind `functools.partial`."""
+    return getattr(make, "func", make)
 
 
 def check_frozen(method: Method) -> None:
