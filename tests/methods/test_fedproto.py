@@ -17,7 +17,7 @@ from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.methods import FedAvg, FedProto, Local
+from atoll.methods import FedAvg, FedProto, FedTAD, Local
 from atoll.methods.fedproto import Server, class_means, nearness, pull
 from atoll.nn import GCN, SGC, GraphGIN
 from atoll.study.experiment import Experiment, Run
@@ -308,6 +308,17 @@ def test_a_sole_owner_has_a_finite_gradient_at_its_own_prototype() -> None:
     pull(z, torch.tensor(Y), torch.ones(3), own, torch.ones(2), "prototypes").backward()
     assert z.grad is not None
     assert not z.grad.any()
+
+
+def test_a_plug_finds_the_model_where_there_is_one() -> None:
+    for inference in ("head", "prototype"):
+        with pytest.raises(ConfigError, match=r"uploads? no model"):
+            run(FedTAD(NET, base=FedProto(NET, inference=inference)), rounds=1)  # type: ignore[arg-type]
+    made = run(FedTAD(NET, base=FedProto(NET, share_weights=True)), rounds=1)
+    alone = run(FedProto(NET, share_weights=True), rounds=1).server
+    # It corrects the model and leaves the prototypes alone.
+    assert torch.equal(made.server.base.prototypes, alone.prototypes)
+    assert not close(made.server.base.start, alone.start)
 
 
 # The contract with its options

@@ -36,6 +36,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.layers import Private, joined, own_layers, private, shared
@@ -126,9 +127,11 @@ class FedProto(Method):
         return Server(start, found, known)
 
     def deploy(self, server: Server) -> ToAll:
-        return ToAll(server)
+        return ToAll(Server(server.start, None, None) if self.inference == "head" else server)
 
     def local(self, reply: Update) -> Server:
+        if self.inference == "head":
+            return Server(reply.model, None, None)
         return Server(reply.model, reply.prototypes, (reply.mass > 0).to(reply.mass.dtype))
 
     def predict(
@@ -180,6 +183,8 @@ class FedProto(Method):
         if not self.share_weights and state is not None:
             return state.layers
         common = received.start
+        if common is None:
+            raise ConfigError("fedproto's clients upload no model; use --set share_weights=true")
         if not self.share_weights:
             common = shared(self.net, self.net.init(common))
         return joined(common, own_layers(self.net, graph, key) if state is None else state.layers)
