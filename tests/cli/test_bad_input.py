@@ -306,7 +306,7 @@ def test_a_client_without_a_training_node(cli, tmp_path: Path) -> None:
 
 
 def test_divergence_is_one_sentence(cli) -> None:
-    wild = ("--set", "optimizer=sgd", "--set", "lr=9e5", "--rounds", 20)
+    wild = ("--set", "optimizer=sgd", "--set", "layers=4", "--set", "lr=9e5", "--rounds", 20)
     result = cli(*SMALL, *wild, "--quiet", "--out", "a", code=2)
     assert re.fullmatch(
         r"error: client \d, step \w+, round \d+: training diverged \(.* the loss is nan\); lower "

@@ -173,7 +173,7 @@ def test_before_step_two_it_is_fedavg_bit_for_bit(engine, moments):
 
 def test_the_best_round_by_validation_is_kept():
     # Steps this long lead up and down: the best round is neither the first nor the last.
-    wild = AdaFGL(NET, Adam(lr=0.1), federated_rounds=6)
+    wild = AdaFGL(NET, Adam(lr=0.5), federated_rounds=6)
     simulation = Simulation(small_federation(), wild)
     server = wild.init(simulation.clients(-1))
     models, scores = [], []

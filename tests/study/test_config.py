@@ -142,8 +142,8 @@ def test_any_configuration_survives_its_file(config: RunConfig) -> None:
         ),
         ({"set": {"hidden": 0}}, "hidden is 0; give at least 1"),
         ({"set": {"dropout": 1}}, "dropout is 1.0; give a number from 0 up to, not including, 1"),
-        ({"set": {"lr": -1}}, "lr is -1.0; give a positive learning rate"),
-        ({"set": {"lr": "nan"}}, "lr is nan; give a positive learning rate"),
+        ({"set": {"lr": -1}}, "lr is -1.0; give a learning rate between 0 and a million"),
+        ({"set": {"lr": "nan"}}, "lr is nan; give a learning rate between 0 and a million"),
         ({"set": {"beta1": 1}}, "beta1 is 1.0; give a number from 0 up to, not including, 1"),
         (
             {"method": "fedprox", "set": {"mu": "inf"}},

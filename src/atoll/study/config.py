@@ -420,7 +420,7 @@ def _with(part: Any, name: str, value: Value) -> Any:
 
 LIMITS: dict[str, tuple[float | None, float | None, str]] = {
     "dropout": (0, 1, "give a number from 0 up to, not including, 1"),
-    "lr": (1e-12, 1e6, "give a positive learning rate"),
+    "lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
     "weight_decay": (0, None, "give a finite number that is not negative"),
     "momentum": (0, 1, "give a number from 0 up to, not including, 1"),
     "beta1": (0, 1, "give a number from 0 up to, not including, 1"),
