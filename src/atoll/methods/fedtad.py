@@ -168,7 +168,7 @@ class FedTAD(Method):
             reply = clients.replies.get("train")
         teachers = None if reply is None else self.local(reply)
         name = type(self.base).__name__
-        if not leaves(teachers):
+        if not leaves(getattr(reply, "model", teachers)):
             raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
         if self.scored_as() == "personalised" and not _personal(self._deploy(aggregated)):
             # One model for all, and yet everybody's own: the rest of it never leaves.
