@@ -97,7 +97,7 @@ def run_peer(python: Path, method: str, work: Work) -> dict[str, Any]:
     rounds = work.rounds_of(method)
     run = _capture(
         [
-            *(str(python), "-I", str(RUNNER), method, "--raw", str(work.data_root / RAW)),
+            *(str(python), "-I", str(RUNNER), method, "--data-root", str(work.data_root)),
             *("--rounds", str(rounds), "--clients", str(work.clients)),
             *("--epochs", str(work.epochs), "--threads", str(work.threads)),
         ],
@@ -109,13 +109,24 @@ def run_peer(python: Path, method: str, work: Work) -> dict[str, Any]:
     return {"seconds_per_round": median(after_warm_up), **run}
 
 
+GRAPHS = ("--data", "molecules", "--protocol", "gcfl")
+
+
+def _cora(work: Work) -> list[str]:
+    """Options of Atoll for the peer's division of Cora."""
+    return [
+        *("--data", "cora", "--clients", str(work.clients), "--partition", "louvain"),
+        *("--epochs", str(work.epochs)),
+    ]
+
+
 def run_atoll(method: str, work: Work) -> dict[str, Any]:
     """Runs Atoll once through its command line and reads the JSON object that it prints."""
     run = _capture(
         [
-            *(sys.executable, "-m", "atoll", "run", method, "--data", "cora"),
-            *("--clients", str(work.clients), "--partition", "louvain"),
-            *("--rounds", str(work.rounds_of(method)), "--epochs", str(work.epochs)),
+            *(sys.executable, "-m", "atoll", "run", method, *METHODS[method].ours),
+            *(GRAPHS if METHODS[method].sets else _cora(work)),
+            *("--rounds", str(work.rounds_of(method))),
             *("--seeds", "1", "--engine", "auto", "--device", "cpu", "--json", "--quiet"),
             *("--data-root", str(work.data_root)),
         ],
