@@ -23,14 +23,25 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
     # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
     draw = fold(fold(key, "order"), graph.ids[roots])
     # All of them are put into this order at once; then a batch is a slice of everything.
-    drawn = whole_graphs(graph, roots[torch.argsort(draw, stable=True)])
+    drawn = whole_graphs(graph, roots[torch.argsort(draw, stable=True)], for_slices=True)
     batches = _slices(drawn, graph.batch_size)
     for number, batch in enumerate(batches):
         yield batch, key if len(batches) == 1 else fold(key, "batch", number)
 
 
-def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
-    """The small graphs with the given roots, in this order, as a graph of their own."""
+def held_out(graph: Graph) -> Graph:
+    """The validation and test graphs alone."""
+    assert graph.roots is not None
+    return whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
+
+
+def whole_graphs(graph: Graph, roots: Tensor, *, for_slices: bool = False) -> Graph:
+    """The small graphs with the given roots, in this order, as a graph of their own.
+
+    With `for_slices` it is what `_slices` needs and no more: features without edges between nodes
+    get no transpose, because each slice makes one of its own, and only the views are cut. Networks
+    read nothing else; x and edges are then empty, of shapes that fail where somebody reads them.
+    """
     assert graph.root is not None
     rank = torch.full_like(graph.root, -1)
     rank[roots] = torch.arange(roots.shape[0], device=roots.device)
@@ -40,17 +51,17 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     nodes = nodes[torch.argsort(rank[nodes], stable=True)]
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
-    edges = _edges_from(graph, nodes)
+    edges = graph.edges[0, :0] if for_slices else _edges_from(graph, nodes)
 
     def cut(part: Tensor | Sparse) -> Tensor | Sparse:
         if isinstance(part, Sparse):
-            return _cut_sparse(part, nodes, place)
+            return _cut_sparse(part, nodes, place, transpose=not for_slices)
         return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
 
     return replace(
         graph,
-        x=cut(graph.x),
-        edges=place[graph.edges[:, edges]],
+        x=graph.real[nodes] if for_slices else cut(graph.x),
+        edges=edges if for_slices else place[graph.edges[:, edges]],
         edge_weight=graph.edge_weight[edges],
         y=graph.y[nodes],
         train=graph.train[nodes],
@@ -62,6 +73,7 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
         root=place[graph.root[nodes]],
         roots=place[roots],
         batch_size=0,
+        held_out=None,
     )
 
 
@@ -74,20 +86,14 @@ def _slices(graph: Graph, size: int) -> list[Graph]:
     rank[graph.roots] = torch.arange(count, device=rank.device)
     first = torch.searchsorted(rank[graph.root], torch.arange(0, count, size, device=rank.device))
     bounds = [*first.tolist(), graph.num_nodes]
-    sources = graph.edges[0].contiguous()
-    edge_bounds = torch.searchsorted(sources, sources.new_tensor(bounds)).tolist()
-    x = _split(graph.x, bounds)
     views = {name: _split(view, bounds) for name, view in graph.views.items()}
     batches = []
     for number, (begin, end) in enumerate(pairwise(bounds)):
         nodes = slice(begin, end)
-        edges = slice(edge_bounds[number], edge_bounds[number + 1])
         batches.append(
             replace(
                 graph,
-                x=x[number],
-                edges=graph.edges[:, edges] - begin,
-                edge_weight=graph.edge_weight[edges],
+                x=graph.real[nodes],
                 y=graph.y[nodes],
                 train=graph.train[nodes],
                 val=graph.val[nodes],
@@ -151,7 +157,7 @@ def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
     return runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]
 
 
-def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
+def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor, *, transpose: bool) -> Sparse:
     """The nodes' rows; of a square matrix their columns, too, because no other has an entry."""
     entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)
     columns, values = matrix.columns[entries], matrix.values[entries]
@@ -162,10 +168,12 @@ def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
         t_entries, t_offsets, _ = _entries(matrix.t_offsets, matrix, nodes)
         columns = place[columns].to(torch.int32)
         t_order = moved[matrix.t_order[t_entries]]
-    else:
+    elif transpose:
         t_order = torch.argsort(columns, stable=True).to(torch.int32)
         counts = torch.bincount(columns, minlength=matrix.shape[1])
         t_offsets = (counts.cumsum(0) - counts).to(torch.int32)
+    else:
+        t_order, t_offsets = matrix.t_order[:0], matrix.t_offsets  # its length tells the width
     return Sparse(
         offsets=offsets,
         columns=columns,

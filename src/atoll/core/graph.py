@@ -87,6 +87,8 @@ class Graph:
             other clients have, (D,). None where all clients have all.
         has_classes: The same for classes, (C,).
         batch_size: Training graphs in one step of `fit`; 0 takes all of them at once.
+        held_out: The validation and test graphs alone, so that scoring need not predict what
+            trains; only where there are mini-batches, and where a simulation has made it.
     """
 
     x: Tensor | Sparse
@@ -104,6 +106,7 @@ class Graph:
     has_features: Tensor | None = None
     has_classes: Tensor | None = None
     batch_size: int = static(default=0)
+    held_out: Graph | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -3,12 +3,15 @@
 Padding, buckets and chunks live here and nowhere else. Clients of similar size share a bucket, so
 that little is padded; a bucket has at most `chunk` clients, so that memory is bounded. A client
 that trains on mini-batches has a bucket of its own, and a bucket of one runs the step as it is.
+Buckets run side by side where the process may use several threads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -48,34 +51,62 @@ class Fused:
         if not step.vectorize:
             return self._loop(step, positions, message, keys, round)
         where = {position: row for row, position in enumerate(positions)}
-        order: list[int] = []
-        replies = []
-        for bucket in self._buckets(tuple(positions)):
-            for members in self.states.same_structure(bucket):
-                rows = torch.tensor([where[p] for p in members], device=keys.device)
-                replies.append(self._run_bucket(step, members, message, keys[rows], round))
-                order += members
-        return _in_order(concat(replies), order, positions)
+        programs = [
+            members
+            for bucket in self._buckets(tuple(positions))
+            for members in self.states.same_structure(bucket)
+        ]
+
+        def one(members: tuple[int, ...]) -> tuple[Tree, Tree]:
+            rows = torch.tensor([where[p] for p in members], device=keys.device)
+            return self._run_bucket(step, members, message, keys[rows], round)
+
+        done = self._side_by_side(one, programs)
+        if not step.keeps_state:
+            for members, (_, state) in zip(programs, done, strict=True):
+                self.states.put(members, state)
+        order = [position for members in programs for position in members]
+        return _in_order(concat([reply for reply, _ in done]), order, positions)
+
+    def _side_by_side(
+        self,
+        one: Callable[[tuple[int, ...]], tuple[Tree, Tree]],
+        programs: Sequence[tuple[int, ...]],
+    ) -> list[tuple[Tree, Tree]]:
+        """Every program once, as many at a time as there are threads, the largest first.
+
+        Programs of small tensors use a second core better than one program's operations do.
+        """
+        threads = torch.get_num_threads()
+        if threads == 1 or len(programs) == 1 or self.graphs[0].y.is_cuda:
+            return [one(members) for members in programs]
+        for members in programs:
+            if len(members) > 1:
+                self._graph(members)  # stacked before the threads ask for it
+        size = {m: sum(self.graphs[p].num_nodes for p in m) for m in programs}
+        try:
+            flushed = sys.float_info.min / 2 == 0
+            with ThreadPoolExecutor(threads, initializer=_settle, initargs=(flushed,)) as pool:
+                begun = {m: pool.submit(one, m) for m in sorted(programs, key=lambda m: -size[m])}
+                return [begun[members].result() for members in programs]
+        finally:
+            torch.set_num_threads(threads)  # what a thread sets for itself, MKL takes for all
 
     def _run_bucket(
         self, step: Step, members: tuple[int, ...], message: Message, keys: Tensor, round: int
-    ) -> Tree:
+    ) -> tuple[Tree, Tree]:
         try:
             state = self.states.get(members)
             with torch.no_grad():
                 if len(members) == 1:
-                    reply, state = self._run_alone(step, members[0], message, state, keys[0])
-                else:
-                    reply, state = self._run_together(step, members, message, state, keys)
+                    return self._run_alone(step, members[0], message, state, keys[0])
+                return self._run_together(step, members, message, state, keys)
         except AtollError:
             raise
         except Exception as error:
             who = members[0]
             problem = f"{type(error).__name__} in a program of {len(members)} clients: {error}"
             raise StepError(who, step.name, round, problem) from error
-        if not step.keeps_state:
-            self.states.put(members, state)
-        return reply
 
     def _run_together(
         self, step: Step, members: tuple[int, ...], message: Message, states: Tree, keys: Tensor
@@ -124,6 +155,12 @@ class Fused:
     def import_states(self, states: Sequence[Tree]) -> None:
         """Continue from stored private states."""
         self.states.replace(states)
+
+
+def _settle(flushed: bool) -> None:
+    """A thread for one program: one core, and denormal numbers as in the main thread."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(flushed)
 
 
 class _States:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.batches import whole_graphs
 from atoll.core.graph import Graph
 from atoll.core.losses import masked_mean
 from atoll.core.method import Method, client_step
-from atoll.core.tree import Tree, inside_transform, record
+from atoll.core.tree import Tree, record
 
 ROLES = ("train", "val", "test")
 
@@ -68,10 +67,7 @@ class Evaluator:
 
 def _held_out(graph: Graph) -> Graph:
     """The graph without its training part, as far as that can be left out."""
-    if graph.roots is not None and not inside_transform():
-        # Most of a client's graphs train: predicting them too would cost as much as training.
-        at_roots = graph.at_roots(graph.val + graph.test)
-        graph = whole_graphs(graph, graph.roots[at_roots > 0])
+    graph = graph if graph.held_out is None else graph.held_out
     return replace(graph, train=torch.zeros_like(graph.train))
 
 
