@@ -9,16 +9,19 @@ network that names none, all of it is shared and these functions change nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.method import Net
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, record
+
+if TYPE_CHECKING:
+    from atoll.core.method import Net
 
 
 @runtime_checkable
@@ -69,9 +72,15 @@ def own_layers(net: Net, graph: Graph, key: Tensor) -> Tree:
     return net.init_private(fold(key, "private"), graph)
 
 
-def kept(net: Net, graph: Graph, state: Private | None, key: Tensor) -> Private:
-    """What a client kept; on its first visit, layers drawn by the key and no moments yet."""
-    return Private(own_layers(net, graph, key), None) if state is None else state
+def kept(
+    net: Net, graph: Graph, state: Private | None, key: Tensor, *, reset: bool = False
+) -> Private:
+    """What a client kept; on its first visit, layers drawn by the key and no moments yet.
+
+    With `reset` the moments start anew.
+    """
+    own = Private(own_layers(net, graph, key), None) if state is None else state
+    return replace(own, moments=None) if reset else own
 
 
 def whole(net: Net, graph: Graph, received: Tree, state: Private | None) -> Tree:
@@ -106,8 +115,15 @@ def fit_layers(
         optimizer: As for `fit`.
         epochs: As for `fit`.
         key: As for `fit`.
-        adjust: As for `fit`.
+        adjust: (grads, params) -> grads of the shared layers, as for `fit`; those of private ones
+            are not bent.
     """
+
+    def bent(grads: Tree, params: Tree) -> Tree:
+        assert adjust is not None
+        return joined(adjust(shared(net, grads), shared(net, params)), private(net, grads))
+
     params = joined(received, own.layers)
-    model, moments = fit(loss, params, optimizer, own.moments, epochs, key, adjust, graph=graph)
+    bend = None if adjust is None else bent
+    model, moments = fit(loss, params, optimizer, own.moments, epochs, key, bend, graph=graph)
     return shared(net, model), Private(private(net, model), moments)

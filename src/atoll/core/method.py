@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
+from atoll.core.layers import whole
 from atoll.core.message import Message
 from atoll.core.tree import Tree, leaves, tree_map
 
@@ -233,8 +234,9 @@ class Method(ABC):
         """Logits on a client's own graph, from what was deployed and its private state.
 
         A key is given only to reproduce papers that scored with dropout on; pass it to the network.
+        Where the network has private layers, the state holds them (`core.layers.Private`).
         """
-        return self.net(message, graph, key)
+        return self.net(whole(self.net, graph, message, state), graph, key)
 
     def scored_as(self) -> str:
         """What kind of model `deploy` gives; a method around another one asks that one."""

@@ -11,13 +11,13 @@ Departures from the reference code: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared, whole
+from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -59,11 +59,6 @@ class FedAvg(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.net(whole(self.net, graph, message, state), graph, key)
-
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
@@ -73,9 +68,7 @@ class FedAvg(Method):
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return cross_entropy(self.net(params, graph, key), graph)
 
-        own = kept(self.net, graph, state, key)
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
+        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
         model, own = fit_layers(
             loss, self.net, graph, received, own, self.optimizer, self.epochs, key
         )

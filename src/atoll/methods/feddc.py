@@ -26,7 +26,7 @@ Cora and validation graphs of PROTEINS. Faults of OpenFGL, alone or together (`c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -35,7 +35,7 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.fit import num_steps
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, joined, kept, private, shared, whole
+from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -148,11 +148,6 @@ class FedDC(Method):
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.net(whole(self.net, graph, message, state), graph, key)
-
     @client_step
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
@@ -163,18 +158,12 @@ class FedDC(Method):
             return cross_entropy(self.net(params, graph, key), graph)
 
         def correct(grads: Tree, params: Tree) -> Tree:
-            corrected = tree_map(
+            return tree_map(
                 lambda g, theta, w, v: g + self.alpha * (theta - w) + v,
-                shared(self.net, grads),
-                shared(self.net, params),
-                received.model,
-                received.shift,
-            )
-            return joined(corrected, private(self.net, grads))
+                grads, params, received.model, received.shift,
+            )  # fmt: skip
 
-        own = kept(self.net, graph, state, key)
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
+        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
         model, own = fit_layers(
             loss, self.net, graph, received.model, own, self.optimizer, self.epochs, key, correct
         )

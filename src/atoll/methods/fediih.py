@@ -183,11 +183,6 @@ class FedIIH(Method):
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.disengcn(message, graph, key)
-
     @client_step
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared, whole
+from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -139,11 +139,6 @@ class FedOpt(Method):
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.net(whole(self.net, graph, message, state), graph, key)
-
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
@@ -153,9 +148,7 @@ class FedOpt(Method):
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return cross_entropy(self.net(params, graph, key), graph)
 
-        own = kept(self.net, graph, state, key)
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
+        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
         model, own = fit_layers(
             loss, self.net, graph, received, own, self.optimizer, self.epochs, key
         )

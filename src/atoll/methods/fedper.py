@@ -19,7 +19,7 @@ are all nodes (`weight_by=train`: the paper's number of examples). The paper's s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -105,9 +105,7 @@ class FedPer(Method):
         if state is None:
             own = kept(self.net, graph, None, key)
             state = Private(self._fresh(fold(key, "personal"))[1], own)
-        own = state.own
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
+        own = kept(self.net, graph, state.own, key, reset=self.optimizer_state == "reset")
         start = rejoin(received, state.personal)
         model, own = fit_layers(loss, self.net, graph, start, own, self.optimizer, self.epochs, key)
         base, personal = cut(model, self._count)

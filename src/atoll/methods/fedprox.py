@@ -14,13 +14,13 @@ server's copy of the model. With Adam the pull is preconditioned like the rest o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, joined, kept, private, shared, whole
+from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -60,11 +60,6 @@ class FedProx(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.net(whole(self.net, graph, message, state), graph, key)
-
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
@@ -75,17 +70,11 @@ class FedProx(Method):
             return cross_entropy(self.net(params, graph, key), graph)
 
         def pull(grads: Tree, params: Tree) -> Tree:
-            pulled = tree_map(
-                lambda g, w, anchor: g + self.mu * (w - anchor),
-                shared(self.net, grads),
-                shared(self.net, params),
-                received,
+            return tree_map(
+                lambda g, w, anchor: g + self.mu * (w - anchor), grads, params, received
             )
-            return joined(pulled, private(self.net, grads))
 
-        own = kept(self.net, graph, state, key)
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
+        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
         model, own = fit_layers(
             loss, self.net, graph, received, own, self.optimizer, self.epochs, key, adjust=pull
         )

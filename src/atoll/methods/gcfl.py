@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared, whole
+from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -148,11 +148,6 @@ class GCFL(Method):
                     rounds[member].append(split.round - 1)
         return rounds
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.net(whole(self.net, graph, message, state), graph, key)
-
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
@@ -164,7 +159,7 @@ class GCFL(Method):
             return cross_entropy(self.net(params, graph, key), graph)
 
         def watch(grads: Tree, params: Tree) -> Tree:
-            steepness.append(norm(shared(self.net, grads)))
+            steepness.append(norm(grads))
             return grads
 
         own = kept(self.net, graph, state, key)

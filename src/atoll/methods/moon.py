@@ -114,11 +114,10 @@ class MOON(Method):
         self, graph: Graph, received: Tree, state: Kept | None, key: Tensor
     ) -> tuple[Update, Kept]:
         """Minimise cross entropy and contrast, from the received model."""
-        own = kept(self.model, graph, None if state is None else state.own, key)
+        before = None if state is None else state.own
+        own = kept(self.model, graph, before, key, reset=self.optimizer_state == "reset")
         if state is not None:
             graph = self.with_contrast(graph, received, state)
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
         model, own = fit_layers(
             self.loss, self.model, graph, received, own, self.optimizer, self.epochs, key
         )

@@ -24,7 +24,7 @@ participants' c_i: right only if all take part. `preset=openfgl` has both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,7 +34,7 @@ from atoll.core import layers
 from atoll.core.errors import ConfigError
 from atoll.core.fit import gradient, num_steps
 from atoll.core.graph import Graph
-from atoll.core.layers import fit_layers, joined, kept, private, shared, whole
+from atoll.core.layers import fit_layers, joined, kept, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -149,12 +149,9 @@ class Scaffold(Method):
             return cross_entropy(self.net(params, graph, key), graph)
 
         def correct(grads: Tree, params: Tree) -> Tree:
-            corrected = tree_map(torch.add, shared(self.net, grads), shift)
-            return joined(corrected, private(self.net, grads))
+            return tree_map(torch.add, grads, shift)
 
-        own = state.own
-        if self.optimizer_state == "reset":
-            own = replace(own, moments=None)
+        own = kept(self.net, graph, state.own, key, reset=self.optimizer_state == "reset")
         steps = num_steps(graph, self.epochs)
         model, own = fit_layers(
             loss, self.net, graph, received.model, own, self.optimizer, self.epochs, key, correct
