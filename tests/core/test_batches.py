@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.core.batches import minibatches, whole_graphs
+from atoll.core.batches import held_out, minibatches, whole_graphs
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, with_views
 from atoll.core.losses import cross_entropy
@@ -146,3 +146,35 @@ def test_every_batch_is_a_step_on_its_own_graphs():
             params, moments = Adam().update(slope, params, moments)
     for ours, by_hand in zip(leaves(trained(graph, epochs=2)[0]), leaves(params), strict=True):
         torch.testing.assert_close(ours, by_hand, rtol=1e-10, atol=1e-12)
+
+
+def test_a_batch_of_an_epoch_has_what_its_graphs_would_have_alone():
+    for sparse in (False, True):
+        graph = client(3, sparse=sparse)
+        for batch, _ in minibatches(graph, make_key(3)):
+            roots = torch.tensor([graph.ids.tolist().index(i) for i in root_ids(batch)])
+            alone = whole_graphs(graph, roots)
+            for name in ("y", "train", "real", "ids", "root", "roots"):
+                assert torch.equal(getattr(batch, name), getattr(alone, name)), name
+            for name, view in alone.views.items():
+                for ours, fresh in zip(leaves(batch.views[name]), leaves(view), strict=True):
+                    torch.testing.assert_close(ours, fresh, rtol=0, atol=0)
+
+
+def test_what_a_batch_does_not_have_cannot_be_read_by_mistake():
+    batch, _ = next(minibatches(client(3), make_key(0)))
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        _source, _target = batch.edges
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        batch.x @ torch.ones(FEATURES, 2)
+
+
+def test_what_is_held_out_are_validation_and_test_graphs():
+    graph = client(3)
+    rest = held_out(graph)
+    assert sorted(root_ids(rest)) == sorted(graph.ids[(graph.val + graph.test) > 0].tolist())
+    params = NET.init(make_key(1))
+    ours = {int(i): row for i, row in zip(rest.ids, NET(params, rest), strict=True)}
+    whole = {int(i): row for i, row in zip(graph.ids, NET(params, graph), strict=True)}
+    for root in root_ids(rest):
+        torch.testing.assert_close(ours[root], whole[root])

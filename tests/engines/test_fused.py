@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -494,3 +495,60 @@ def test_buckets_are_sorted_by_size():
     assert sorted(make_buckets(graphs, range(4), 2)) == [(0, 2), (1, 3)]
     sizes = [graphs[bucket[0]].num_nodes for bucket in make_buckets(graphs, range(4), 1)]
     assert all(a <= b for a, b in pairwise(sizes))
+
+
+# Several cores
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Says on which thread it ran, with how many of its own; one client fails if asked to."""
+
+    fails: bool = False
+
+    @client_step
+    def where(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        if self.fails and graph.num_nodes == 9:
+            raise ValueError("no luck")
+        here = [threading.get_ident() % 2**31, torch.get_num_threads()]
+        return {"seen": torch.tensor(here) + 0 * graph.y.sum()}, None
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_buckets_run_side_by_side_on_several_cores_with_the_same_numbers():
+    method = FedAvg(GCN(FEATURES, CLASSES, hidden=5, dropout=0.4))
+    graphs = small_federation().prepared(method.views).graphs
+    model, everyone = method.net.init(make_key(2)), range(len(graphs))
+    engines = [Fused(graphs, chunk=1), Serial(graphs)]
+    for round in range(2):
+        replies = [
+            engine.run(method.train, everyone, ToAll(model), keys(everyone, round), round)
+            for engine in engines
+        ]
+        assert_same(*replies)
+    assert_same(*[engine.export_states() for engine in engines])
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_have_one_core_each_and_errors_name_the_client():
+    graphs = small_federation().graphs
+    everyone = range(len(graphs))
+    found = Fused(graphs, chunk=1).run(
+        Threads().where, everyone, ToAll(Empty()), keys(everyone), 0
+    )["seen"]
+    assert set(found[:, 1].tolist()) == {1}
+    assert threading.get_ident() % 2**31 not in found[:, 0].tolist()
+    with pytest.raises(StepError, match="client 3, step where, round 0: ValueError"):
+        Fused(graphs, chunk=1).run(
+            Threads(fails=True).where, everyone, ToAll(Empty()), keys(everyone), 0
+        )
+    assert torch.get_num_threads() == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.simulation import ENGINES
 from atoll.methods import FedAvg
 from atoll.nn import GCN, GraphGIN
+from atoll.study.experiment import Experiment
+from atoll.testing import CLASSES, FEATURES, small_graph_federation
 
 METHODS = ("local", "fedavg", "fedprox")
 
@@ -126,3 +129,25 @@ def test_test_selection_is_a_switch_and_says_so(tmp_path: Path) -> None:
 def test_other_pools_run(pool: str) -> None:
     result = atoll.run("local", rings(100, 3, 0), clients=2, set={"pool": pool}, **SMALL)
     assert result.hyperparameters["net"]["pool"] == pool
+
+
+def test_training_graphs_are_scored_in_every_tenth_round_and_the_last() -> None:
+    federation = small_graph_federation()
+    batches = replace(federation, graphs=tuple(replace(g, batch_size=2) for g in federation.graphs))
+    method = FedAvg(GraphGIN(FEATURES, CLASSES, hidden=4), epochs=1)
+    for clients in (federation, batches):
+        some = Experiment(method, clients, rounds=13).run().history
+        all_ = Experiment(method, clients, rounds=13, train_every=1).run().history
+        for scored in ("deployed", "local"):
+            trained = some.array(scored, "accuracy", "train")
+            rounds = np.flatnonzero(np.isfinite(trained).all(1))
+            assert rounds.tolist() == [0, 10, 12]
+            every = all_.array(scored, "accuracy", "train")
+            np.testing.assert_array_equal(trained[rounds], every[rounds])
+            for role in ("val", "test"):
+                for metric in ("accuracy", "loss"):
+                    np.testing.assert_allclose(
+                        some.array(scored, metric, role),
+                        all_.array(scored, metric, role),
+                        rtol=1e-5,
+                    )
