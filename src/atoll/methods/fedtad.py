@@ -1,4 +1,4 @@
-"""FedTAD: distil what each client knows best into the global model, on made-up graphs (Zhu, 2024).
+"""FedTAD: distil what each client knows best, on made-up graphs (Zhu et al., 2024).
 
     once      φ_k^c = Σ_{i train, y_i = c} mean_{j ∈ N(i)} cos(h_i, h_j),  h = [x ‖ walk returns]
     round     clients train; the base method (FedAvg) aggregates: w̃

@@ -31,14 +31,29 @@ from atoll.nn import NETS
 
 
 def method_table() -> Table:
-    """Every method with one line and its paper."""
-    table = Table(title="Methods", title_justify="left", caption="atoll methods NAME says more",
-                  caption_justify="left")  # fmt: skip
-    for column in ("name", "what it does", "scored", "paper"):
-        table.add_column(column)
+    """Every method with one line and where it comes from."""
+    table = Table(
+        title="Methods", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        caption="for: nodes (n), graphs (g). scored: one global model, or the clients' own. "
+        "atoll methods NAME says more.", caption_justify="left",
+    )  # fmt: skip
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it does")
+    for column in ("for", "scored"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("from")
     for name, cls in METHODS.items():
-        table.add_row(name, escape(_first_line(cls)), cls.deployed, escape(cls.paper))
+        does, _, cited = _first_line(cls).rstrip(".").partition(" (")
+        tasks = " ".join(task[0] for task in cls.tasks)
+        scored = "own" if cls.deployed == "personalised" else cls.deployed
+        table.add_row(name, escape(does), tasks, scored, escape(_origin(cited, cls.paper)))
     return table
+
+
+def _origin(cited: str, paper: str) -> str:
+    """Authors from a docstring's "Li et al., 2020)", venue from the end of the paper's line."""
+    authors = cited.rstrip(").").rpartition(", ")[0]
+    return f"{authors}, {paper.rpartition(', ')[2]}" if authors else "no paper"
 
 
 def method_page(name: str) -> RenderableType:
