@@ -348,7 +348,7 @@ def test_answers_are_given_to_used_slots_alone() -> None:
 
 @pytest.mark.usefixtures("generous")
 @engines
-def test_no_row_of_features_ever_leaves(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_row_of_features_is_sent_as_it_is(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, str, Tensor]] = []
     plain = Participants.map
 

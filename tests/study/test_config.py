@@ -387,3 +387,10 @@ def test_a_plug_takes_the_network_that_its_base_needs() -> None:
     assert "use --set net=disengcn" in refusal(
         method="fedtad", set={"base": "fediih", "net": "gcn"}
     )
+
+
+def test_hyper_parameters_that_belong_together_come_in_any_order() -> None:
+    for settings in ({"clip": 0.1, "epsilon": 1.0}, {"epsilon": 1.0, "clip": 0.1}):
+        config, _ = resolve(make_config(method="fedgnn", set=settings))
+        built = build_method(config, features=5, classes=3)
+        assert (built.clip, built.epsilon) == (0.1, 1.0)

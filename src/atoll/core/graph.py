@@ -78,6 +78,7 @@ class Graph:
         test: One for test nodes, (N,).
         real: One for nodes, zero for padding, (N,). Never a mean over nodes without it.
         ids: Numbers of the nodes for keyed noise, (N,) int32; they follow a node when it moves.
+            Where a graph was divided, a node's number in the whole.
         views: What the networks precompute: matrices, tensors whose first axis is N, and lists of
             nodes (`lists_nodes`).
         root: For many small graphs the node that stands for each node's graph, (N,) int64; edges

@@ -12,12 +12,15 @@ Step 2, all later rounds, on each client alone, with P = softmax f(θ) on its gr
 
 X~ is X propagated along edges and alike P. `nn/adaptive.py` and `nn/labels.py` have all formulas.
 A run of R rounds has R - `federated_rounds` rounds of step 2, of `personal_epochs` epochs each: 50
-and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_rounds` it is FedAvg.
+and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_rounds` it is FedAvg:
+`preset=reference`, which has 100 federated rounds, is for `--rounds 300`.
 
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing
-    `keep="best"` starts step 2 from the federated round with the best validation accuracy over all
-    clients; in step 1 each then downloads the new model, too, and sends two counts.
+    (with partial participation again, to all who take part with a client that lacks it)
+    `keep="best"` starts step 2 from the federated round with the best validation accuracy over the
+    clients that took part in it; in step 1 each then downloads the new model, too, and sends two
+    counts.
 Private state: step 1: Adam's moments if kept; step 2: θ, heads, their moments, HCS. Nothing has a
 node axis: P is one forward pass, and X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB
 of Physics) is never made (`nn/heads.py`).
@@ -140,6 +143,7 @@ class AdaFGL(Method):
         "openfgl": {
             "federated_rounds": 50, "personal_epochs": 1, "alpha": 0.5, "beta": 0.0,
             "threshold": 0.999, "double_softmax": True, "logit_mse": True, "inverted_rescale": True,
+            "optimizer_state": "keep",
         },
     }  # fmt: skip
 

@@ -4,19 +4,21 @@
     e_u = relu(first layer at u),   from the received model, without dropout
     second layer at v:   one more neighbour for each of the c_v twins u at other participants, i.e.
         Σ_j (A + I)_vj z_j / sqrt(D_v D_j) + Σ_u e_u W / D_v + b,     D_v = d_v + 1 + c_v
-    with z_j = h_j W; twins have equal neighbours, hence equal degrees. e_u stays fixed in a round
+    with z_j = h_j W; a twin counts as v itself would, by 1 / D_v. e_u stays fixed in a round
     θ <- Σ_i n_i θ_i / Σ_i n_i
 
 The published method recommends items to users. Tables of subgraph learning mean by its name that
 nodes with the same neighbours exchange embeddings, and no code of that is public; what is written
 above, and that neighbours are those inside a client, is our reading. Clients that share no node
-have no twins: then this is FedAvg, bit for bit. `server.pairs` counts pairs of twins.
+have no twins: then this is FedAvg, bit for bit. `server.pairs` counts pairs of twins. Nodes are
+told apart by `Graph.ids`, which must be numbers of the whole graph, as in Atoll's partitions.
 
 Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n;
 once, up keys of all nodes (padded to the most that a client has), down which nodes have twins.
 Private state: nodes with twins, what came for them last (a client predicts with it, too), and the
 optimizer's moments.
-Floats per client and round: 2P + 1, and s (2h + 1) for the most nodes s with twins at one client.
+Floats per client and round: 2P + 1; where there are twins 3P + 1 + s (2h + 1) for the most nodes s
+with twins at one client, because the model is needed before and after the exchange.
 What it tells: keys tell the server whose neighbourhoods are equal. They are salted (`salt`, which
 real clients must keep from the server), but whoever knows the salt can guess small sets.
 Departures from the reference code: it pads a user's items with false ones and has no second layer.

@@ -14,7 +14,8 @@ the paper does; the code describes the last one.
 
 Wire, per client and round:  down  own model      up  model, confidence H, moments M
 Private state: the optimizer's moments. M tells how often classes are predicted.
-Floats per client and round: 2P + 1 + 2RC for P parameters, C classes and order R ("hybrid").
+Floats per client and round: 2P + 1 + 2RC for P parameters, C classes and order R ("hybrid"; times
+`steps` for `moments_of=all`).
 Departures from the reference code: sets are formed among the participants, and an absent client
 keeps its model (the code reads models by the wrong index). If nobody in a set has an edge, its
 weights are 0/0: then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than

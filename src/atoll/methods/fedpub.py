@@ -2,6 +2,7 @@
 
     W ∘ μ_i                what client i computes with: every weight matrix times its own mask
     min_{θ, μ}  f_i(θ ∘ μ) + λ1 ‖μ‖_1 + λ2 ‖θ - θ̄_i‖²        from the received θ̄_i, μ from 1
+                           λ1 is `lam_mask`, λ2 `lam_prox`
     q_i = mean_v h_v       functional embedding: what the last layer reads, before its activation,
                            on a random graph that everybody makes alike
     θ̄_i <- Σ_j softmax_j(τ cos(q_i, q_j)) θ_j                over the participants
@@ -94,9 +95,10 @@ class FedPUB(Method):
     deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0},
+        "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1},
         "reference": {
-            "layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "regularizers": "off",
+            "layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1,
+            "regularizers": "off",
         },
     }  # fmt: skip
 

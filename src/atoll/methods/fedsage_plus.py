@@ -75,7 +75,10 @@ from atoll.nn.sage import GraphSAGE
 from atoll.nn.vgae import node_normal
 
 SHOWN = "other clients answer with the gradient of their feature loss; generated, never real rows"
-ANSWERED = "the owner of the shown features propagates it back through its generator"
+ANSWERED = (
+    "the owner of the shown features propagates it back through its generator; with the shown "
+    "features it can be solved for real ones"
+)
 
 
 @record

@@ -318,10 +318,12 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
         parts["optimizer"] = default if type(default) is kind else kind()
     if "epochs" in _names(method):
         settings.setdefault("epochs", config.epochs or 3)
+    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in parts}
     for key, value in settings.items():
         for owner, name in _owners(key, parts, config.method):
-            parts[owner] = _with(parts[owner], name, value)
-    return _assembled(parts)
+            chosen[owner][name] = _converted(parts[owner], name, value)
+    # All of a part's at once: what two of them say together is checked when both are there.
+    return _assembled({owner: replace(part, **chosen[owner]) for owner, part in parts.items()})
 
 
 def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
@@ -399,8 +401,8 @@ def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, 
     raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])
 
 
-def _with(part: Any, name: str, value: Value) -> Any:
-    """The part with one hyper-parameter changed, converted to its type."""
+def _converted(part: Any, name: str, value: Value) -> Any:
+    """A hyper-parameter's value in its type, within its limits."""
     assert is_dataclass(part)
     kind = get_type_hints(type(part))[name]
     try:
@@ -415,7 +417,7 @@ def _with(part: Any, name: str, value: Value) -> Any:
         outside = (low is not None and converted < low) or (high is not None and converted >= high)
         if outside or not math.isfinite(converted):
             raise ConfigError(f"{name} is {converted}; {words or 'give a finite number'}")
-    return replace(part, **{name: converted})  # type: ignore[type-var]  # a dataclass, see above
+    return converted
 
 
 LIMITS: dict[str, tuple[float | None, float | None, str]] = {
@@ -427,6 +429,11 @@ LIMITS: dict[str, tuple[float | None, float | None, str]] = {
     "beta2": (0, 1, "give a number from 0 up to, not including, 1"),
     "eps": (0, None, "give a finite number that is not negative"),
     "mu": (0, None, "give a finite number that is not negative"),
+    "tau": (0, None, "give a finite number that is not negative"),
+    "lam_c": (0, None, "give a finite number that is not negative"),
+    "lam_d": (0, None, "give a finite number that is not negative"),
+    "lam_f": (0, None, "give a finite number that is not negative"),
+    "generator_lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
     "hidden": (1, None, "give at least 1"),
     "layers": (1, None, "give at least 1"),
     "heads": (1, None, "give at least 1"),
