@@ -474,7 +474,7 @@ def _written(console: Console, paths: list[Path]) -> None:
 )
 @click.argument("folder", metavar="RUN_DIR", type=click.Path(path_type=Path))
 @click.option("--against", metavar="DIR", type=click.Path(path_type=Path),
-              help="A run of local on the same clients: who gains over it?")  # fmt: skip
+              help="A run on the same clients, such as local: who gains over it?")  # fmt: skip
 @click.option("--beside", metavar="DIR", type=click.Path(path_type=Path), multiple=True,
               help="One more run to show next to it; repeatable.")  # fmt: skip
 @click.option("--seed", type=int, metavar="S", help="Which of the run's seeds.  [default: first]")

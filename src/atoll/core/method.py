@@ -63,7 +63,7 @@ class Embedder(Protocol):
 
 def embedder(net: Net) -> Embedder:
     """The network, for methods that compare embeddings; a clear word if it has none."""
-    if not isinstance(net, Embedder) or getattr(net, "layers", 2) < 2:
+    if not isinstance(net, Embedder) or not getattr(net, "embeds", True):
         raise ConfigError(
             f"{type(net).__name__} has no hidden layer whose output could be compared; "
             "choose a network with at least two layers"

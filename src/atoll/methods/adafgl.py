@@ -18,9 +18,8 @@ and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_round
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing
     (with partial participation again, to all who take part with a client that lacks it)
-    `keep="best"` starts step 2 from the federated round with the best validation accuracy over the
-    clients that took part in it; in step 1 each then downloads the new model, too, and sends two
-    counts.
+    `keep="best"` starts step 2 from the federated round with the best validation accuracy of those
+    who took part in it; in step 1 each then downloads the new model, too, and sends two counts.
 Private state: step 1: Adam's moments if kept; step 2: θ, heads, their moments, HCS. Nothing has a
 node axis: P is one forward pass, and X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB
 of Physics) is never made (`nn/heads.py`).

@@ -20,7 +20,8 @@ the rate. h_i adds up all updates, so that w is an extrapolation, and Adam, whos
 shrink, drives it away; hence plain SGD, as in both, with rates and α chosen on validation nodes of
 Cora and validation graphs of PROTEINS. Faults of OpenFGL, alone or together (`compat=openfgl`):
 `no-server-term`, s has no gradient there; `lagging-drift`, h_i grows by the update before the last.
-`preset=openfgl` adds its Adam, α and weights; it also leaves the pull out of the first round.
+`preset=openfgl` adds its Adam, α and weights. That OpenFGL leaves the pull out of the first round
+is not reproduced.
 """
 
 from __future__ import annotations

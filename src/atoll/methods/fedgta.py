@@ -58,7 +58,7 @@ class Update:
 
 @record
 class Server:
-    """Every client's own model, stacked, and the last known cosines, (N, N)."""
+    """Every client's own model, stacked, and the last known cosines, (N, N), NaN for none yet."""
 
     models: Tree
     similarity: Tensor
@@ -100,8 +100,8 @@ class FedGTA(Method):
 
     def init(self, clients: Clients) -> Server:
         models = spread(self.net.init(clients.key), clients.total)
-        alike = torch.eye(clients.total, dtype=torch.get_default_dtype(), device=clients.key.device)
-        return Server(models, alike)
+        never = torch.full((clients.total, clients.total), torch.nan, device=clients.key.device)
+        return Server(models, never.to(torch.get_default_dtype()))
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToEach(server.models))

@@ -166,7 +166,9 @@ class FedIIH(Method):
     def init(self, clients: Clients) -> Server:
         net, key = self.disengcn, clients.key
         alpha = torch.zeros(net.width, dtype=torch.get_default_dtype(), device=key.device)
-        alike = torch.ones(net.factors, clients.total, clients.total, dtype=alpha.dtype)
+        # Pairs that have not met yet have no similarity.
+        shape = (net.factors, clients.total, clients.total)
+        alike = torch.full(shape, torch.nan, dtype=alpha.dtype)
         return Server(spread(net.init(key), clients.total), alpha, alike.to(key.device))
 
     def round(self, server: Server, clients: Clients) -> Server:

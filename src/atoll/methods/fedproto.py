@@ -15,17 +15,19 @@ initial model      up  prototypes, which classes it owns (`counts` and `paper`: 
 nodes of each); with `share_weights` also the model both ways and num_nodes up
 Private state: the model and the optimizer's moments. The prototype of a class with one training
 node is that node's embedding, and the owners' flags tell which classes a client has.
-Floats per client and round: 2C(h + 1) + 1 for C classes and width h.
-Departures from the reference code: z is what the last layer reads before its activation; prototypes
-come from one forward pass without dropout after training (the authors average what they saw in the
-last epoch). A class whose owners are all absent keeps its last prototype, one that nobody ever
-owned has none. The optimizer's moments stay with the model, so that λ = 0 is Local
-(`optimizer_state=reset`: a new optimizer each round, as by the authors). `inference=prototype`
-predicts the class of the nearest prototype, as the paper does; the head is the default because it
-is better here on validation nodes (docs/methods.md). Right after training, before the server
-answers, a client can only use its own prototypes. `share_weights` averages models as FedAvg does
-and scores the global one. `compat=diluted-prototypes` is OpenFGL's mean: over all participants, by
-size, with a zero vector for a class that a participant does not own.
+Floats per client and round: 2C(h + 1) + 1 for C classes and width h; 2P + 1 more with
+`share_weights`.
+Departures from the reference code: z is what the last layer reads before its activation (after it
+for `gin` and `disengcn`, whose last layer is linear); prototypes come from one forward pass without
+dropout after training (the authors average what they saw in the last epoch). A class whose owners
+are all absent keeps its last prototype, one that nobody ever owned has none. The optimizer's
+moments stay with the model, so that λ = 0 is Local (`optimizer_state=reset`: a new optimizer each
+round, as by the authors). `inference=prototype` predicts the class of the nearest prototype, as the
+paper does; the head is the default because it is better here on validation nodes (docs/methods.md).
+Right after training, before the server answers, a client can only use its own prototypes.
+`share_weights` averages models as FedAvg does and scores the global one.
+`compat=diluted-prototypes` is OpenFGL's mean: over all participants, by size, with a zero vector
+for a class that a participant does not own, also where nobody does.
 """
 
 from __future__ import annotations
@@ -106,6 +108,8 @@ class FedProto(Method):
 
     def __post_init__(self) -> None:
         embedder(self.net)
+        if self.compat == "diluted-prototypes" and self.aggregation != "owners":
+            raise ConfigError("compat=diluted-prototypes has its own mean; leave out aggregation")
 
     def scored_as(self) -> str:
         return "global" if self.share_weights else self.deployed
@@ -120,6 +124,8 @@ class FedProto(Method):
         diluted = reply.size if self.compat == "diluted-prototypes" else None
         found = aggregate(reply.prototypes, reply.mass, self.aggregation, diluted)
         known = (reply.mass > 0).any(0).to(found.dtype)
+        if diluted is not None:
+            known = torch.ones_like(known)  # there a class that nobody brings is at zero, too
         if server.prototypes is not None and server.known is not None:
             found = torch.where(known.unsqueeze(-1) > 0, found, server.prototypes)
             known = torch.maximum(known, server.known)

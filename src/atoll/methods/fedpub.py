@@ -110,7 +110,9 @@ class FedPUB(Method):
 
     def init(self, clients: Clients) -> Server:
         total, device = clients.total, clients.key.device
-        alike = torch.eye(total, dtype=torch.get_default_dtype(), device=device)
+        alike = torch.full(
+            (total, total), torch.nan, dtype=torch.get_default_dtype(), device=device
+        )
         nobody = torch.zeros(total, dtype=torch.bool, device=device)
         return Server(spread(self.net.init(clients.key), total), nobody, alike)
 

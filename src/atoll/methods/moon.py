@@ -14,13 +14,14 @@ forward pass a round: what has a row for every node cannot be stacked with other
 Floats per client and round: 2P + 1 for P parameters (with a head of width k on h: 2hk + k + h more
 in P).
 Departures from the reference code: a client without a previous model trains with the cross entropy
-alone; where all start from one model this equals the authors' contrast with the initial model, as
-then z^p = z^g. The network has no projection head unless `head` gives its width; then it stands, as
-in the paper, between the embedding and the last layer, is averaged like the rest, and ends in the
-embedding's width, because the last layer reads it. z is what the last layer reads before its
-activation: after a ReLU no cosine is negative (`embedding=post-relu`, as in OpenFGL). The mean is
-over training nodes; OpenFGL takes all (`nodes=all`). Adam's moments are kept, as by OpenFGL; the
-authors' code begins each round with a new optimizer (`optimizer_state=reset`).
+alone; the authors' code does so in the first round, and contrasts a client that comes later with an
+initial model of its own. The network has no projection head unless `head` gives its width; then it
+stands, as in the paper, between the embedding and the last layer, is averaged like the rest, and
+ends in the embedding's width, because the last layer reads it. z is what the last layer reads
+before its activation: after a ReLU no cosine is negative (`embedding=post-relu`, as in OpenFGL;
+`gin` and `disengcn`, whose last layer is linear, have no other). The mean is over training nodes;
+OpenFGL takes all (`nodes=all`). Adam's moments are kept, as by OpenFGL; the authors' code begins
+each round with a new optimizer (`optimizer_state=reset`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
 c and all c_i start at zero, so that c stays the mean of all c_i, those of absent clients included.
 With option II, Δc_i = (x - y_i) / (K_i η) - c: the server needs only y_i and the number of steps.
 
-Wire, per client and round:  down  model, c      up  model, K, weight (option I: Δc_i as well)
+Wire, per client and round:  down  model, c      up  model, K, weight (option I: Δc_i as well;
+`replace-controls`: c_i)
 Private state: c_i, the optimizer's moments, and the layers that the network calls private, which
 are not corrected. A server that rebuilds Δc_i can follow c_i: it stays at home, but is no secret.
 Floats per client and round: 3P + 2 for P parameters; 4P + 2 with option I or `replace-controls`.

@@ -13,6 +13,13 @@ from atoll.core.tree import Tree
 class Layered(ABC):
     """Parameters are a list, a tree for every layer; the last layer makes the logits."""
 
+    layers: int
+
+    @property
+    def embeds(self) -> bool:
+        """Whether there is a hidden layer."""
+        return self.layers > 1
+
     @abstractmethod
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
         """The first layer, without its activation."""

@@ -207,6 +207,8 @@ def write_clusters(found: ClusterStudy, out: Path) -> list[Path]:
         "clusters.json": (json.dumps(summary(found), indent=1) + "\n").encode(),
         **pictures(found),
     }
+    if "gains.png" not in files:
+        (out / "gains.png").unlink(missing_ok=True)  # of an earlier comparison with another run
     for name, content in files.items():
         write_atomically(out / name, content)
     return [out / name for name in files]

@@ -114,8 +114,9 @@ def result_table(results: list[Result]) -> Group:
     config = first.config
     how = _PICKED.get(first.select, "at each client's best validation round")
     several = config.seeds > 1
+    share = f" ({config.fraction:.0%} in a round)" if config.fraction < 1 else ""
     title = (
-        f"{config.data}, {counted(first.clients, 'client')}, {config.partition}, "
+        f"{config.data}, {counted(first.clients, 'client')}{share}, {config.partition}, "
         f"{counted(config.rounds or 0, 'round')}, {counted(config.seeds, 'seed')}, "
         f"protocol {config.protocol}"
     )

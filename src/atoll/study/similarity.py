@@ -104,6 +104,7 @@ def similarity_table(found: Similarities) -> Table:
         table.add_column(name, justify="left" if name == "method" else "right")
     for name, matrix in found.methods.items():
         pairs = _mean(matrix)[np.triu_indices(len(found.clients), 1)]
+        pairs = pairs[np.isfinite(pairs)]  # with a fraction of clients, some never meet
         between = f"{pairs.min():.2f} to {pairs.max():.2f}" if pairs.size else "–"
         table.add_row(
             name, *(number_text(found.agreement(name, kind), 2) for kind in found.data), between
@@ -139,11 +140,16 @@ def _figure(found: Similarities) -> Any:
             f"{kind} {number_text(found.agreement(name, kind), 2)}" for kind in found.data
         )
         factors = f" (mean of {len(matrix)} factors)" if matrix.ndim == 3 else ""
-        panels.append((f"{name}{factors}", _mean(matrix), f"rank correlation: {values}"))
+        panels.append(
+            (f"{name}{factors}", _mean(matrix), f"rank correlation with the data:\n{values}")
+        )
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = empty_figure(4.8 * columns, 4.9 * rows)
-    figure.suptitle("How alike every two clients are, in the data and in the methods' eyes")
+    figure.suptitle(
+        "How alike every two clients are, in the data and in the methods' eyes "
+        "(own colours in each panel; grey: never met, or the client itself)"
+    )
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
@@ -157,6 +163,8 @@ def _panel(
 ) -> None:
     # The diagonal is one everywhere; left out, the colours tell the pairs apart.
     pairs = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+    if not np.isfinite(pairs).any():
+        pairs = np.zeros_like(pairs)
     low, high = np.nanmin(pairs), np.nanmax(pairs)
     image = heat_map(axes, pairs - low, None, top=max(float(high - low), 1e-9))
     axes.set_title(title if note is None else f"{title}\n{note}", fontsize=10)
@@ -166,4 +174,5 @@ def _panel(
     name_ticks(axes.yaxis, found.clients)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
     ticks = np.linspace(0, max(float(high - low), 1e-9), 4)
-    bar.set_ticks(ticks, labels=[f"{low + tick:.2f}" for tick in ticks])
+    digits = 2 if high - low > 0.06 else 3
+    bar.set_ticks(ticks, labels=[f"{low + tick:.{digits}f}" for tick in ticks])
