@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from atoll.core.method import task_of
 from atoll.core.optim import OPTIMIZERS
 from atoll.data.datasets import (
     DATASETS,
@@ -64,8 +65,11 @@ def method_page(name: str) -> RenderableType:
         page.add_column(column)
     net = (*cls.nets, "gcn")[0]
     for part, owner in ((cls, "method"), (NETS[net], f"net ({net})")):
+        kinds = get_type_hints(part)
         for key, default in _defaults(part):
-            page.add_row(key, escape(str(default)), owner)
+            choices = get_args(kinds[key]) if get_origin(kinds[key]) is Literal else ()
+            words = f"{owner}: {', '.join(map(str, choices))}" if choices else owner
+            page.add_row(key, escape(str(default)), escape(words))
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
     kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
@@ -73,7 +77,8 @@ def method_page(name: str) -> RenderableType:
         page.add_row(key, str(getattr(optimizer, key)), f"optimizer ({kind})")
     for key, value in cls.for_graphs.items():
         page.add_row(key, str(value), "where graphs are classified")
-    page.add_row("net", net, f"one of {', '.join(cls.nets or NETS)}")
+    nets = [name for name in cls.nets or NETS if task_of(NETS[name]) in cls.tasks]  # type: ignore[arg-type]  # the class knows
+    page.add_row("net", net, f"one of {', '.join(nets)}")
     page.add_row("optimizer", kind, f"one of {', '.join(OPTIMIZERS)}")
     for preset, settings in cls.presets.items():
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
