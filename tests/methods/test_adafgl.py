@@ -343,9 +343,12 @@ def test_switches_reach_the_signed_messages_alone_or_the_propagation(fault):
     assert changed == ([True, False, True, True] if "threshold" in fault else [False] * 3 + [True])
 
 
-def test_presets_are_settings_of_the_method():
-    for preset in AdaFGL.presets.values():
-        assert replace(SHORT, **preset).inverted_rescale
+@pytest.mark.parametrize(
+    ("preset", "alpha", "beta"), [("reference", 0.05, 0.2), ("openfgl", 0.5, 0.0)]
+)
+def test_presets_are_settings_of_the_method(preset, alpha, beta):
+    method = replace(SHORT, **AdaFGL.presets[preset])
+    assert (method.alpha, method.beta, method.inverted_rescale) == (alpha, beta, True)
 
 
 # Contract and refusals.

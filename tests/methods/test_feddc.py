@@ -12,8 +12,9 @@ from test_golden import Quadratic, owner
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
+from atoll.core.mix import average
 from atoll.core.optim import SGD, Adam
-from atoll.core.tree import leaves, take
+from atoll.core.tree import leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
 from atoll.methods import FedAvg, FedDC, FedProx
 from atoll.nn import GCN, GraphGIN
@@ -158,7 +159,28 @@ def test_without_pull_the_first_round_trains_as_fedavg() -> None:
     assert all(map(torch.equal, leaves(reply.model), leaves(other.model)))
 
 
-# Participation, steps, the wire
+# Weights, participation, steps, the wire
+
+
+@pytest.mark.parametrize("by", ["nodes", "train", "uniform"])
+@pytest.mark.parametrize("variant", ["paper", "authors"])
+def test_participants_count_by_their_size(by: Any, variant: Any) -> None:
+    method, federation = FedDC(NET, variant=variant, weight_by=by), small_federation()
+    (server, reply), *_ = play(method, federation, "fused", [[0, 1, 2]])
+    sizes = torch.stack([graph.size(by) for graph in federation.graphs[:3]])
+    drift = average(take(server.drift, torch.arange(3)), weight=sizes)
+    if variant == "authors":
+        drift = average(server.drift)
+    expected = tree_map(torch.add, average(reply.model, weight=sizes), drift)
+    tree_map(torch.testing.assert_close, server.model, expected)
+
+
+def test_moments_are_kept_or_reset() -> None:
+    for keeping, age in (("keep", 6.0), ("reset", 3.0)):
+        method = FedDC(NET, Adam(), optimizer_state=keeping)
+        made = Experiment(method, small_federation(), rounds=2).run()
+        states = made.simulation.engine.export_states()
+        assert {float(state.moments.steps) for state in states} == {age}
 
 
 @engines

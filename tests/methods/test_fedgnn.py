@@ -360,6 +360,12 @@ def test_updates_are_cut_and_noised(engine: str) -> None:
     assert not torch.allclose(noise[0], noise[1])
 
 
+def test_every_layer_has_noise_of_its_own() -> None:
+    still = {"a": torch.zeros(9), "b": torch.zeros(9)}
+    noise = FedGNN(NET, clip=0.1, epsilon=2.0).hidden(still, still, make_key(3))
+    assert not bool((noise["a"] == noise["b"]).any())
+
+
 def test_a_small_message_without_twins_is_plain() -> None:
     method = FedGNN(QUIET)
     (graph,) = small_federation((13,)).prepared(method.views).graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,6 +131,25 @@ def test_openfgl_starts_from_soft_training_rows_and_has_no_self_loops() -> None:
     torch.testing.assert_close(once, torch.tensor(expected))
     big = replace(path(), x=torch.tensor([[9.0, -1], [0, 0], [0, 0]]))
     assert walked(big, propagation="openfgl", steps=1).tolist()[0] == [1.0, 0.0]
+
+
+def test_alpha_weighs_the_neighbours_in_openfgl() -> None:
+    # A quarter from the neighbours, three quarters from the start.
+    r = 2**-0.5
+    expected = [[0.75 * 0.7, 0.75 * 0.3], [0.25 * r * 0.7, 0.25 * r * 0.3], [0, 0]]
+    found = walked(path(), propagation="openfgl", steps=1, alpha=0.25)
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
+def test_temperature_flattens_what_confidence_is_read_from(temperature: float) -> None:
+    q = (torch.tensor(AUTHORS) / temperature).softmax(-1)
+    q[[0, 2]] = torch.eye(2)
+    sure = (1 / math.e + torch.xlogy(q, q)).sum(-1)
+    reply = replies(FedGTA(Given(), SGD(lr=0.0), order=2, temperature=temperature), [star()])
+    degree = torch.tensor([1.0, 3, 1, 1])
+    assert float(reply.confidence[0]) == pytest.approx(float(degree @ sure), abs=1e-6)
+    assert reply.moments[0].tolist() == pytest.approx(HYBRID, abs=1e-6)
 
 
 @engines

@@ -15,10 +15,10 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD
-from atoll.core.tree import Tree, leaves, tree_map
+from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
 from atoll.methods import FedAvg, FedProto, FedTAD, Local
-from atoll.methods.fedproto import Server, class_means, nearness, pull
+from atoll.methods.fedproto import class_means, nearness, pull
 from atoll.nn import GCN, SGC, GraphGIN
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
@@ -253,6 +253,13 @@ def test_with_weights_and_without_pull_it_is_fedavg(engine: str, net: Any, make:
         assert found.tolist() == [pytest.approx(row, nan_ok=True) for row in expected.tolist()]
 
 
+@pytest.mark.parametrize("by", ["nodes", "train", "uniform"])
+def test_models_count_by_size_as_in_fedavg(by: Any) -> None:
+    ours = run(FedProto(NET, share_weights=True, weight_by=by), rounds=1)
+    plain = run(FedAvg(NET, weight_by=by), rounds=1)
+    assert all(map(torch.equal, leaves(ours.server.start), leaves(plain.server)))
+
+
 def test_the_first_round_is_plain() -> None:
     for rounds, alike in ((1, True), (2, False)):
         pulled, free = (run(FedProto(NET, lam=lam), rounds=rounds) for lam in (5.0, 0.0))
@@ -284,10 +291,23 @@ def test_the_nearest_prototype_by_the_clients_own_model() -> None:
         assert guess.tolist() == distance[:, :2].argmin(-1).tolist()  # nobody owns class 2
         head = replace(method, inference="head").predict(graph, made.server, state)
         assert torch.equal(head, NET(state.layers, graph))
-        # Before the server answers a client has its own prototypes.
-        own = class_means(NET.embed(state.layers, graph), graph.y, graph.train, CLASSES)
-        message = Server(None, own[0], (own[1] > 0).double())
-        assert torch.isfinite(method.predict(graph, message, state)).all()
+
+
+def test_before_the_server_answers_a_client_has_its_own_prototypes() -> None:
+    method, federation = FedProto(NET, inference="prototype"), uneven_federation()
+    simulation = Simulation(federation, method)
+    everyone = simulation.clients(0)
+    method.round(method.init(simulation.clients(-1)), everyone)
+    message = method.local(everyone.replies["train"])
+    states = simulation.engine.export_states()
+    for number, graph in enumerate(federation.prepared(NET.views).graphs):
+        z = NET.embed(states[number].layers, graph)
+        own, count = class_means(z, graph.y, graph.train, CLASSES)
+        torch.testing.assert_close(message.prototypes[number], own)
+        assert message.known[number].tolist() == (count > 0).tolist()
+        guess = method.predict(graph, take(message, number), states[number]).argmax(-1)
+        owned = count.nonzero().flatten()
+        assert torch.equal(guess, owned[torch.cdist(z, own[owned]).argmin(-1)])
 
 
 def test_graphs_are_never_given_a_class_that_the_client_does_not_have() -> None:

@@ -283,13 +283,32 @@ def test_neighbours_are_drawn_without_repetition_and_all_are_found() -> None:
         assert found == set(graph.edges[0][graph.edges[1] == v].tolist())
 
 
+@pytest.mark.usefixtures("generous")
+@pytest.mark.parametrize(
+    ("loss", "parts"),
+    [
+        ("lam_d", {"encoder", "degree"}),
+        ("lam_f", {"encoder", "features"}),
+        ("lam_c", {"encoder", "features", "classifier"}),
+    ],
+)
+def test_every_loss_teaches_its_own_parts(loss: str, parts: set[str]) -> None:
+    silent = plus(lam_d=0.0, lam_f=0.0, lam_c=0.0)
+    graph = ready(silent)[2]
+    still, taught = (
+        method._learned(graph, None, make_key(4)).generator
+        for method in (silent, replace(silent, **{loss: 1.0}))
+    )
+    assert {name for name in still if differ(still[name], taught[name])} == parts
+
+
 # The exchange
 
 
 @pytest.mark.usefixtures("generous")
 @pytest.mark.parametrize("compat", ["none", "last"])
 def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
-    method = plus(compat=compat)
+    method = plus(compat=compat, lam_f=0.7)
     graphs = ready(method)
     keys = [make_key(10 + i) for i in range(len(graphs))]
     replies, states = zip(
@@ -318,7 +337,7 @@ def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
                 feature_loss(made, true, drawn.used, there, torch.ones(7), compat == "last")
                 for true, there in candidates
             ]
-            return sum(losses) / len(candidates)
+            return 0.7 * sum(losses) / len(candidates)
 
         layers = state.generator["features"]
         slope = torch.func.grad(joint)(layers, drawn, candidates)

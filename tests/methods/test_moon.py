@@ -170,7 +170,7 @@ def naive(method: MOON, federation: Federation, made: Run, rounds: int) -> tuple
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_it_is_the_papers_loop(engine: str, fraction: float) -> None:
     federation = small_federation()
-    method = MOON(replace(NODE_NET, dropout=0.0), SGD(lr=0.3), mu=2.0)
+    method = MOON(replace(NODE_NET, dropout=0.0), SGD(lr=0.3), mu=2.0, tau=0.2)
     made = run(method, federation, engine, rounds=4, fraction=fraction)
     server, previous = naive(method, federation, made, 4)
     assert close(made.server, server)

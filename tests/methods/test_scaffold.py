@@ -16,9 +16,11 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.fit import fit, num_steps
 from atoll.core.graph import Graph
+from atoll.core.layers import joined
+from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD, Adam
 from atoll.core.random import make_key
-from atoll.core.tree import Tree, leaves, stack
+from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
 from atoll.methods import FedAvg, Scaffold
 from atoll.nn import GCN, GraphGIN
@@ -101,6 +103,25 @@ def test_option_one_keeps_the_gradient_at_the_received_model(engine: str) -> Non
     assert x != pytest.approx(0.5, abs=0.1)
 
 
+@engines
+def test_option_one_reads_private_layers_as_they_were_before_training(engine: str) -> None:
+    net = replace(GRAPH_NET, dropout=0.0)
+    method = Scaffold(net, SGD(lr=0.1), option="I")
+    simulation = Simulation(small_graph_federation(), method, engine=engine)
+    server = method.round(method.init(simulation.clients(-1)), simulation.clients(0))
+    before = simulation.engine.export_states()
+    method.round(server, simulation.clients(1))
+    after = simulation.engine.export_states()
+    graphs = small_graph_federation().prepared(net.views).graphs
+    for graph, old, new in zip(graphs, before, after, strict=True):
+
+        def loss(common: Tree, own: Tree, graph: Graph = graph) -> Tensor:
+            return cross_entropy(net(joined(common, own), graph), graph)
+
+        slope = torch.func.grad(loss)(server.model, old.own.layers)
+        tree_map(torch.testing.assert_close, new.control, slope)
+
+
 def by_hand(lr: float, steps: int, rounds: int) -> float:
     """Two scalar clients with torch's Adam, the correction added to the gradient."""
     x, c, controls = torch.tensor(0.5), torch.tensor(0.0), [torch.tensor(0.0)] * 2
@@ -175,23 +196,35 @@ def test_the_server_goes_as_far_as_it_is_told() -> None:
     ("net", "make"), [(NODE_NET, small_federation), (GRAPH_NET, small_graph_federation)]
 )
 def test_the_servers_control_is_the_mean_of_all(option: Any, net: Any, make: Any) -> None:
-    def gap(method: Scaffold) -> float:
-        made = run(method, make(), rounds=6, fraction=0.5)
+    def gap(method: Scaffold, fraction: float = 0.5) -> float:
+        made = run(method, make(), rounds=6, fraction=fraction)
         zero = method.init(made.simulation.clients(-1)).control
         states = made.simulation.engine.export_states()
         every = stack([zero if state is None else state.control for state in states])
         pairs = zip(leaves(made.server.control), leaves(every), strict=True)
         return max(float((c - each.mean(0)).abs().max()) for c, each in pairs)
 
-    method = Scaffold(net, SGD(lr=0.05), option=option)
+    # Clients differ in size: models are weighted by it, controls are not.
+    method = Scaffold(net, SGD(lr=0.05), option=option, weight_by="nodes")
     assert gap(method) < 1e-12
-    assert gap(replace(method, compat="replace-controls")) > 1e-3
+    replaced = replace(method, compat="replace-controls")
+    assert gap(replaced) > 1e-3
+    assert gap(replaced, fraction=1.0) < 1e-12
 
 
 def test_an_absent_clients_control_waits() -> None:
     method = Scaffold(Quadratic((0.5,)), SGD(lr=0.1), epochs=2)
     (_, _, _, first), (_, _, _, second) = play(method, "fused", [[0, 1], [0]])
     assert first == second != 0
+
+
+def test_moments_are_kept_or_reset() -> None:
+    for keeping, age in (("keep", 6.0), ("reset", 3.0)):
+        made = run(
+            Scaffold(NODE_NET, Adam(), optimizer_state=keeping), small_federation(), rounds=2
+        )
+        states = made.simulation.engine.export_states()
+        assert {float(state.own.moments.steps) for state in states} == {age}
 
 
 def test_steps_are_counted_as_they_are_taken() -> None:
