@@ -224,3 +224,16 @@ def test_recipes_take_options(cli) -> None:
 
 def test_the_stable_commands_are_there() -> None:
     assert {"run", "demo", "methods", "datasets", "data", "inspect"} <= set(main.commands)
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ("adafgl", "with 2 rounds this is FedAvg: clients adapt after round 50 (federated_rounds)"),
+        ("gcfl", "with 2 rounds no cluster splits: none may before round 20"),
+    ],
+)
+def test_a_run_that_is_too_short_for_its_method_says_so(cli, method: str, sentence: str) -> None:
+    small = ("run", method, "--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 2)
+    result = cli(*small)
+    assert sentence in " ".join(result.output.split())

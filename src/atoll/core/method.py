@@ -242,6 +242,10 @@ class Method(ABC):
         """What kind of model `deploy` gives; a method around another one asks that one."""
         return self.deployed
 
+    def too_short(self, rounds: int) -> str:
+        """What a run of so few rounds leaves out, as a sentence for the user; "" for nothing."""
+        return ""
+
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.
 

@@ -228,6 +228,14 @@ class AdaFGL(Method):
         keeps = self.optimizer_state == "keep"
         return Update(model, graph.size("nodes")), Private(moments if keeps else None)
 
+    def too_short(self, rounds: int) -> str:
+        if rounds > self.federated_rounds:
+            return ""
+        return (
+            f"with {rounds} rounds this is FedAvg: clients adapt after round "
+            f"{self.federated_rounds} (federated_rounds)"
+        )
+
     @client_step(keeps_state=True)
     def validate(self, graph: Graph, model: Tree, state: Private | None, key: Tensor) -> Validated:
         """Count the validation nodes that a model gets right."""

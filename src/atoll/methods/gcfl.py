@@ -139,6 +139,11 @@ class GCFL(Method):
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 
+    def too_short(self, rounds: int) -> str:
+        if rounds > self.min_round:
+            return ""
+        return f"with {rounds} rounds no cluster splits: none may before round {self.min_round}"
+
     def cached_rounds(self, server: Server) -> list[list[int]]:
         """For each client the rounds after which its model was put aside: before every split."""
         rounds: list[list[int]] = [[] for _ in server.cluster]

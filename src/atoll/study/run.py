@@ -174,17 +174,18 @@ def run_config(
     about: Any = {}
     for number in range(config.seed, config.seed + config.seeds):
         federation, notes, config = make_federation(config, rules, number, data, asked)
+        chosen = method or build_method(
+            config, federation.features, federation.classes, federation.task
+        )
         if not seeds:
             about = federation.about
             fingerprint = name_configuration(config, method, data)
             if out is not None:
                 write_atomically(out / "config.toml", config_text(config).encode())
-            observer.begin(config, engine, why, notes)
+            short = chosen.too_short(config.rounds or rules.rounds)
+            observer.begin(config, engine, why, [*notes, *([short] if short else [])])
         if out is not None:
             save_partition(federation, out / f"seed-{number}" / "partition.npz")
-        chosen = method or build_method(
-            config, federation.features, federation.classes, federation.task
-        )
         experiment = Experiment(
             chosen, federation, rounds=config.rounds or rules.rounds, fraction=config.fraction,
             seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
