@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,21 +61,22 @@ def whole_graphs(graph: Graph, roots: Tensor, *, for_slices: bool = False) -> Gr
 
     return replace(
         graph,
+        **_of_nodes(graph, nodes),
         x=graph.real[nodes] if for_slices else cut(graph.x),
         edges=edges if for_slices else place[graph.edges[:, edges]],
         edge_weight=graph.edge_weight[edges],
-        y=graph.y[nodes],
-        train=graph.train[nodes],
-        val=graph.val[nodes],
-        test=graph.test[nodes],
-        real=graph.real[nodes],
-        ids=graph.ids[nodes],
         views={name: cut(view) for name, view in graph.views.items()},
         root=place[graph.root[nodes]],
         roots=place[roots],
         batch_size=0,
         held_out=None,
     )
+
+
+def _of_nodes(graph: Graph, nodes: Tensor | slice) -> dict[str, Any]:
+    """What a graph has for each node, for some of them."""
+    names = ("y", "train", "val", "test", "real", "ids")
+    return {name: getattr(graph, name)[nodes] for name in names}
 
 
 def _slices(graph: Graph, size: int) -> list[Graph]:
@@ -93,13 +95,8 @@ def _slices(graph: Graph, size: int) -> list[Graph]:
         batches.append(
             replace(
                 graph,
+                **_of_nodes(graph, nodes),
                 x=graph.real[nodes],
-                y=graph.y[nodes],
-                train=graph.train[nodes],
-                val=graph.val[nodes],
-                test=graph.test[nodes],
-                real=graph.real[nodes],
-                ids=graph.ids[nodes],
                 views={name: parts[number] for name, parts in views.items()},
                 root=graph.root[nodes] - begin,
                 roots=graph.roots[number * size : (number + 1) * size] - begin,

@@ -131,6 +131,13 @@ class Graph:
         """Rows, (N, ...), of what is classified: of the graphs' roots (G, ...), or of all nodes."""
         return values if self.roots is None else values[self.roots]
 
+    def from_roots(self, rows: Tensor) -> Tensor:
+        """What `at_roots` reads: rows of what is classified among rows for all nodes, (N, ...)."""
+        if self.roots is None:
+            return rows
+        everywhere = self.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
+        return everywhere.index_copy(0, self.roots, rows)
+
     @property
     def task(self) -> str:
         """What is classified: "node" or "graph"."""

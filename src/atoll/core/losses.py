@@ -15,6 +15,12 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
+def unit(z: Tensor) -> Tensor:
+    """Rows of length one; a row of zeros stays, and its gradient finite."""
+    square = z.square().sum(-1, keepdim=True)
+    return z * torch.where(square > 1e-24, square, torch.ones_like(square)).rsqrt()
+
+
 def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
     """Mean cross entropy over the training nodes."""
     picked = functional.log_softmax(logits, dim=-1).gather(-1, graph.y.unsqueeze(-1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from torch import Tensor
+from torch.nn import functional
 
 from atoll.core.tree import tree_map
 
@@ -34,6 +35,12 @@ def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
         raise TypeError(f"only floating-point tensors can be averaged, not {leaf.dtype}")
     flat = leaf.reshape(leaf.shape[0], leaf.shape[1:].numel())
     return (weight @ flat).reshape((*weight.shape[:-1], *leaf.shape[1:]))
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """Cosines of all pairs of rows, (K, K); a zero row is like itself and nobody else."""
+    unit = functional.normalize(rows, dim=-1)
+    return (unit @ unit.T).fill_diagonal_(1.0)
 
 
 def put(stacked: T, positions: Tensor, rows: T) -> T:

@@ -135,3 +135,8 @@ def all_finite(tree: Tree) -> bool:
 def inside_transform() -> bool:
     """Whether `vmap` or `grad` of torch.func is under way, so that tensors may stand for many."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def norm(tree: Tree) -> Tensor:
+    """Euclidean norm of a whole tree."""
+    return torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum().sqrt()

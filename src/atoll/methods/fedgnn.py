@@ -46,7 +46,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, uniform
-from atoll.core.tree import Empty, Tree, leaves, record, tree_map
+from atoll.core.tree import Empty, Tree, leaves, norm, record, tree_map
 from atoll.nn import views
 from atoll.nn.gcn import GCN
 from atoll.nn.ops import matmul
@@ -337,8 +337,7 @@ def of_others(rows: Tensor, group: Tensor) -> Twins:
 
 def clipped(update: Tree, length: float) -> Tree:
     """The update, shortened to a length if it is longer."""
-    norm = torch.stack([leaf.square().sum() for leaf in leaves(update)]).sum().sqrt()
-    factor = length / norm.clamp(min=length)
+    factor = length / norm(update).clamp(min=length)
     return tree_map(lambda leaf: leaf * factor, update)
 
 

@@ -40,7 +40,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import mix, put, spread
+from atoll.core.mix import cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.tree import Tree, record
 from atoll.nn import views
@@ -170,12 +170,6 @@ class FedGTA(Method):
                 found.append(share @ power)
                 power = power * block
         return torch.cat(found, dim=-1).flatten()
-
-
-def cosines(rows: Tensor) -> Tensor:
-    """Cosines of all pairs of rows, (K, K); a zero row is like itself and nobody else."""
-    unit = functional.normalize(rows, dim=-1)
-    return (unit @ unit.T).fill_diagonal_(1.0)
 
 
 def personal_weights(alike: Tensor, confidence: Tensor, threshold: float) -> Tensor:

@@ -149,7 +149,7 @@ class FedProto(Method):
         if self.inference == "head" or message.prototypes is None or message.known is None:
             return net.logits(params, z, graph, key)
         known = message.known if graph.has_classes is None else message.known * graph.has_classes
-        return _at_nodes(graph, nearness(z, message.prototypes, known))
+        return graph.from_roots(nearness(z, message.prototypes, known))
 
     @client_step
     def train(
@@ -248,11 +248,3 @@ def nearness(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     """Logits that are highest for the nearest prototype, (N, C): -‖z - C^j‖² + ‖z‖²."""
     near = 2 * z @ prototypes.T - prototypes.square().sum(-1)
     return torch.where(known > 0, near, torch.full_like(near, -1e30))
-
-
-def _at_nodes(graph: Graph, rows: Tensor) -> Tensor:
-    """What `Graph.at_roots` reads: rows of what is classified, among rows for all nodes."""
-    if graph.roots is None:
-        return rows
-    everywhere = graph.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
-    return everywhere.index_copy(0, graph.roots, rows)

@@ -41,7 +41,7 @@ from atoll.core.graph import Graph, make_graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, Net, client_step, embedder
-from atoll.core.mix import average, mix, put, spread
+from atoll.core.mix import average, cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.tree import Tree, leaves, record, tree_map
@@ -224,12 +224,6 @@ def mean_embedding(net: Net, params: Tree, proxy: Graph) -> Tensor:
     assert isinstance(read, Tensor)
     q: Tensor = (share @ read) @ last["weight"] + last["bias"]
     return q
-
-
-def cosines(rows: Tensor) -> Tensor:
-    """Cosines of all pairs of rows, (K, K); a zero row is like itself and nobody else."""
-    unit = functional.normalize(rows, dim=-1)
-    return (unit @ unit.T).fill_diagonal_(1.0)
 
 
 def _where(rows: Tensor, stacked: Tree, other: Tree) -> Tree:

@@ -40,7 +40,7 @@ from torch.nn import functional
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
-from atoll.core.losses import cross_entropy, masked_mean
+from atoll.core.losses import cross_entropy, masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.mix import average
@@ -203,12 +203,6 @@ def neighbours(graph: Graph) -> Sparse:
     loops = graph.views["loops"]
     assert isinstance(loops, Sparse)
     return replace(loops, values=edge_mask(loops))
-
-
-def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a row of zeros stays, and its gradient finite."""
-    square = z.square().sum(-1, keepdim=True)
-    return z * torch.where(square > 1e-24, square, torch.ones_like(square)).rsqrt()
 
 
 def contrast(

@@ -41,7 +41,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import mix, spread
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.tree import Tree, leaves, record, take, tree_map
+from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
 
 @record
@@ -238,11 +238,6 @@ def clusters(server: Server) -> list[list[int]]:
     """The members of every cluster, by its number."""
     labels = server.cluster.tolist()
     return [[i for i, own in enumerate(labels) if own == c] for c in range(max(labels) + 1)]
-
-
-def norm(tree: Tree) -> Tensor:
-    """Euclidean norm of a whole tree."""
-    return torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum().sqrt()
 
 
 def gram(updates: Tree) -> Tensor:

@@ -36,7 +36,7 @@ from torch.nn import functional
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.layers import Private, fit_layers, joined, kept, private_names, shared, whole
-from atoll.core.losses import cross_entropy, masked_mean
+from atoll.core.losses import cross_entropy, masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.mix import average
@@ -141,7 +141,7 @@ class MOON(Method):
             unit(self._seen(self.model.embed(joined(common, state.own.layers), graph)))
             for common in (state.previous, received)
         ]
-        return replace(graph, views={**graph.views, CONTRAST: _at_nodes(graph, made[0] - made[1])})
+        return replace(graph, views={**graph.views, CONTRAST: graph.from_roots(made[0] - made[1])})
 
     def _seen(self, z: Tensor) -> Tensor:
         return torch.relu(z) if self.embedding == "post-relu" else z
@@ -154,20 +154,6 @@ CONTRAST = "moon"
 def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
     """Mean of log(1 + exp(ẑ · apart / τ)), apart = ẑ^p - ẑ^g, (N, h), over the mask."""
     return masked_mean(functional.softplus((unit(z) * apart).sum(-1) / tau), mask)
-
-
-def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a row of zeros stays, and its gradient finite."""
-    square = z.square().sum(-1, keepdim=True)
-    return z * torch.where(square > 1e-24, square, torch.ones_like(square)).rsqrt()
-
-
-def _at_nodes(graph: Graph, rows: Tensor) -> Tensor:
-    """What `Graph.at_roots` reads: rows of what is classified, among rows for all nodes."""
-    if graph.roots is None:
-        return rows
-    everywhere = graph.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
-    return everywhere.index_copy(0, graph.roots, rows)
 
 
 @dataclass(frozen=True)

@@ -145,9 +145,7 @@ class GraphGIN:
         logits: Tensor = h @ params["readout"]["weight"] + params["readout"]["bias"]
         if graph.has_classes is not None:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
-        assert graph.roots is not None
-        everywhere = graph.real.unsqueeze(-1) * logits.new_zeros(self.classes)
-        return everywhere.index_copy(0, graph.roots, logits)
+        return graph.from_roots(logits)
 
     def _finish(
         self, layer: Tree, h: Tensor, graph: Graph, key: Tensor | None, number: int
