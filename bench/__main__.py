@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench.compare import RAW, Row, Work, compare, report, table
+from bench.gpu import gpu
 from bench.peer_env import DEFAULT, peer_python
 from bench.peer_runner import METHODS
 
@@ -136,6 +137,9 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
     ]
     for line in lines:
         console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+main.add_command(gpu)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--path", help="folder with the peer's packages, if not installed")
     return parser.parse_args()
 
 
@@ -123,7 +125,8 @@ def load_args(options: argparse.Namespace, root: Path) -> Any:
     ]
     from openfgl.config import args
 
-    args.use_cuda = False  # the flag is `type=bool`, so no word on the command line turns it off
+    # The flag is `type=bool`, so no word on the command line turns it off.
+    args.use_cuda = options.device == "cuda"
     return args
 
 
@@ -145,6 +148,13 @@ def watched_rounds(trainer: Any) -> tuple[list[float], list[float]]:
     trainer.train()
     seconds = [end - begin for begin, end in zip([start, *marks], marks, strict=False)]
     return seconds, accuracies
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -175,12 +185,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "test_accuracy": float(trainer.evaluation_result["best_test_accuracy"]),
         "last_test_accuracy": accuracies[-1],
         "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
     }
 
 
 if __name__ == "__main__":
     chosen = parse()
+    if chosen.path:
+        sys.path.append(chosen.path)
     with contextlib.redirect_stdout(sys.stderr):  # the peer reports every client of every round
         result = run(chosen)
     print(json.dumps(result))

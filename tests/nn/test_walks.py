@@ -12,6 +12,7 @@ from atoll.data.federate import federate
 from atoll.nn import walks
 from atoll.nn.views import sparse_features
 from atoll.nn.walks import (
+    _both_ways,
     nearest_neighbours,
     neighbour_similarity,
     visited_similarity,
@@ -126,13 +127,28 @@ def test_the_public_codes_similarity_is_nearly_a_count():
 )
 def test_nearest_neighbours(by, expected):
     x = torch.tensor([[1, 0], [0.8, 0.6], [0, 1], [-1, 0.5]])
-    source, target = nearest_neighbours(x, 2, by)
+    (source, target), weight = nearest_neighbours(x, 2, by)
+    assert torch.equal(weight, torch.ones(len(source)))
     found = torch.zeros(4, 4).index_put((target, source), torch.ones(len(source)))
     assert found.tolist() == expected
 
 
 def test_more_neighbours_than_nodes_are_all_nodes():
-    assert nearest_neighbours(torch.eye(3), 5, "cosine").shape == (2, 9)
+    assert nearest_neighbours(torch.eye(3), 5, "cosine")[0].shape == (2, 9)
+
+
+def test_edges_of_zero_weight_in_the_place_of_a_count():
+    # On a GPU nobody counts the edges; those that are there already have weight zero.
+    x = uniform(make_key(3), (40, 5)) - 0.5
+    unit = x / x.norm(dim=1, keepdim=True)
+    picks = (unit @ unit.T).topk(6, dim=1).indices
+    picks[7] = (picks[7] + 1) % 40  # a row that is not among its own picks any more
+    forward = torch.stack([picks, torch.arange(40).unsqueeze(1).expand_as(picks)]).flatten(1)
+    edges, weight = _both_ways(picks, forward, torch.ones(240))
+    found = torch.zeros(40, 40).index_put((edges[1], edges[0]), weight, accumulate=True)
+    chosen = torch.zeros(40, 40).scatter(1, picks, 1.0)
+    assert torch.equal(found, torch.maximum(chosen, chosen.T).fill_diagonal_(1.0))
+    assert edges.shape == (2, 240 + 240 + 40)
 
 
 def test_reliabilities_on_the_published_partition(real_data):

@@ -40,6 +40,7 @@ class Sparse:
         t_order: Where each entry of the transpose stands in row order, (E,) int32.
         t_values: Value of each entry of the transpose, (E,).
         square: Whether columns are nodes too (an adjacency) or something else (features).
+        dense: The same matrix with its zeros, (R, C), where products with that are faster.
     """
 
     offsets: Tensor
@@ -51,6 +52,7 @@ class Sparse:
     t_order: Tensor
     t_values: Tensor
     square: bool = static(True)
+    dense: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -174,7 +176,7 @@ def sparse_matrix(
         columns=columns.to(torch.int32),
         rows=rows.to(torch.int32),
         values=values,
-        t_offsets=_starts(columns, shape[1]),
+        t_offsets=_starts(columns[t_order], shape[1]),
         t_columns=rows[t_order].to(torch.int32),
         t_order=t_order.to(torch.int32),
         t_values=values[t_order],
@@ -192,8 +194,8 @@ def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _starts(groups: Tensor, size: int) -> Tensor:
     """First position of each group among sorted group numbers."""
-    counts = torch.bincount(groups, minlength=size)
-    return (torch.cumsum(counts, 0) - counts).to(torch.int32)
+    # Not by counting them: `bincount` makes a GPU wait for the largest number.
+    return torch.searchsorted(groups, torch.arange(size, device=groups.device), out_int32=True)
 
 
 def make_graph(

@@ -174,6 +174,9 @@ class Clients(Protocol):
     def sample(self, fraction: float) -> Clients:
         """A share of them for this round, at least one, drawn by the round's key."""
 
+    def require_finite(self, tree: Tree, problem: str) -> None:
+        """Stop with the given sentence if a tensor of the server's own is not finite."""
+
 
 @dataclass(frozen=True)
 class Method(ABC):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils import _pytree as pytree
 
+from atoll.core import kernels
 from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map
 
 
@@ -68,7 +69,7 @@ class Adam:
         if inside_transform():
             steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
         else:
-            whole = [_own(leaf, i // count, owned) for i, leaf in enumerate(inputs)]
+            whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, state.steps, whole, batched=False)
         params, mean, square = (
             pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
@@ -76,9 +77,11 @@ class Adam:
         return params, AdamState(steps=steps, mean=mean, square=square)
 
 
-def _own(leaf: Tensor, quarter: int, owned: bool) -> Tensor:
-    """A leaf that may be overwritten; the second quarter, gradients, is only read."""
-    if quarter == 1 or owned:
+def _own(leaf: Tensor, may_have: bool) -> Tensor:
+    """A leaf for the kernel to overwrite: a copy, unless it may have (or only reads) this one."""
+    if leaf.is_cuda:
+        return leaf  # that kernel overwrites nothing
+    if may_have:
         return leaf.contiguous()
     return leaf.clone(memory_format=torch.contiguous_format)
 
@@ -107,13 +110,8 @@ class _AdamStep(Function):
         for i, (leaf, dim) in enumerate(zip((steps, *flat), in_dims[2:], strict=True)):
             full = leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
             # Gradients are only read. The rest is overwritten, so it is copied unless it is ours.
-            read_only = count < i <= 2 * count or (owned and dim is not None)
-            copy = (
-                full.contiguous()
-                if read_only
-                else full.clone(memory_format=torch.contiguous_format)
-            )
-            whole.append(copy)
+            mine = count < i <= 2 * count or (owned and dim is not None)
+            whole.append(_own(full, mine))
         out = _adam(settings, whole[0], whole[1:], batched=True)
         return out, (0,) * len(out)
 
@@ -125,8 +123,11 @@ def _adam(
     count = len(flat) // 4
     lists = [flat[i * count : (i + 1) * count] for i in range(4)]
     params, _, mean, square = lists
+    if steps.is_cuda:
+        found = zip(*kernels.adam(settings, steps + 1, lists), strict=True)
+        return (steps + 1, *(leaf for part in found for leaf in part))
     counts = [steps.clone() for _ in params]
-    if batched and steps.device.type == "cpu" and bool((steps == steps[0]).all()):
+    if batched and steps.device.type == "cpu" and len(set(steps.numpy().tolist())) == 1:
         # Clients of the same age (nearly always): their leaves are one long leaf.
         counts = [steps[0].clone() for _ in params]
     elif batched:

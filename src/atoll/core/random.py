@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from atoll.core import kernels
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -35,25 +36,43 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     fixed: list[int | str] = []
     for part in parts:
         if isinstance(part, Tensor):
-            key = _mix64((key ^ _salt(fixed)) * _MIX_B + part.to(torch.int64) * _MIX_A + _GOLDEN)
+            key = _folded(key, salt(*fixed), part.to(torch.int64))
             fixed = []
         else:
             fixed.append(part)
-    return key if parts and isinstance(parts[-1], Tensor) else _salted(key, _salt(fixed))
+    return key if parts and isinstance(parts[-1], Tensor) else salted(key, salt(*fixed))
 
 
-def _salt(parts: Sequence[int | str]) -> int:
+def salt(*parts: int | str) -> int:
     """Parts known beforehand, mixed in Python: a key then costs one hash, not one for each."""
-    salt = 0
+    mixed = 0
     for part in parts:
         # Names live above every number that is used as a part, so "a" never equals some index.
         number = zlib.crc32(part.encode()) + (1 << 33) if isinstance(part, str) else part
-        salt = _mix64_int(salt * _MIX_B + number * _MIX_A + _GOLDEN)
-    return salt
+        mixed = _mix64_int(mixed * _MIX_B + number * _MIX_A + _GOLDEN)
+    return mixed
 
 
-def _salted(key: Tensor, salt: int) -> Tensor:
+def salted(key: Tensor, salt: int | Tensor) -> Tensor:
+    """`fold(key, *parts)`, for parts whose salt is known."""
+    if key.is_cuda:
+        mixed: Tensor = _Mixed.apply(key, _on_device(salt, key))  # type: ignore[no-untyped-call]
+        return mixed
     return _mix64((key ^ salt) * _MIX_B)
+
+
+def _folded(key: Tensor, salt: int, part: Tensor) -> Tensor:
+    if key.is_cuda:
+        mixed: Tensor = _Folded.apply(key, _on_device(salt, key), part)  # type: ignore[no-untyped-call]
+        return mixed
+    return _mix64((key ^ salt) * _MIX_B + part * _MIX_A + _GOLDEN)
+
+
+def _on_device(salt: int | Tensor, key: Tensor) -> Tensor:
+    """A number as a tensor, filled in on the device: a copy would wait for it."""
+    if isinstance(salt, Tensor):
+        return salt
+    return torch.full((), salt, dtype=torch.int64, device=key.device)
 
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
@@ -92,8 +111,8 @@ def dropout(
     """
     if key is None or rate == 0.0:
         return h
-    salt = _salt(purpose) if purpose else None
-    mask: Tensor = _Keep.apply(key, rows, salt, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
+    mixed = salt(*purpose) if purpose else None
+    mask: Tensor = _Keep.apply(key, rows, mixed, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
     return h * mask
 
 
@@ -125,6 +144,8 @@ def _mix32(z: Tensor) -> Tensor:
 
 def _grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     """Bits for keys (...,), rows (..., N) -> (..., N, width); batch axes broadcast."""
+    if key.is_cuda:
+        return kernels.grid_bits(key, rows, width)
     low = (key << 32 >> 32).to(torch.int32).unsqueeze(-1)
     high = (key >> 32).to(torch.int32).unsqueeze(-1)
     columns = torch.arange(width, dtype=torch.int32, device=key.device)
@@ -143,6 +164,51 @@ def _batch_first(dims: tuple[Any, ...], *args: Any) -> list[Any]:
             out.append(arg.unsqueeze(0))
         else:
             out.append(arg.movedim(dim, 0))
+    return out
+
+
+class _Elementwise(torch.autograd.Function):
+    """An elementwise kernel on integers; under `vmap` its arguments broadcast."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+        return (None, None, None)
+
+
+class _Mixed(_Elementwise):
+    """`kernels.mixed`."""
+
+    @staticmethod
+    def forward(key: Tensor, salt: Tensor) -> Tensor:
+        return kernels.mixed(key, salt)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Tensor) -> tuple[Tensor, int]:
+        return _Mixed.apply(*_side_by_side(in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
+class _Folded(_Elementwise):
+    """`kernels.folded`."""
+
+    @staticmethod
+    def forward(key: Tensor, salt: Tensor, part: Tensor) -> Tensor:
+        return kernels.folded(key, salt, part)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Tensor) -> tuple[Tensor, int]:
+        return _Folded.apply(*_side_by_side(in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
+def _side_by_side(dims: tuple[Any, ...], args: tuple[Tensor, ...]) -> list[Tensor]:
+    """Batch axes in front, and as many axes of one behind them as broadcasting needs."""
+    inner = [arg.dim() - (dim is not None) for arg, dim in zip(args, dims, strict=True)]
+    out = []
+    for arg, count in zip(_batch_first(dims, *args), inner, strict=True):
+        out.append(arg.reshape(arg.shape[0], *[1] * (max(inner) - count), *arg.shape[1:]))
     return out
 
 
@@ -174,10 +240,15 @@ class _Keep(torch.autograd.Function):
     def forward(
         key: Tensor, rows: Tensor, salt: int | None, width: int, rate: float, dtype: torch.dtype
     ) -> Tensor:
-        key = key if salt is None else _salted(key, salt)
+        key = key if salt is None else salted(key, salt)
+        dropped = round(rate * 2**16)
+        if key.is_cuda:
+            mask = kernels.keep_mask(key, rows, width, dropped)
+            if dtype == torch.float32:
+                return mask
+            return (mask != 0).to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
         # A hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
         bits = _grid_bits(key, rows, -(-width // 2)).view(torch.int16)[..., :width]
-        dropped = round(rate * 2**16)
         return (bits >= dropped - 2**15).to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
 
     @staticmethod

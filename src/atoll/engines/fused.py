@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +24,16 @@ from atoll.core.graph import Graph, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map
+from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
 from atoll.engines.serial import Serial
 
 log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Clients per program unless the user says otherwise."""
+
+MOST_KEPT = 256
+"""Most lists of positions, and recordings, that are kept."""
 
 
 class Fused:
@@ -43,6 +48,12 @@ class Fused:
         self.stacked: dict[tuple[int, ...], Graph] = {}
         self.buckets: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         self.states = _States(len(graphs))
+        self.places: dict[tuple[int, ...], Tensor] = {}
+        self.recorded: RecordedSteps | None = None
+
+    def record_steps(self) -> None:
+        """From now on record each step's program and replay it; the rest runs in between."""
+        self.recorded = self.recorded or RecordedSteps()
 
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
@@ -58,7 +69,7 @@ class Fused:
         ]
 
         def one(members: tuple[int, ...]) -> tuple[Tree, Tree]:
-            rows = torch.tensor([where[p] for p in members], device=keys.device)
+            rows = self._index(tuple(where[p] for p in members))
             return self._run_bucket(step, members, message, keys[rows], round)
 
         done = self._side_by_side(one, programs)
@@ -66,7 +77,53 @@ class Fused:
             for members, (_, state) in zip(programs, done, strict=True):
                 self.states.put(members, state)
         order = [position for members in programs for position in members]
-        return _in_order(concat([reply for reply, _ in done]), order, positions)
+        replies = concat([reply for reply, _ in done])
+        if order == list(positions):
+            return replies
+        row = {position: i for i, position in enumerate(order)}
+        return take(replies, self._index(tuple(row[p] for p in positions)))
+
+    def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
+        """Replies of clients that only the device knows, stacked.
+
+        Everybody computes, and what the others found is thrown away: their states stay, and the
+        replies are the same as if they had not. On a GPU small programs cost what one does.
+        """
+        everyone = range(len(self.graphs))
+        self.regroup()
+        before = dict(self.states.stacks)
+        replies = self.run(step, everyone, message, keys, -1)
+        if not step.keeps_state and before.keys() != self.states.stacks.keys():
+            raise NotRecordable("private states begin in it")
+        if not step.keeps_state:
+            here = torch.zeros(len(self.graphs), dtype=torch.bool, device=positions.device)
+            here = here.index_fill(0, positions, True)
+            for members, stacked in self.states.stacks.items():
+                mine = here[self._index(members)]
+                self.states.stacks[members] = tree_map(
+                    lambda new, old, mine=mine: torch.where(
+                        mine.reshape(-1, *[1] * (new.dim() - 1)), new, old
+                    ),
+                    stacked,
+                    before[members],
+                )
+        return take(replies, positions)
+
+    def regroup(self) -> None:
+        """Stack private states as a program of all clients wants them."""
+        for bucket in self._buckets(tuple(range(len(self.graphs)))):
+            for members in self.states.same_structure(bucket):
+                state = self.states.get(members)
+                if state is not None:
+                    self.states.put(members, state)
+
+    def _index(self, numbers: tuple[int, ...]) -> Tensor:
+        """Numbers as a tensor; kept, because copying them to a GPU would wait for it."""
+        if numbers not in self.places:
+            if len(self.places) >= MOST_KEPT:
+                self.places.clear()
+            self.places[numbers] = torch.tensor(numbers, device=self.graphs[0].y.device)
+        return self.places[numbers]
 
     def _side_by_side(
         self,
@@ -98,32 +155,34 @@ class Fused:
         try:
             state = self.states.get(members)
             with torch.no_grad():
-                if len(members) == 1:
-                    return self._run_alone(step, members[0], message, state, keys[0])
-                return self._run_together(step, members, message, state, keys)
-        except AtollError:
+                return self._program(step, members, message, state, keys)
+        except (AtollError, NotRecordable):
             raise
         except Exception as error:
             who = members[0]
             problem = f"{type(error).__name__} in a program of {len(members)} clients: {error}"
             raise StepError(who, step.name, round, problem) from error
 
-    def _run_together(
+    def _program(
         self, step: Step, members: tuple[int, ...], message: Message, states: Tree, keys: Tensor
     ) -> tuple[Tree, Tree]:
+        """What one bucket computes: a function of tensors alone, so that it can be recorded."""
         shared = isinstance(message, ToAll)
-        chosen = torch.tensor(members, device=keys.device)
-        tree = message.tree if isinstance(message, ToAll) else message.rows(chosen)
-        return at_once(step, self._graph(members), tree, states, keys, shared)
+        graph = self._graph(members) if len(members) > 1 else self.graphs[members[0]]
+        tree = message.tree if isinstance(message, ToAll) else message.rows(self._index(members))
 
-    def _run_alone(
-        self, step: Step, member: int, message: Message, states: Tree, key: Tensor
-    ) -> tuple[Tree, Tree]:
-        """Without `vmap`, which costs time and cannot cut mini-batches; results are stacked."""
-        state = take(states, 0)
-        reply, state = step(self.graphs[member], message.for_one(member), state, key)
-        stacked: tuple[Tree, Tree] = tree_map(lambda leaf: leaf.unsqueeze(0), (reply, state))
-        return stacked
+        def program(tree: Tree, states: Tree, keys: Tensor) -> tuple[Tree, Tree]:
+            if len(members) > 1:
+                return at_once(step, graph, tree, states, keys, shared)
+            # Without `vmap`, which costs time and cannot cut mini-batches; results are stacked.
+            received = tree if shared else take(tree, 0)
+            found = step(graph, received, take(states, 0), keys[0])
+            stacked: tuple[Tree, Tree] = tree_map(lambda leaf: leaf.unsqueeze(0), found)
+            return stacked
+
+        if self.recorded is None:
+            return program(tree, states, keys)
+        return self.recorded.run((step, members, shared), program, tree, states, keys)
 
     def _loop(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
@@ -148,6 +207,13 @@ class Fused:
             self.stacked[members] = stack_graphs([self.graphs[p] for p in members])
         return self.stacked[members]
 
+    def stacked_states(self) -> Tree:
+        """Every client's private state, stacked in the clients' order."""
+        members = [p for stacked in self.states.stacks for p in stacked]
+        row = {position: i for i, position in enumerate(members)}
+        whole = concat(list(self.states.stacks.values()))
+        return take(whole, self._index(tuple(row[p] for p in range(len(self.graphs)))))
+
     def export_states(self) -> list[Tree]:
         """Every client's private state, for a checkpoint."""
         return self.states.export()
@@ -155,6 +221,53 @@ class Fused:
     def import_states(self, states: Sequence[Tree]) -> None:
         """Continue from stored private states."""
         self.states.replace(states)
+
+
+class RecordedSteps:
+    """Programs of steps, recorded when they come for the second time.
+
+    For methods whose server reads numbers to decide what to do, so that no round can be recorded
+    whole.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[Any] = set()
+        self.recordings: dict[Any, Recording | None] = {}
+        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+
+    def run(
+        self, what: Any, program: Callable[..., tuple[Tree, Tree]], *inputs: Tree
+    ) -> tuple[Tree, Tree]:
+        """Replay the program, or run it if it is new or cannot be recorded."""
+        known = (what, *shapes(inputs))
+        if known not in self.recordings:
+            if known in self.seen:
+                return self._rehearse(known, program, *inputs)
+            self.seen.add(known)  # once is not enough: drawn clients may never come together again
+            return program(*inputs)
+        recording = self.recordings[known]
+        if recording is None:
+            return program(*inputs)
+        # The next replay overwrites what this one gives, and the server may keep it.
+        copied: tuple[Tree, Tree] = tree_map(torch.clone, recording(*inputs))
+        return copied
+
+    def _rehearse(
+        self, known: Any, program: Callable[..., tuple[Tree, Tree]], *inputs: Tree
+    ) -> tuple[Tree, Tree]:
+        step = known[0][0]
+        if len(self.recordings) >= MOST_KEPT:
+            self.recordings.clear()
+        try:
+            with no_reads(inputs[-1].device):
+                found = program(*inputs)
+            self.recordings[known] = Recording(program, *inputs, pool=self.pool)
+        except Exception as reason:
+            # Whatever it is: the program as it is gives the same result, or the true error.
+            log.info("step %s is not recorded: %s", step.name, reason)
+            self.recordings[known] = None
+            return program(*inputs)
+        return found
 
 
 def _settle(flushed: bool) -> None:
@@ -195,6 +308,15 @@ class _States:
                 kinds[home[0]] = _kind(self.stacks[home[0]])
             groups.setdefault(None if home is None else kinds[home[0]], []).append(position)
         return [tuple(group) for group in groups.values()]
+
+    @property
+    def begun(self) -> bool:
+        """Whether all clients have a private state, or none."""
+        return len({home is None for home in self.home}) == 1
+
+    def layout(self) -> tuple[Any, ...]:
+        """Where everybody's state is; equal as long as nobody moves."""
+        return tuple(self.stacks), tuple(self.home)
 
     def export(self) -> list[Tree]:
         return [self._one(position) for position in range(len(self.home))]
@@ -351,6 +473,7 @@ def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
                 t_order=torch.cat([part.t_order, order]) + k * entries,
                 t_values=_pad(part.t_values, entries),
                 square=square,
+                dense=None if part.dense is None else _pad(_pad(part.dense, rows).T, columns).T,
             )
         )
     return stack(blocks)
@@ -360,10 +483,3 @@ def _pad(leaf: Tensor, size: int, value: float = 0) -> Tensor:
     """Lengthen the first axis to `size`."""
     missing = size - leaf.shape[0]
     return functional.pad(leaf, [0, 0] * (leaf.dim() - 1) + [0, missing], value=value)
-
-
-def _in_order(replies: Tree, order: Sequence[int], positions: Sequence[int]) -> Tree:
-    if list(order) == list(positions):
-        return replies
-    row = {position: i for i, position in enumerate(order)}
-    return take(replies, torch.tensor([row[p] for p in positions]))

@@ -17,9 +17,10 @@ from atoll.core.graph import Graph, Sparse, View, cast
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
-from atoll.core.tree import Tree, all_finite, named_leaves, num_bytes, take
+from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take, tree_map
 from atoll.engines.fused import Fused
 from atoll.engines.ledger import Ledger
+from atoll.engines.recording import ROUND, Check, NotRecordable, Tape, named_floats
 from atoll.engines.serial import Serial
 from atoll.engines.wire import Wire, make_probe
 
@@ -71,7 +72,7 @@ class Simulation:
         views = dict(method.views)
         graphs = cast(federation.prepared(views).graphs, dtype=dtype, device=device)
         if torch.device(device).type == "cuda":
-            graphs = with_dense_features(graphs)
+            graphs = with_dense_views(graphs)
         # Most graphs of a client train: predicting them to score the others would cost much.
         graphs = [replace(g, held_out=held_out(g)) if g.batch_size else g for g in graphs]
         self.federation = federation
@@ -89,30 +90,40 @@ class Simulation:
             return Fused(graphs, chunk)
         raise unknown("engine", name, ENGINES)
 
-    def clients(self, round: int) -> Participants:
+    def clients(self, round: int, tape: Tape | None = None) -> Participants:
         """All clients, in the given round; -1 is the time before the first."""
         everyone = torch.arange(len(self.federation), device=self.root.device)
-        return Participants(self, round, everyone)
+        return Participants(self, round, everyone, tape=tape)
 
 
 DENSE_BYTES = 16 << 30
 """Most bytes of feature matrices that are stored with their zeros on a GPU."""
 
+DENSE_NODES = 640
+"""Most nodes of a client whose adjacency is multiplied with its zeros on a GPU."""
 
-def with_dense_features(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
-    """Feature views with all their zeros, where memory allows.
+
+def with_dense_views(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
+    """Feature views, and adjacencies of small clients, with all their zeros, where memory allows.
 
     A frequent word is a very long row of the transpose, which one thread block of a GPU walks alone
     (Coauthor CS, 10 clients, FedAvg on an H200: 0.41 s a round with sparse features, 0.04 dense).
+    A sparse product has the same trouble with a node of many neighbours: 40 us on Cora in ten
+    clients where the dense one takes 8.
     """
     views = [view for graph in graphs for view in graph.views.values()]
     features = [view for view in views if isinstance(view, Sparse) and not view.square]
     size = sum(math.prod(view.shape) * view.values.element_size() for view in features)
-    if size > DENSE_BYTES:
-        return tuple(graphs)
+    squares = [view for view in views if isinstance(view, Sparse) and view.square]
+    cells = sum(math.prod(view.shape) * view.values.element_size() for view in squares)
+    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and cells <= DENSE_BYTES
 
     def dense(view: Tensor | Sparse) -> Tensor | Sparse:
-        return view.to_dense() if isinstance(view, Sparse) and not view.square else view
+        if not isinstance(view, Sparse):
+            return view
+        if view.square:
+            return replace(view, dense=view.to_dense()) if small else view
+        return view.to_dense() if size <= DENSE_BYTES else view
 
     return tuple(
         replace(graph, views={name: dense(view) for name, view in graph.views.items()})
@@ -125,38 +136,63 @@ class Participants:
     """The clients that take part in one round (`core.method.Clients`).
 
     Attributes:
+        number: The number of the round.
+        positions: Which clients take part.
         replies: Last reply of each step in this round, for scoring.
+        calls: How often each step was mapped in this round.
+        tape: Where a round that is to be recorded leaves what it must not read or count itself.
+        drawn: Whether the positions were drawn on the device, so that Python does not know them.
     """
 
     simulation: Simulation
-    round: int
+    number: int
     positions: Tensor
     replies: dict[str, Any] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
+    tape: Tape | None = None
+    drawn: bool = False
 
     @property
     def total(self) -> int:
         return len(self.simulation.federation)
 
     @property
+    def round(self) -> int:
+        if self.tape is not None:
+            raise NotRecordable("what it does depends on the number of the round")
+        return self.number
+
+    @property
     def key(self) -> Tensor:
-        return fold(self.simulation.root, "server", self.round)
+        return self._key("server", ROUND)
 
     def __len__(self) -> int:
         return int(self.positions.shape[0])
 
     def map(self, step: Step, message: Message) -> Any:
         """Run the step on every participant; replies come back stacked, in client order."""
-        sim, positions = self.simulation, self.positions.tolist()
+        sim, engine = self.simulation, self.simulation.engine
         call = self.calls.get(step.name, 0)
         self.calls[step.name] = call + 1
-        base = fold(sim.root, "step", step.name, self.round, call)
-        keys = fold(base, sim.numbers[self.positions])
-        reply = sim.engine.run(step, positions, message, keys, self.round)
-        self._stop_if_not_finite(step, reply)
-        up = num_bytes(reply) // len(self)
-        down = message.bytes_for_one(self.total)
-        sim.ledger.add(self.round, step.name, positions, down, up)
+        base = self._key("step", step.name, ROUND, call)
+        if self.drawn:
+            assert isinstance(engine, Fused)
+            reply = engine.run_drawn(step, self.positions, message, fold(base, sim.numbers))
+            who: Sequence[int] = ()
+        else:
+            # Who takes part in a round that is recorded, and was not drawn, is everybody.
+            who = self.positions.tolist() if self.tape is None else range(self.total)
+            keys = fold(base, sim.numbers[self.positions])
+            reply = engine.run(step, who, message, keys, self.number)
+        down, up = message.bytes_for_one(self.total), num_bytes(reply) // len(self)
+        if self.tape is not None:
+            self.tape.traffic.append((step.name, self.drawn, down, up))
+            told = reply if leaves(reply) or step.keeps_state else self._states()
+            names = tuple(name for name, _ in named_floats(told))
+            self.tape.watch(Check(step.name, names, self.drawn), told)
+        else:
+            self._stop_if_not_finite(step, reply)
+            sim.ledger.add(self.number, step.name, who, down, up)
         self.replies[step.name] = reply
         return reply
 
@@ -165,22 +201,44 @@ class Participants:
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction {fraction} is not possible; give a number in (0, 1]")
         # Rounded first, so that 0.29 of 100 clients is 29 and not 30.
-        count = -int(-round(len(self) * fraction, 9) // 1)
+        count = max(1, -int(-round(len(self) * fraction, 9) // 1))
         # Ranks of hashes, not of positions: the draw does not depend on the clients' order.
-        sim = self.simulation
-        draw = fold(fold(sim.root, "sample", self.round), sim.numbers[self.positions])
-        chosen = torch.argsort(draw, stable=True)[: max(1, count)]
+        draw = fold(self._key("sample", ROUND), self.simulation.numbers[self.positions])
+        chosen = torch.argsort(draw, stable=True)[:count]
         # Calls are counted together: a step mapped on all and then on a share gets fresh noise.
-        positions = self.positions[chosen].sort().values
-        return Participants(sim, self.round, positions, calls=self.calls)
+        return replace(
+            self,
+            positions=self.positions[chosen].sort().values,
+            replies={},
+            drawn=self.tape is not None and (self.drawn or count < len(self)),
+        )
+
+    def require_finite(self, tree: Tree, problem: str) -> None:
+        """Stop with the given sentence if a tensor of the server's own is not finite."""
+        if self.tape is not None:
+            stacked = tree_map(lambda leaf: leaf.unsqueeze(0), tree)
+            names = tuple(name for name, _ in named_floats(stacked))
+            self.tape.watch(Check("", names, problem=problem), stacked)
+        elif not all_finite(tree):
+            raise server_diverged(self.number, problem)
+
+    def _key(self, *parts: Any) -> Tensor:
+        if self.tape is not None:
+            return self.tape.key(*parts)
+        return fold(self.simulation.root, *(self.number if p is ROUND else p for p in parts))
+
+    def _states(self) -> Tree:
+        engine = self.simulation.engine
+        assert isinstance(engine, Fused)
+        return take(engine.stacked_states(), self.positions)
 
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
         """Name the first client whose numbers are no numbers any more."""
-        leaves = list(named_leaves(reply))
-        if leaves and all_finite(reply):
+        told = list(named_leaves(reply))
+        if told and all_finite(reply):
             return
         positions = self.positions.tolist()
-        if not leaves:
+        if not told:
             # Nothing leaves the client (Local): then its private state must tell.
             states = self.simulation.engine.export_states() if not step.keeps_state else []
             rows = [states[p] for p in positions] if states else []
@@ -189,8 +247,18 @@ class Participants:
         for position, row in zip(positions, rows, strict=False):
             if not all_finite(row):
                 bad = next(name for name, leaf in named_leaves(row) if not all_finite(leaf))
-                raise StepError(
-                    position, step.name, self.round,
-                    f"training diverged ('{bad}' is not finite: the loss is nan); lower the "
-                    "learning rate or check the features",
-                )  # fmt: skip
+                raise client_diverged(position, step.name, self.number, bad)
+
+
+def client_diverged(position: int, step: str, number: int, name: str) -> StepError:
+    """A client's numbers are no numbers any more."""
+    return StepError(
+        position, step, number,
+        f"training diverged ('{name}' is not finite: the loss is nan); lower the learning rate or "
+        "check the features",
+    )  # fmt: skip
+
+
+def server_diverged(number: int, problem: str) -> ConfigError:
+    """A tensor of the server's own is not finite any more."""
+    return ConfigError(f"round {number}: {problem}")

@@ -43,7 +43,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
-from atoll.core.tree import Empty, Tree, all_finite, leaves, record, take, tree_map
+from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.nn.generator import Generator
 from atoll.nn.walks import nearest_neighbours, neighbour_similarity, visited_similarity
 
@@ -241,11 +241,11 @@ class FedTAD(Method):
         if personal:
             students = put(deployed.tree, rows, students)
             moments = put(server.model_moments, rows, moments)
-        if not all_finite(students):
-            raise ConfigError(
-                f"round {clients.round}: distillation diverged on the server (its model is not "
-                "finite); lower distil_lr, or the clients' learning rate"
-            )
+        clients.require_finite(
+            students,
+            "distillation diverged on the server (its model is not finite); lower distil_lr, or "
+            "the clients' learning rate",
+        )
         corrected = students if self.base is None else self.base.redeploy(base, students)
         return Server(corrected, server.phi, generator, its_moments, moments)
 
@@ -287,7 +287,8 @@ class Lesson:
         labels = self.labels
         weight = self.share[:, labels]
         if self.method.reduce == "mean":
-            weight = weight / torch.bincount(labels)[labels]
+            same = (labels.unsqueeze(1) == labels).sum(1)
+            weight = weight / same
         return weight
 
     def make_harder(
@@ -364,8 +365,8 @@ class Lesson:
 
     def _graph(self, x: Tensor) -> Graph:
         method = self.method
-        edges = nearest_neighbours(x, method.neighbours, method.neighbours_by)
-        return make_graph(x, edges, self.labels, views=method._inner_views)
+        edges, weight = nearest_neighbours(x, method.neighbours, method.neighbours_by)
+        return make_graph(x, edges, self.labels, edge_weight=weight, views=method._inner_views)
 
     def _answers(self, models: Tree, graph: Graph, key: Tensor | None, *, many: bool) -> Tensor:
         """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph."""

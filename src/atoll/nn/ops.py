@@ -33,6 +33,8 @@ def matmul(matrix: Tensor | Sparse, dense: Tensor) -> Tensor:
     """The product, (R, D); differentiable in `dense` and, if sparse, in `matrix.values`."""
     if isinstance(matrix, Tensor):
         return matrix @ dense
+    if matrix.dense is not None:
+        return matrix.dense @ dense
     m = matrix
     return _call(
         _Product,
@@ -44,7 +46,7 @@ def with_values(matrix: Sparse, values: Tensor) -> Sparse:
     """The same places with other values, (E,) in row order; padding stays zero."""
     values = torch.where(matrix.values != 0, values, torch.zeros_like(values))
     by_column = _call(_Gather, values.unsqueeze(-1), matrix.t_order, None, None)
-    return replace(matrix, values=values, t_values=by_column.squeeze(-1))
+    return replace(matrix, values=values, t_values=by_column.squeeze(-1), dense=None)
 
 
 def at_rows(matrix: Sparse, dense: Tensor) -> Tensor:

@@ -189,20 +189,18 @@ def _with_ones(x: Tensor | Sparse) -> Tensor | Sparse:
 def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sources, targets and weights of the edges, with `loops`, (N,), for their self-loops."""
     source, target = graph.edges
-    others = source != target
     nodes = torch.arange(graph.num_nodes, device=source.device)
-    return (
-        torch.cat([source[others], nodes]),
-        torch.cat([target[others], nodes]),
-        torch.cat([graph.edge_weight[others], loops]),
-    )
+    # Self-loops of the data are not taken out, but get weight zero: nobody waits for their number.
+    others = torch.where(source != target, graph.edge_weight, 0)
+    return torch.cat([source, nodes]), torch.cat([target, nodes]), torch.cat([others, loops])
 
 
 def _own_loops(graph: Graph) -> Tensor:
     """The weight of each node's last self-loop, one if it has none, (N,)."""
     source, target = graph.edges
-    place = ((source == target) & (graph.edge_weight != 0)).nonzero().squeeze(1)
-    last = torch.full_like(graph.y, -1).scatter_reduce(0, source[place], place, "amax")
+    loops = (source == target) & (graph.edge_weight != 0)
+    place = torch.where(loops, torch.arange(len(source), device=source.device), -1)
+    last = torch.full_like(graph.y, -1).scatter_reduce(0, source, place, "amax")
     # Where there is none, -1 reads the one at the end.
     return torch.cat([graph.edge_weight, graph.edge_weight.new_ones(1)])[last]
 
@@ -238,6 +236,8 @@ def _fastest(x: Tensor | Sparse) -> Tensor | Sparse:
     entries = x.numel() if isinstance(x, Tensor) else x.shape[0] * x.shape[1]
     if isinstance(x, Sparse):
         return x if x.values.numel() <= DENSE_ABOVE * entries else x.to_dense()
+    if x.is_cuda:
+        return x  # dense is fast there, and counting would wait for the GPU
     if int(torch.count_nonzero(x)) <= DENSE_ABOVE * entries and entries:
         return sparse_features(x)
     return x

@@ -135,8 +135,10 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
     return out
 
 
-def nearest_neighbours(x: Tensor, count: int, by: str) -> Tensor:
+def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
     """Edges (2, E) from each row's `count` most similar rows, itself among them, to that row.
+
+    With them their weights: one, or zero for an edge that is none (`_both_ways`).
 
     Args:
         x: Features, (B, D); no gradient flows through the choice.
@@ -146,9 +148,29 @@ def nearest_neighbours(x: Tensor, count: int, by: str) -> Tensor:
     unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
     alike = unit @ unit.T
     picks = alike.topk(min(count, x.shape[0]), dim=1).indices
-    chosen = torch.zeros_like(alike).scatter_(1, picks, 1.0)
-    if by == "cosine":
-        chosen = torch.maximum(chosen, chosen.T)
-        chosen = chosen.fill_diagonal_(1.0)
-    target, source = chosen.nonzero(as_tuple=True)
-    return torch.stack([source, target])
+    if by == "cosine" and not x.is_cuda:
+        chosen = torch.zeros_like(alike).scatter_(1, picks, 1.0)
+        chosen = torch.maximum(chosen, chosen.T).fill_diagonal_(1.0)
+        edges = chosen.nonzero().T.flip(0)
+        return edges, edges.new_ones(edges.shape[1], dtype=x.dtype)
+    edges = torch.stack([picks.sort(1).values, _rows(picks)]).flatten(1)
+    weight = edges.new_ones(edges.shape[1], dtype=x.dtype)
+    return _both_ways(picks, edges, weight) if by == "cosine" else (edges, weight)
+
+
+def _rows(picks: Tensor) -> Tensor:
+    return torch.arange(picks.shape[0], device=picks.device).unsqueeze(1).expand_as(picks)
+
+
+def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges with their reverses and self-loops, of which those already there have weight zero.
+
+    So there are always equally many, and nobody has to wait for a GPU to learn how many there are.
+    """
+    size, (source, target) = picks.shape[0], edges
+    chosen = weight.new_zeros(size, size).scatter(1, picks, 1.0)
+    nodes = torch.arange(size, device=picks.device)
+    # The reverse of source -> target is there already if target is among source's picks.
+    new = torch.where(source == target, 0.0, 1 - chosen[source, target])
+    more = torch.cat([torch.stack([target, source]), nodes.expand(2, -1)], dim=1)
+    return torch.cat([edges, more], 1), torch.cat([weight, new, 1 - chosen.diagonal()])

@@ -8,7 +8,7 @@ result reports is the protocol's business; both are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -26,8 +26,15 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Participants, Simulation
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
+from atoll.study.replay import Outcome, Replay, Round, fetched
 
 SCORED = ("deployed", "local")
+
+MOMENT = 0.2
+"""Seconds of replays before somebody looks at what they found."""
+
+MOST_AHEAD = 50
+"""Rounds whose scores wait on the device at most."""
 
 
 @runtime_checkable
@@ -85,6 +92,8 @@ class Experiment:
             round; None takes 1 for nodes, which cost nothing, and 10 for graphs, most of which
             train. Validation and test are scored in every round.
         compat: Names from `protocols.COMPAT`.
+        replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
+            fused engine. Elsewhere a replay is the same work again, which only tests want.
     """
 
     method: Method
@@ -98,6 +107,7 @@ class Experiment:
     auc: bool | None = None
     train_every: int | None = None
     compat: tuple[str, ...] = ()
+    replay: bool | None = None
 
     def run(
         self,
@@ -115,8 +125,8 @@ class Experiment:
                 end, and when stopped.
             fingerprint: Names the configuration; a checkpoint of another one is refused.
             every_seconds: Least time between two checkpoints.
-            on_round: Called after each round.
-            should_stop: Asked after each round; True saves and returns.
+            on_round: Called after each round, or after several that were replayed together.
+            should_stop: Asked then; True saves and returns.
         """
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; give at least 1")
@@ -136,7 +146,7 @@ class Experiment:
             if stop:
                 run.history.cached = cached_rounds(self.method, run.server)
                 return run
-            run.one_round()
+            run.advance()
             if on_round is not None:
                 on_round(run.history)
 
@@ -158,6 +168,11 @@ class Run:
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
         self.history = empty_history(federation)
         self.server: Tree = None
+        cuda = torch.device(experiment.device).type == "cuda"
+        wished = cuda if experiment.replay is None else experiment.replay
+        self.replay: Replay | None = None
+        if wished and experiment.engine == "fused":
+            self.replay = Replay(self.simulation, self.play, experiment.rounds)
 
     @property
     def ledger(self) -> Ledger:
@@ -173,30 +188,51 @@ class Run:
 
     def one_round(self) -> None:
         """Train, aggregate, score."""
-        began = time.perf_counter()
-        method = self.experiment.method
-        everyone = self.simulation.clients(self.history.rounds)
-        chosen = everyone.sample(self.experiment.fraction)
-        self.server = method.round(self.server, chosen)
-        last = self.history.rounds == self.experiment.rounds - 1
-        evaluator = self.evaluator
-        if self.history.rounds % self.train_every and not last:
-            evaluator = replace(evaluator, with_train=False)
-        deployed = _numbers(everyone.map(evaluator.score, method.deploy(self.server)))
-        local = self._score_local(chosen, evaluator)
-        if torch.device(self.experiment.device).type == "cuda":
-            torch.cuda.synchronize()
-        self.history.scores["deployed"].append(deployed)
-        self.history.scores["local"].append(local)
-        self.history.seconds.append(time.perf_counter() - began)
+        began, number = time.perf_counter(), self.history.rounds
+        everyone = self.simulation.clients(number)
+        self.server, outcome = self.play(self.server, everyone, self._scores_train(number))
+        self._read([Round(number, outcome)], began)
 
-    def _score_local(self, chosen: Participants, evaluator: Evaluator) -> np.ndarray:
-        """Local models of those who trained; the others' last numbers still hold."""
-        past = self.history.scores["local"]
-        empty = np.full((chosen.total, len(ROLES), len(METRICS)), np.nan)
-        scores = past[-1].copy() if past else empty
+    def advance(self) -> None:
+        """One round, or as many as can be replayed before anybody should look."""
+        if self.replay is None:
+            self.one_round()
+            return
+        began, number = time.perf_counter(), self.history.rounds
+        rounds: list[Round] = []
+        for ahead in range(self._ahead()):
+            with_train = self._scores_train(number + ahead)
+            if rounds and not self.replay.ready(with_train):
+                break  # what cannot be replayed would be waited for
+            self.server, played = self.replay.one(self.server, number + ahead, with_train)
+            rounds.append(played)
+        self._read(rounds, began)
+
+    def _ahead(self) -> int:
+        """How many rounds to replay before they are read: a moment's worth."""
+        seconds = self.history.seconds
+        if not seconds:
+            return 1
+        left = self.experiment.rounds - len(seconds)
+        return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds[-1], 1e-6))))
+
+    def _scores_train(self, number: int) -> bool:
+        return number % self.train_every == 0 or number == self.experiment.rounds - 1
+
+    def play(self, server: Tree, everyone: Participants, with_train: bool) -> tuple[Tree, Outcome]:
+        """One round, without reading anything of what it found."""
+        method, evaluator = self.experiment.method, replace(self.evaluator, with_train=with_train)
+        chosen = everyone.sample(self.experiment.fraction)
+        server = method.round(server, chosen)
+        deployed = everyone.map(evaluator.score, method.deploy(server))
+        local = self._score_local(chosen, evaluator)
+        finite = None if everyone.tape is None else everyone.tape.finite()
+        return server, Outcome(chosen.positions, deployed, local, finite)
+
+    def _score_local(self, chosen: Participants, evaluator: Evaluator) -> Scores | None:
+        """Scores of the local models of those who trained, if anybody did."""
         if "train" not in chosen.replies:
-            return scores
+            return None
         trained = self.experiment.method.local(chosen.replies["train"])
         positions = chosen.positions
         if len(chosen) < chosen.total:
@@ -204,8 +240,31 @@ class Run:
             row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
             row[positions] = torch.arange(len(chosen), device=positions.device)
             trained = take(trained, row)
-        scores[positions.cpu().numpy()] = _numbers(chosen.map(evaluator.score, ToEach(trained)))
+        scores: Scores = chosen.map(evaluator.score, ToEach(trained))
         return scores
+
+    def _read(self, rounds: Sequence[Round], began: float) -> None:
+        """Fetch what some rounds found and write it down, up to the first that went wrong."""
+        found = fetched(rounds)
+        deployed = _numbers(found.deployed)
+        local = None if found.local is None else _numbers(found.local)
+        seconds = (time.perf_counter() - began) / len(rounds)
+        for row, played in enumerate(rounds):
+            positions = found.positions[row].tolist()
+            problem = played.problem(None if found.finite is None else found.finite[row], positions)
+            if problem is not None:
+                raise problem
+            # The local numbers of those who did not train are their last ones.
+            past = self.history.scores["local"]
+            scores = past[-1].copy() if past else np.full(deployed[row].shape, np.nan)
+            if local is not None:
+                scores[positions] = local[row]
+            self.history.scores["deployed"].append(deployed[row])
+            self.history.scores["local"].append(scores)
+            self.history.seconds.append(seconds)
+            for step, drawn, down, up in [] if played.tape is None else played.tape.traffic:
+                who = positions if drawn else list(range(len(deployed[row])))
+                self.ledger.add(played.number, step, who, down, up)
 
     def snapshot(self, fingerprint: str) -> Tree:
         """Everything needed to continue with the same numbers."""

@@ -50,8 +50,9 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
 
     Engines agree; steps are pure; replies are finite, declared and free of private state; the
     order of clients and the numbering of nodes do not matter; one client and some clients work; a
-    run resumed in the middle ends with the same numbers. All of it for every task that the method
-    names: nodes to classify, or many graphs at each client.
+    run resumed in the middle ends with the same numbers, and so does one whose rounds are recorded
+    and replayed. All of it for every task that the method names: nodes to classify, or many graphs
+    at each client.
     """
     with double_precision(), _one_thread():
         for task in getattr(_class(make), "tasks", ("node",)):
@@ -74,6 +75,8 @@ def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
         check_node_order(method, federation, rounds)
         check_engines(method, one_client(federation), rounds)
         check_resume(method, federation, rounds)
+        check_replay(method, federation, rounds)
+        check_replay(method, federation, rounds, fraction=0.5)
 
 
 def _class(make: MakeMethod) -> Any:
@@ -145,6 +148,19 @@ def check_resume(method: Method, federation: Federation, rounds: int) -> None:
         experiment.run(checkpoint=path, should_stop=lambda: next(count) >= rounds // 2 + 1)
         resumed = experiment.run(checkpoint=path)
     _same_runs(whole, resumed, "a resumed run differs from an uninterrupted one", tolerance=0.0)
+
+
+def check_replay(
+    method: Method, federation: Federation, rounds: int, fraction: float = 1.0
+) -> None:
+    """Rounds that are recorded once and replayed, as on a GPU, give the same numbers."""
+    experiment = Experiment(method, federation, rounds=rounds + 2, fraction=fraction)
+    with _explained(method, "fused"):
+        straight = experiment.run()
+        replayed = dataclasses.replace(experiment, replay=True).run()
+    _same_runs(straight, replayed, "a replayed run differs from the run itself")
+    if straight.ledger.export() != replayed.ledger.export():
+        raise ContractBroken("the ledger of a replayed run differs from that of the run itself")
 
 
 def check_steps(method: Method, federation: Federation, rounds: int) -> None:

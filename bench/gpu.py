@@ -1,0 +1,149 @@
+"""`python -m bench gpu`: openfgl-lib and Atoll on one GPU, in turn, in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.compare import ATOLL_PACKAGES, RUNNER, RunError, _capture
+from bench.peer_runner import METHODS
+
+PEER_ROUNDS = {"fedtad": 5}
+"""Rounds of the peer, where twenty would take minutes."""
+
+
+def run_peer(method: str, data_root: Path, peer_path: Path | None) -> dict[str, Any]:
+    """The peer's seconds per round: the median without the first two."""
+    where = [] if peer_path is None else ["--path", str(peer_path.absolute())]
+    run = _capture(
+        [
+            *(sys.executable, str(RUNNER), method, "--data-root", str(data_root)),
+            *("--rounds", str(PEER_ROUNDS.get(method, 20)), "--device", "cuda", *where),
+        ],
+        f"the peer's {method}",
+        {**os.environ, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
+    )
+    return {"seconds_per_round": median(run["round_seconds"][2:]), **run}
+
+
+def run_atoll(method: str, data_root: Path, seeds: int = 1) -> dict[str, Any]:
+    """Atoll's seconds per round, as its command line gives them, over 100 rounds."""
+    run = _capture(
+        [
+            *(sys.executable, "-m", "atoll", "run", method, "--data", "cora", "--clients", "10"),
+            *("--partition", "louvain", "--epochs", "3", "--rounds", "100"),
+            *("--seeds", str(seeds), "--device", "cuda", "--json", "--quiet"),
+            *("--data-root", str(data_root)),
+        ],
+        f"Atoll's {method}",
+        {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    seconds = run["seconds"]
+    return {
+        "seconds_per_round": seconds["per_round"],
+        "training_seconds": seconds["train"],
+        "test_accuracy": run["metrics"]["test_accuracy"]["mean"],
+        "seconds": seconds,
+    }
+
+
+def measure(
+    methods: list[str],
+    data_root: Path,
+    peer_path: Path | None,
+    repeats: int,
+    tell: Callable[[str], object],
+    out: Path | None,
+) -> dict[str, Any]:
+    """All that is measured, written after every method."""
+    result: dict[str, Any] = {"benchmark": "gpu", **_machine(), "results": []}
+    for method in methods:
+        row: dict[str, Any] = {"method": method, "note": METHODS[method].note}
+        try:
+            tell(f"{method}: Atoll")
+            # The first run compiles kernels, which torch then keeps on disk.
+            row["atoll"] = [run_atoll(method, data_root) for _ in range(repeats)]
+            tell(f"{method}: peer")
+            row["peer"] = run_peer(method, data_root, peer_path)
+            best = min(run["seconds_per_round"] for run in row["atoll"])
+            row["ratio"] = row["peer"]["seconds_per_round"] / best
+        except RunError as error:
+            row["error"] = str(error)
+        result["results"].append(row)
+        if out:
+            out.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.ClickException("torch finds no GPU here; `python -m bench peer` needs none.")
+    versions = {"python": platform.python_version()}
+    for package in ATOLL_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {"gpu": torch.cuda.get_device_name(), "versions": versions}
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Seconds per round of both sides, and how long Atoll trained for 100 rounds."""
+    drawn = Table(title=f"openfgl-lib against Atoll on {result['gpu']} (Cora, 10 clients, GCN-64)")
+    for heading in ("method", "peer ms", "Atoll ms", "ratio", "100 rounds of Atoll, s"):
+        drawn.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in result["results"]:
+        if "error" in row:
+            drawn.add_row(row["method"], row["error"].splitlines()[-1][:60], "", "", "")
+            continue
+        best = min(row["atoll"], key=lambda run: run["seconds_per_round"])
+        drawn.add_row(
+            row["method"],
+            f"{1e3 * row['peer']['seconds_per_round']:.1f}",
+            f"{1e3 * best['seconds_per_round']:.2f}",
+            f"{row['ratio']:.0f}x",
+            f"{min(run['training_seconds'] for run in row['atoll']):.2f}",
+        )
+    return drawn
+
+
+@click.command()
+@click.option("--data-root", envvar="ATOLL_DATA", required=True, type=click.Path(path_type=Path),
+              help="Folder that holds Planetoid/Cora/raw; ATOLL_DATA by default.")  # fmt: skip
+@click.option("--methods", default="fedavg,fedprox,scaffold,moon,fedgta,fedtad", show_default=True)
+@click.option("--peer-path", type=click.Path(path_type=Path), help="Folder with the peer's package,"
+              " where it is not installed beside torch.")  # fmt: skip
+@click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1),
+              help="Runs of Atoll; the first compiles kernels, the best counts.")  # fmt: skip
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write.")
+def gpu(
+    data_root: Path, methods: str, peer_path: Path | None, repeats: int, out: Path | None
+) -> None:
+    """Seconds per round of openfgl-lib and of Atoll on a GPU, on Cora with 10 clients."""
+    console = Console(stderr=True)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    lacking = [name for name in names if name not in METHODS]
+    if lacking:
+        raise click.ClickException(
+            f"unknown method {lacking[0]!r}; choose from {', '.join(METHODS)}."
+        )
+    result = measure(names, data_root.absolute(), peer_path, repeats, console.print, out)
+    Console(width=110).print(table(result))
+    failed = [row for row in result["results"] if "error" in row]
+    for row in failed:
+        console.print(f"{row['method']}: {row['error']}", markup=False)
+    if failed:
+        raise click.ClickException(f"{len(failed)} of {len(names)} methods failed.")

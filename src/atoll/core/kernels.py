@@ -1,0 +1,119 @@
+"""Elementwise work that a GPU does in one launch instead of dozens, compiled when first needed.
+
+Each has the same result as the torch operations that a CPU runs (tests compare them where there is
+a GPU). Jiterator takes arguments of one type and gives that type, hence the reinterpreted bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MIX64 = """
+template <typename T> T mix64(T value) {
+  unsigned long long z = (unsigned long long)value;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return (T)(z ^ (z >> 31));
+}
+"""
+
+_MIX32 = """
+template <typename T> unsigned mix32(T value) {
+  unsigned z = (unsigned)value;
+  z = (z ^ (z >> 16)) * 0x7FEB352Du;
+  z = (z ^ (z >> 15)) * 0x846CA68Bu;
+  return z ^ (z >> 16);
+}
+"""
+
+
+def mixed(key: Tensor, salt: Tensor) -> Tensor:
+    """`mix64((key ^ salt) * B)`, elementwise with broadcasting; all int64."""
+    code = """template <typename T> T mixed(T key, T salt) {
+      return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
+    }"""
+    return _run(_MIX64 + code, key, salt)
+
+
+def folded(key: Tensor, salt: Tensor, part: Tensor) -> Tensor:
+    """`mix64((key ^ salt) * B + part * A + golden)`, elementwise with broadcasting; all int64."""
+    code = """template <typename T> T folded(T key, T salt, T part) {
+      return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
+                       + (unsigned long long)part * 0xBF58476D1CE4E5B9ull
+                       + 0x9E3779B97F4A7C15ull));
+    }"""
+    return _run(_MIX64 + code, key, salt, part)
+
+
+def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
+    """A hash for keys (...,), rows (..., N) and `width` columns: (..., N, width) int32."""
+    code = """template <typename T> T grid_bits(T low, T high, T row, T column) {
+      return (T)mix32(mix32(row ^ low) + mix32((unsigned)column + (unsigned)high));
+    }"""
+    return _run(_MIX32 + code, *_grid(key, rows, width))
+
+
+def keep_mask(key: Tensor, rows: Tensor, width: int, dropped: int) -> Tensor:
+    """A dropout mask, already rescaled, (..., N, width) float32; `dropped` of 2^16 are zero."""
+    code = """template <typename T> T keep_mask(T low, T high, T row, T column) {
+      unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
+      short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);
+      return half >= DROPPED ? __float_as_int(SCALE) : 0;
+    }"""
+    code = code.replace("DROPPED", str(dropped - 2**15))
+    code = code.replace("SCALE", f"(float)({1.0 / (1.0 - dropped / 2**16)!r})")
+    return _run(_MIX32 + code, *_grid(key, rows, width)).view(torch.float32)
+
+
+def adam(
+    settings: Any, steps: Tensor, lists: list[list[Tensor]]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """One Adam step, as `torch._fused_adam_` takes it, of all leaves; nothing is overwritten.
+
+    Torch's kernel walks blocks of 65,536 numbers, too few at a time for a small model.
+
+    Args:
+        settings: An `Adam`.
+        steps: Steps taken, this one included; an axis for clients if the leaves have one in front.
+        lists: Parameters, gradients, their means, and means of their squares.
+    """
+    code = """template <typename T>
+    void adam(T p, T g, T m, T v, T rate, T bias, T& p_out, T& m_out, T& v_out) {
+      g += p * (T)DECAY;
+      m_out = (T)BETA1 * m + (T)(1 - BETA1) * g;
+      v_out = (T)BETA2 * v + (T)(1 - BETA2) * g * g;
+      p_out = p - rate * m_out / (::sqrt(v_out) / bias + (T)EPS);
+    }"""
+    names = {"DECAY": "weight_decay", "BETA1": "beta1", "BETA2": "beta2", "EPS": "eps"}
+    for name, field in names.items():
+        code = code.replace(name, f"({getattr(settings, field)!r})")
+    make: Any = torch.cuda.jiterator
+    run = make._create_multi_output_jit_fn(code, num_outputs=3)
+    # Double precision for powers of numbers near one, not for the rest.
+    count, dtype = steps.to(torch.float64), lists[0][0].dtype
+    rate = (settings.lr / (1 - settings.beta1**count)).to(dtype)
+    bias = (1 - settings.beta2**count).sqrt().to(dtype)
+
+    def one(*leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (*steps.shape, *[1] * (leaf[0].dim() - steps.dim()))
+        found: tuple[Tensor, Tensor, Tensor] = run(*leaf, rate.reshape(shape), bias.reshape(shape))
+        return found
+
+    return [one(*leaf) for leaf in zip(*lists, strict=True)]
+
+
+def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Low and high half of the keys, rows and columns, all int32 and ready to broadcast."""
+    halves = key.unsqueeze(-1).contiguous().view(torch.int32)[..., None, None, :]
+    columns = torch.arange(width, dtype=torch.int32, device=key.device)
+    return halves[..., 0], halves[..., 1], rows.to(torch.int32).unsqueeze(-1), columns
+
+
+def _run(code: str, *args: Tensor) -> Tensor:
+    # Torch keeps what it compiled, by the code.
+    make: Any = torch.cuda.jiterator
+    found: Tensor = make._create_jit_fn(code)(*args)
+    return found

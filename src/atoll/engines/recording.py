@@ -1,0 +1,225 @@
+"""Work that is recorded once and replayed: on a GPU as a CUDA graph, which is one launch.
+
+A GPU does a small federation's round in a millisecond, but Python needs thirty to ask for it. What
+is recorded must ask for the same operations each time: it must not read a number to decide what
+comes next (`no_reads` finds out), and noise must come from inputs (`Tape`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from atoll.core.random import fold, salt, salted
+from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
+
+
+class NotRecordable(Exception):
+    """Why some work cannot be recorded, as the end of a sentence."""
+
+
+class Recording:
+    """A function of trees, recorded with copies of its inputs.
+
+    A call copies new inputs over the old ones and replays. What it returns is valid until the next
+    call, which overwrites it. Without a GPU a replay is a call of the function.
+
+    Args:
+        function: What to record; it must have run before, so that nothing is loaded or allocated
+            for the first time while it is recorded.
+        inputs: Of the structure and shapes of all inputs to come.
+        carried: How many outputs, from the first on, are the inputs of the next call. They are
+            written over the inputs within the recording, so that the next call copies nothing.
+        pool: Memory that recordings share which never run at the same time.
+        keeps: What else the function reads: a replay reads it again, wherever it was.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *inputs: Tree,
+        carried: int = 0,
+        pool: Any = None,
+        keeps: Any = None,
+    ) -> None:
+        self.keeps = function, keeps
+        self.inputs = tree_map(torch.clone, inputs)
+        self.targets = leaves(self.inputs)
+        self.carried = carried
+        self.replay: Callable[[], Any]
+        if any(leaf.is_cuda for leaf in self.targets):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                outputs = self._settled(function(*self.inputs))
+
+            def replay() -> Any:
+                graph.replay()
+                return outputs
+
+            self.replay = replay
+        else:
+            self.replay = lambda: self._settled(function(*self.inputs))
+
+    def _settled(self, outputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """Outputs that share no memory with inputs, for one may be written over another.
+
+        Then the carried ones are, and what is returned of them is the inputs.
+        """
+        ours = {leaf.untyped_storage().data_ptr() for leaf in self.targets}
+        apart = tree_map(
+            lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in ours else leaf,
+            outputs,
+        )
+        back = self.inputs[: self.carried]
+        if back:
+            torch._foreach_copy_(leaves(back), leaves(apart[: self.carried]))
+        return (*back, *apart[self.carried :])
+
+    def __call__(self, *inputs: Tree) -> Any:
+        pairs = zip(self.targets, leaves(inputs), strict=True)
+        new = [(target, leaf) for target, leaf in pairs if target is not leaf]
+        if new:
+            torch._foreach_copy_([target for target, _ in new], [leaf for _, leaf in new])
+        return self.replay()
+
+
+def shapes(tree: Tree) -> tuple[Any, ...]:
+    """All that must be equal for a recording to take a tree in the place of another one."""
+    return structure(tree), tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
+
+
+@contextmanager
+def no_reads(device: torch.device) -> Iterator[None]:
+    """Whatever makes Python wait for a number raises; a recording would have frozen that number."""
+    if device.type != "cuda":
+        with _Watch():  # type: ignore[no-untyped-call]
+            yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with _Watch():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+    """Raises at operations whose result Python reads, or whose shape depends on numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS:
+            name = str(func).removeprefix("aten.").partition(".")[0]
+            raise NotRecordable(f"it reads numbers on the way ({name})")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.equal.default,
+}
+
+ROUND = ("the round's number",)
+"""Stands for the round's number among the parts of a key."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Numbers that must be finite: whose they are, and what to say if they are not.
+
+    Attributes:
+        step: The client step that gave them; "" for something of the server's own.
+        names: Names of the tensors.
+        drawn: Whether they belong to the clients that were drawn, or to all.
+        problem: For something of the server's own: what it means.
+    """
+
+    step: str
+    names: tuple[str, ...]
+    drawn: bool = False
+    problem: str = ""
+
+
+@dataclass
+class Tape:
+    """What a round leaves for later, so that nobody has to wait for it while it runs.
+
+    Attributes:
+        root: The root of all keys.
+        number: The number of the round, if it is rehearsed; -1 while it is recorded.
+        salts: What makes each key of this round, in order, if it is recorded.
+        parts: What each key is made of, in order, with `ROUND` for the round's number.
+        traffic: Step, whether it ran on those who were drawn or on all, bytes down and bytes up.
+        checks: What must be finite, in the order of `flags`.
+        flags: For each check whether each tensor (row) of each client (column) is finite.
+    """
+
+    root: Tensor
+    number: int = -1
+    salts: Tensor | None = None
+    parts: list[tuple[Any, ...]] = field(default_factory=list)
+    traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    flags: list[Tensor] = field(default_factory=list)
+
+    def key(self, *parts: Any) -> Tensor:
+        """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""
+        self.parts.append(parts)
+        if self.salts is None:
+            return fold(self.root, *_filled(parts, self.number))
+        return salted(self.root, self.salts[len(self.parts) - 1])
+
+    def salts_of(self, rounds: Sequence[int]) -> Tensor:
+        """The salts of some rounds, (R, keys), for recordings of this one."""
+        table = [[salt(*_filled(parts, number)) for parts in self.parts] for number in rounds]
+        return torch.tensor(table, dtype=torch.int64, device=self.root.device)
+
+    def watch(self, check: Check, tree: Tree) -> None:
+        """Have the tensors of a tree, stacked by clients, looked at when the round is read."""
+        # A sum is finite if all its terms are; one that overflows by itself is no model's.
+        floats = [leaf for _, leaf in named_floats(tree)]
+        sums = [leaf.reshape(len(leaf), -1).sum(1) for leaf in floats]
+        if sums:
+            if len({part.dtype for part in sums}) > 1:
+                sums = [part.double() for part in sums]
+            self.checks.append(check)
+            self.flags.append(torch.stack(sums).isfinite())
+
+    def finite(self) -> Tensor:
+        """All flags in one row."""
+        nothing = torch.ones(0, dtype=torch.bool, device=self.root.device)
+        return torch.cat([nothing, *(flags.flatten() for flags in self.flags)])
+
+    def first_problem(self, finite: Tensor) -> tuple[Check, str, int] | None:
+        """The first check that failed, with the tensor's name and the row of the client."""
+        start = 0
+        for check, flags in zip(self.checks, self.flags, strict=True):
+            end = start + flags.numel()
+            # The first client counts, then its first tensor, as they come when nothing is recorded.
+            failed = (~finite[start:end].reshape(flags.shape)).T.nonzero()
+            if len(failed):
+                row, name = failed[0].tolist()
+                return check, check.names[name], row
+            start = end
+        return None
+
+
+def named_floats(tree: Tree) -> list[tuple[str, Tensor]]:
+    """Floating-point tensors of a tree that have numbers, with their names."""
+    found = named_leaves(tree)
+    return [(name, leaf) for name, leaf in found if leaf.is_floating_point() and leaf.numel()]
+
+
+def _filled(parts: Sequence[Any], number: int) -> list[int | str]:
+    return [number if part is ROUND else part for part in parts]

@@ -1,0 +1,193 @@
+"""Rounds that are recorded once and replayed (`engines.recording`), with the same numbers.
+
+The first round runs as it is, because private states begin in it. The second is rehearsed: it
+counts, but whatever would make Python wait for a number stops it. If nothing does, it is recorded,
+and all later rounds are replays. Otherwise the steps of the clients are recorded one by one, and
+the rest of a round runs between their replays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError
+from atoll.core.tree import Tree, leaves, record, stack, tree_map
+from atoll.engines.fused import Fused
+from atoll.engines.recording import Recording, Tape, no_reads, shapes
+from atoll.engines.simulation import Participants, Simulation, client_diverged, server_diverged
+from atoll.study.evaluate import Scores
+
+log = logging.getLogger(__name__)
+
+MOST_TRIES = 3
+"""Rehearsals after which a server's tree, or states, that still change their shape always will."""
+
+
+@record
+class Outcome:
+    """What one round found.
+
+    Attributes:
+        positions: Who took part.
+        deployed: Scores of what was deployed, for all clients.
+        local: Scores of the local models of those who took part; None if nobody trained.
+        finite: For a round with a tape: which of the numbers that it watched are finite.
+    """
+
+    positions: Tensor
+    deployed: Scores
+    local: Scores | None = None
+    finite: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that was played: what it found, and its tape unless everything is written already."""
+
+    number: int
+    outcome: Outcome
+    tape: Tape | None = None
+
+    def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
+        """The error that this round would have been stopped with, if it had been looked at."""
+        if self.tape is None or finite is None or bool(finite.all()):
+            return None
+        found = self.tape.first_problem(finite)
+        assert found is not None
+        check, name, row = found
+        if check.step:
+            position = positions[row] if check.drawn else row
+            return client_diverged(position, check.step, self.number, name)
+        return server_diverged(self.number, check.problem)
+
+
+Play = Callable[[Tree, Participants, bool], tuple[Tree, Outcome]]
+"""(server, everyone, whether the training part is scored) -> (server, outcome): one round."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """A recorded round: its program, its tape, and the salts of every round."""
+
+    recording: Recording
+    tape: Tape
+    salts: Tensor
+
+
+class Replay:
+    """Plays the rounds of one run.
+
+    Attributes:
+        how: What became of it, for the log: a sentence.
+    """
+
+    def __init__(self, simulation: Simulation, play: Play, rounds: int) -> None:
+        assert isinstance(simulation.engine, Fused)
+        self.simulation, self.engine = simulation, simulation.engine
+        self.play, self.rounds = play, rounds
+        self.takes: dict[bool, Take] = {}
+        self.tries = 0
+        self.played = 0
+        self.how = ""
+        cuda = simulation.root.is_cuda
+        self.pool: Any = torch.cuda.graph_pool_handle() if cuda else None
+
+    def ready(self, with_train: bool) -> bool:
+        """Whether such a round is a replay, so that nothing waits for it."""
+        return with_train in self.takes
+
+    def one(self, server: Tree, number: int, with_train: bool) -> tuple[Tree, Round]:
+        """The server's next tree, and the round."""
+        self.played += 1
+        if with_train in self.takes:
+            return self._replay(self.takes[with_train], server, number)
+        useless = self.played == 1 or self.tries >= MOST_TRIES or number == self.rounds - 1
+        if useless or not self.engine.states.begun:
+            return self._as_it_is(server, number, with_train)
+        return self._rehearse(server, number, with_train)
+
+    def _as_it_is(self, server: Tree, number: int, with_train: bool) -> tuple[Tree, Round]:
+        server, outcome = self.play(server, self.simulation.clients(number), with_train)
+        return server, Round(number, outcome)
+
+    def _rehearse(self, server: Tree, number: int, with_train: bool) -> tuple[Tree, Round]:
+        states = self.engine.states
+        self.engine.regroup()
+        before = shapes(server), states.layout(), shapes(list(states.stacks.values()))
+        kept = dict(states.stacks), list(states.home)
+        tape = Tape(self.simulation.root, number)
+        try:
+            with no_reads(self.simulation.root.device):
+                clients = self.simulation.clients(number, tape)
+                after, outcome = self.play(server, clients, with_train)
+        except Exception as reason:
+            # Whatever it is: the round as it is gives the same result, or the true error.
+            states.stacks, states.home = kept
+            self._give_up(str(reason))
+            return self._as_it_is(server, number, with_train)
+        if before == (shapes(after), states.layout(), shapes(list(states.stacks.values()))):
+            self._record(after, tape, with_train)
+        else:
+            self.tries += 1
+            if self.tries == MOST_TRIES:
+                self._give_up("what the server or the clients keep changes its shape")
+        return after, Round(number, outcome, tape)
+
+    def _record(self, server: Tree, tape: Tape, with_train: bool) -> None:
+        states, root = self.engine.states, self.simulation.root
+        names, stacks = list(states.stacks), list(states.stacks.values())
+
+        def program(server: Tree, stacks: list[Tree], salts: Tensor) -> Tree:
+            states.stacks = dict(zip(names, stacks, strict=True))
+            clients = self.simulation.clients(-1, Tape(root, salts=salts))
+            server, outcome = self.play(server, clients, with_train)
+            return server, list(states.stacks.values()), outcome
+
+        salts = tape.salts_of(range(self.rounds))
+        try:
+            keeps = dict(self.engine.stacked), dict(self.engine.places)
+            recording = Recording(
+                program, server, stacks, salts[0], carried=2, pool=self.pool, keeps=keeps
+            )
+        except Exception as reason:
+            self._give_up(str(reason))
+        else:
+            self.takes[with_train] = Take(recording, tape, salts)
+            self._tell("rounds are recorded and replayed")
+        states.stacks = dict(zip(names, stacks, strict=True))
+
+    def _replay(self, take: Take, server: Tree, number: int) -> tuple[Tree, Round]:
+        states = self.engine.states
+        server, stacks, outcome = take.recording(
+            server, list(states.stacks.values()), take.salts[number]
+        )
+        states.stacks = dict(zip(states.stacks, stacks, strict=True))
+        return server, Round(number, tree_map(torch.clone, outcome), take.tape)
+
+    def _give_up(self, reason: str) -> None:
+        self.tries = MOST_TRIES
+        self.engine.record_steps()
+        reason = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+        self._tell(
+            f"no round is recorded as a whole, because {reason}; the clients' steps are, and the "
+            "server runs between them"
+        )
+
+    def _tell(self, how: str) -> None:
+        if how != self.how:
+            log.info("%s", how)
+        self.how = how
+
+
+def fetched(rounds: Sequence[Round]) -> Outcome:
+    """What some rounds found, stacked, where Python can read it."""
+    outcomes = [played.outcome for played in rounds]
+    if any(len(leaves(outcome)) != len(leaves(outcomes[0])) for outcome in outcomes):
+        raise ValueError("only rounds of one kind can be read together")
+    return tree_map(torch.Tensor.cpu, stack(outcomes))

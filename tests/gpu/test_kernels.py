@@ -1,0 +1,91 @@
+"""What a GPU computes in one launch is what the CPU computes step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atoll.core.optim import Adam
+from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
+from atoll.core.tree import leaves, tree_map
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    # Torch warns in a thread of its own that it sets up cuBLAS there, and stumbles over an error.
+    pytest.mark.filterwarnings("default"),
+]
+
+
+def both(function):
+    """The same on CPU and GPU, brought home."""
+    return function("cpu"), tree_map(torch.Tensor.cpu, function("cuda"))
+
+
+def test_keys() -> None:
+    def some(device: str) -> list[torch.Tensor]:
+        key = make_key(7, device)
+        numbers = torch.arange(5, device=device)
+        many = fold(key, "client", numbers)
+        each = torch.func.vmap(lambda k: fold(k, "dropout", 3))(many)
+        crossed = torch.func.vmap(lambda k: fold(k, "node", numbers))(many)
+        salt = torch.tensor(-12345678901, device=device)
+        return [key, fold(key, "a", 1), many, each, crossed, salted(key, salt)]
+
+    for cpu, gpu in zip(*both(some), strict=True):
+        assert torch.equal(cpu, gpu)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5])
+@pytest.mark.parametrize("width", [1, 7, 64])
+def test_dropout(rate: float, width: int) -> None:
+    def drop(device: str) -> list[torch.Tensor]:
+        key, rows = make_key(3, device), torch.arange(50, 90, dtype=torch.int32, device=device)
+        h = torch.ones(40, width, device=device)
+        many = fold(key, torch.arange(4, device=device))
+        return [
+            dropout(h, key, rows, rate, "layer", 1),
+            torch.func.vmap(lambda k: dropout(h, k, rows, rate))(many),
+            dropout(h.double(), key, rows, rate),
+        ]
+
+    for cpu, gpu in zip(*both(drop), strict=True):
+        assert torch.equal(cpu, gpu)
+
+
+def test_uniform_and_normal() -> None:
+    cpu, gpu = both(lambda device: uniform(make_key(5, device), (30, 9)))
+    assert torch.equal(cpu, gpu)
+    cpu, gpu = both(lambda device: normal(make_key(5, device), (30, 9)))
+    torch.testing.assert_close(cpu, gpu)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adam(dtype: torch.dtype) -> None:
+    def train(device: str) -> list[torch.Tensor]:
+        start = normal(make_key(1, device), (3, 8), dtype)
+        params = {"weight": start, "bias": start[0]}
+        optimizer, state = Adam(lr=0.02, weight_decay=0.01), None
+        for step in range(5):
+            state = state or optimizer.init(params)
+            grads = tree_map(lambda p, s=step: torch.sin(p * (s + 1)), params)
+            params, state = optimizer.update(grads, params, state)
+        return leaves((params, state))
+
+    for cpu, gpu in zip(*both(train), strict=True):
+        torch.testing.assert_close(cpu, gpu)
+
+
+def test_adam_of_many_clients_that_took_different_numbers_of_steps() -> None:
+    def train(device: str) -> list[torch.Tensor]:
+        many = {
+            "weight": normal(make_key(2, device), (4, 3, 8)),
+            "bias": torch.ones(4, 3).to(device),
+        }
+        optimizer = Adam()
+        state = torch.func.vmap(optimizer.init)(many)
+        state = type(state)(torch.arange(4.0).to(device), state.mean, state.square)
+        step = torch.func.vmap(optimizer.update)
+        return leaves(step(tree_map(torch.sin, many), many, state))
+
+    for cpu, gpu in zip(*both(train), strict=True):
+        torch.testing.assert_close(cpu, gpu)

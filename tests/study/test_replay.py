@@ -1,0 +1,130 @@
+"""Rounds that are recorded and replayed; the contract compares their numbers for every method."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.errors import AtollError
+from atoll.core.tree import tree_map
+from atoll.methods import METHODS, FedAvg
+from atoll.nn import GCN, NETS
+from atoll.study.experiment import Experiment, Run
+from atoll.testing import CLASSES, FEATURES, small_federation
+
+WHOLE = set(METHODS) - {"adafgl", "fedsage+", "gcfl", "fedtad"}
+"""Methods whose rounds are recorded whole; FedTAD's are on a GPU alone, where it never counts."""
+
+
+def experiment(method=None, **options) -> Experiment:
+    made = method or FedAvg(GCN(FEATURES, CLASSES, hidden=5))
+    return Experiment(made, small_federation(), **{"rounds": 6, "replay": True} | options)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_who_is_recorded_whole(name: str) -> None:
+    method = METHODS[name]
+    net = NETS[(*method.nets, "gcn")[0]](FEATURES, CLASSES, hidden=5)
+    shorter = {"generator_epochs": 1, "exchanges": 1, "wide": 4} if name == "fedsage+" else {}
+    run = experiment(method(net, **shorter), rounds=4).run()
+    assert run.replay is not None
+    if name in WHOLE:
+        assert run.replay.how == "rounds are recorded and replayed"
+    else:
+        assert run.replay.how.startswith("no round is recorded as a whole, because ")
+        assert run.simulation.engine.recorded is not None
+
+
+def test_rounds_are_read_together(monkeypatch) -> None:
+    monkeypatch.setattr("atoll.study.experiment.MOMENT", 1e9)
+    reads = []
+    run = experiment(rounds=9).run(on_round=lambda history: reads.append(history.rounds))
+    # The first alone; the second is rehearsed and recorded, and the rest are replays of it.
+    assert reads == [1, 9]
+    assert len(run.history.seconds) == 9
+    assert run.history.array("deployed", "accuracy", "test").shape == (9, 4)
+
+
+def test_training_scores_come_when_they_are_due() -> None:
+    runs = [experiment(train_every=3, rounds=8, replay=replay).run() for replay in (False, True)]
+    eager, replayed = (run.history.array("deployed", "accuracy", "train") for run in runs)
+    np.testing.assert_array_equal(eager, replayed)
+    assert np.isnan(replayed).all(1).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert sorted(runs[1].replay.takes) == [False, True]
+
+
+def to_the_end(run: Run) -> None:
+    while not run.finished:
+        run.advance()
+
+
+@dataclass(frozen=True)
+class Breaks(FedAvg):
+    """In its sixth round the model becomes NaN, or only something of the server's own."""
+
+    what: str = "model"
+
+    def init(self, clients):
+        return {"model": super().init(clients), "count": torch.zeros(())}
+
+    def round(self, server, clients):
+        model = super().round(server["model"], clients)
+        wrong = torch.where(server["count"] == 5, torch.nan, 1.0)
+        if self.what == "model":
+            model = tree_map(lambda leaf: leaf * wrong, model)
+        else:
+            clients.require_finite({"own": wrong}, "the server lost its mind")
+        return {"model": model, "count": server["count"] + 1}
+
+    def deploy(self, server):
+        return super().deploy(server["model"])
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("model", "client 0, step score, round 5: training diverged ('loss' is not finite"),
+        ("server", "round 5: the server lost its mind"),
+    ],
+)
+def test_what_diverges_stops_where_it_would_have(what, said, fraction, monkeypatch) -> None:
+    monkeypatch.setattr("atoll.study.experiment.MOMENT", 1e9)
+    method = Breaks(GCN(FEATURES, CLASSES, hidden=5), what=what)
+    for replay in (False, True):
+        run = Run(experiment(method, rounds=12, fraction=fraction, replay=replay))
+        run.start()
+        with pytest.raises(AtollError, match=f"^{re.escape(said)}"):
+            to_the_end(run)
+        # What went well before is written down.
+        assert run.history.rounds == 5
+        assert {entry.round for entry in run.ledger.entries} >= set(range(5))
+
+
+def test_a_resumed_run_records_again(tmp_path) -> None:
+    path = tmp_path / "checkpoint"
+    whole = experiment(rounds=9).run()
+    count = iter(range(100))
+    experiment(rounds=9).run(checkpoint=path, should_stop=lambda: next(count) >= 2)
+    resumed = experiment(rounds=9).run(checkpoint=path)
+    for scored, scores in whole.history.scores.items():
+        np.testing.assert_array_equal(scores, resumed.history.scores[scored])
+    assert whole.ledger.export() == resumed.ledger.export()
+
+
+def test_the_serial_engine_replays_nothing() -> None:
+    assert experiment(engine="serial", rounds=2).run().replay is None
+    assert replace(experiment(rounds=2), replay=None).run().replay is None
