@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +41,8 @@ def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
 def cosines(rows: Tensor) -> Tensor:
     """Cosines of all pairs of rows, (K, K); a zero row is like itself and nobody else."""
     unit = functional.normalize(rows, dim=-1)
-    return (unit @ unit.T).fill_diagonal_(1.0)
+    same = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    return torch.where(same, 1.0, unit @ unit.T)
 
 
 def put(stacked: T, positions: Tensor, rows: T) -> T:

@@ -70,7 +70,7 @@ class Adam:
             steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
-            steps, *out = _adam(self, state.steps, whole, batched=False)
+            steps, *out = _adam(self, state.steps, whole)
         params, mean, square = (
             pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
         )
@@ -91,7 +91,7 @@ class _AdamStep(Function):
 
     @staticmethod
     def forward(settings: Adam, owned: bool, steps: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        return _adam(settings, steps, [leaf.clone() for leaf in flat], batched=False)
+        return _adam(settings, steps, [leaf.clone() for leaf in flat])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -105,21 +105,30 @@ class _AdamStep(Function):
     def vmap(
         info: Any, in_dims: Any, settings: Adam, owned: bool, steps: Tensor, *flat: Tensor
     ) -> Any:
-        size, count = info.batch_size, len(flat) // 4
+        size, count, around = info.batch_size, len(flat) // 4, inside_transform()
         whole = []
         for i, (leaf, dim) in enumerate(zip((steps, *flat), in_dims[2:], strict=True)):
             full = leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
             # Gradients are only read. The rest is overwritten, so it is copied unless it is ours.
             mine = count < i <= 2 * count or (owned and dim is not None)
-            whole.append(_own(full, mine))
-        out = _adam(settings, whole[0], whole[1:], batched=True)
+            whole.append(full if around else _own(full, mine))
+        if around:  # a `vmap` over seeds: its own turn comes next
+            out = _AdamStep.apply(settings, owned, *whole)  # type: ignore[no-untyped-call]
+        else:
+            out = _adam(settings, whole[0], whole[1:])
         return out, (0,) * len(out)
 
 
-def _adam(
-    settings: Adam, steps: Tensor, flat: list[Tensor], *, batched: bool
-) -> tuple[Tensor, ...]:
-    """Overwrite parameters and moments (the first, third and fourth quarter of `flat`)."""
+def _adam(settings: Adam, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ...]:
+    """Overwrite parameters and moments (the first, third and fourth quarter of `flat`).
+
+    Steps have the axes that all leaves have in front: none, clients, or seeds and clients.
+    """
+    if steps.dim() > 1 and not steps.is_cuda:
+        shape, axes = steps.shape, steps.dim() - 1
+        out = _adam(settings, steps.flatten(), [leaf.flatten(0, axes) for leaf in flat])
+        return tuple(leaf.reshape(*shape, *leaf.shape[1:]) for leaf in out)
+    batched = steps.dim() == 1
     count = len(flat) // 4
     lists = [flat[i * count : (i + 1) * count] for i in range(4)]
     params, _, mean, square = lists
@@ -127,7 +136,7 @@ def _adam(
         found = zip(*kernels.adam(settings, steps + 1, lists), strict=True)
         return (steps + 1, *(leaf for part in found for leaf in part))
     counts = [steps.clone() for _ in params]
-    if batched and steps.device.type == "cpu" and len(set(steps.numpy().tolist())) == 1:
+    if batched and len(set(steps.numpy().tolist())) == 1:
         # Clients of the same age (nearly always): their leaves are one long leaf.
         counts = [steps[0].clone() for _ in params]
     elif batched:

@@ -116,6 +116,24 @@ def unstack(tree: T, size: int) -> list[T]:
     return [take(tree, row) for row in range(size)]
 
 
+def vmap_trees(function: Callable[..., Any], *trees: Tree) -> Any:
+    """`vmap` of a function from trees to a tree. They may hold None; `vmap` sees tensors alone."""
+    flat, spec = pytree.tree_flatten(trees)
+    found: list[tuple[list[object], pytree.TreeSpec]] = []
+
+    def program(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        whole = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        out, out_spec = pytree.tree_flatten(function(*pytree.tree_unflatten(whole, spec)))
+        found.append(([Tensor if isinstance(leaf, Tensor) else leaf for leaf in out], out_spec))
+        return [leaf for leaf in out if isinstance(leaf, Tensor)]
+
+    tensors = iter(torch.func.vmap(program, randomness="error")(*leaves(trees)))
+    plain, out_spec = found[0]
+    filled = [next(tensors) if leaf is Tensor else leaf for leaf in plain]
+    return pytree.tree_unflatten(filled, out_spec)
+
+
 def num_bytes(tree: Tree) -> int:
     """Bytes of all tensors of a tree."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))

@@ -23,7 +23,7 @@ from atoll.core.errors import AtollError, StepError
 from atoll.core.graph import Graph, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
-from atoll.core.tree import Tree, concat, stack, structure, take, tree_map
+from atoll.core.tree import Tree, concat, stack, structure, take, tree_map, vmap_trees
 from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
 from atoll.engines.serial import Serial
 
@@ -41,8 +41,10 @@ class Fused:
 
     name = "fused"
 
-    def __init__(self, graphs: Sequence[Graph], chunk: int = 0) -> None:
+    def __init__(self, graphs: Sequence[Graph], chunk: int = 0, *, in_one: bool = False) -> None:
+        """`in_one` makes one program of all clients, however much has to be padded."""
         self.graphs = tuple(graphs)
+        self.in_one = in_one
         self.chunk = chunk or CHUNK
         self.looped = Serial(graphs)
         self.stacked: dict[tuple[int, ...], Graph] = {}
@@ -196,7 +198,8 @@ class Fused:
 
     def _buckets(self, positions: tuple[int, ...]) -> list[tuple[int, ...]]:
         if positions not in self.buckets:
-            self.buckets = {positions: make_buckets(self.graphs, positions, self.chunk)}
+            made = make_buckets(self.graphs, positions, self.chunk)
+            self.buckets = {positions: [positions] if self.in_one else made}
         return self.buckets[positions]
 
     def _graph(self, members: tuple[int, ...]) -> Graph:
@@ -341,28 +344,15 @@ def _kind(tree: Tree) -> tuple[object, ...]:
 def at_once(
     step: Step, graphs: Graph, message: Tree, states: Tree, keys: Tensor, shared: bool
 ) -> tuple[Tree, Tree]:
-    """`vmap` of a step. Trees may hold None; `vmap` sees the tensors alone."""
-    inputs = (graphs, states, keys, message)
-    flat, spec = pytree.tree_flatten(inputs)
-    once = len(pytree.tree_leaves(message)) if shared else 0
-    batched = [isinstance(leaf, Tensor) and i < len(flat) - once for i, leaf in enumerate(flat)]
-    found: list[tuple[list[object], pytree.TreeSpec]] = []
+    """The step for all clients at once; one message is for all of them if `shared`."""
 
-    def program(*tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        whole = [next(given) if many else leaf for many, leaf in zip(batched, flat, strict=True)]
-        graph, state, key, received = pytree.tree_unflatten(whole, spec)
+    def one(graph: Graph, state: Tree, key: Tensor, received: Tree = message) -> Tree:
         reply, state = step(graph, received, state, key)
-        out, out_spec = pytree.tree_flatten((reply, None if step.keeps_state else state))
-        found.append(([Tensor if isinstance(leaf, Tensor) else leaf for leaf in out], out_spec))
-        return [leaf for leaf in out if isinstance(leaf, Tensor)]
+        return reply, None if step.keeps_state else state
 
-    many = [leaf for leaf, is_many in zip(flat, batched, strict=True) if is_many]
-    tensors = iter(torch.func.vmap(program, randomness="error")(*many))
-    plain, out_spec = found[0]
-    filled = [next(tensors) if leaf is Tensor else leaf for leaf in plain]
-    reply, states = pytree.tree_unflatten(filled, out_spec)
-    return reply, states
+    own = () if shared else (message,)
+    found: tuple[Tree, Tree] = vmap_trees(one, graphs, states, keys, *own)
+    return found
 
 
 def make_buckets(

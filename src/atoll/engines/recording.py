@@ -163,6 +163,7 @@ class Tape:
         traffic: Step, whether it ran on those who were drawn or on all, bytes down and bytes up.
         checks: What must be finite, in the order of `flags`.
         flags: For each check whether each tensor (row) of each client (column) is finite.
+        sizes: How many tensors and clients each check looks at.
     """
 
     root: Tensor
@@ -172,6 +173,7 @@ class Tape:
     traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     flags: list[Tensor] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def key(self, *parts: Any) -> Tensor:
         """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""
@@ -195,6 +197,7 @@ class Tape:
                 sums = [part.double() for part in sums]
             self.checks.append(check)
             self.flags.append(torch.stack(sums).isfinite())
+            self.sizes.append((len(sums), len(sums[0])))
 
     def finite(self) -> Tensor:
         """All flags in one row."""
@@ -204,10 +207,10 @@ class Tape:
     def first_problem(self, finite: Tensor) -> tuple[Check, str, int] | None:
         """The first check that failed, with the tensor's name and the row of the client."""
         start = 0
-        for check, flags in zip(self.checks, self.flags, strict=True):
-            end = start + flags.numel()
+        for check, size in zip(self.checks, self.sizes, strict=True):
+            end = start + size[0] * size[1]
             # The first client counts, then its first tensor, as they come when nothing is recorded.
-            failed = (~finite[start:end].reshape(flags.shape)).T.nonzero()
+            failed = (~finite[start:end].reshape(size)).T.nonzero()
             if len(failed):
                 row, name = failed[0].tolist()
                 return check, check.names[name], row

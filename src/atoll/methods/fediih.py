@@ -178,9 +178,10 @@ class FedIIH(Method):
         beta = torch.softmax(self.tau * alike, dim=-1)
         present = clients.positions
         models = put(server.models, present, separate_federation(reply.model, beta))
-        similarity = server.similarity.clone()
-        similarity[:, present.unsqueeze(-1), present] = alike
-        return Server(models, self.global_factors(reply, server.alpha), similarity)
+        pairs = server.similarity.movedim(0, -1)
+        pairs = pairs.index_put((present.unsqueeze(-1), present), alike.movedim(0, -1))
+        alpha = self.global_factors(reply, server.alpha)
+        return Server(models, alpha, pairs.movedim(-1, 0))
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)

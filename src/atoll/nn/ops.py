@@ -234,6 +234,19 @@ class _SharedProduct(Function):
             by_dense = _unblocks(blocks, blocks.shape[0] // dense.shape[0]).sum(0)
         return None, None, by_value, None, None, None, None, by_dense
 
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        *matrix, dense = args
+        *dims, dense_dim = in_dims
+        size, joined = info.batch_size, _joined(matrix, dims)
+        if dense_dim is None:
+            return _unblocks(_call(_SharedProduct, *joined, dense), size), 0
+        # Seeds around clients: each seed has a dense matrix of its own, the same for its clients.
+        dense = dense.movedim(dense_dim, 0)
+        clients = joined[4].shape[0] // (size * dense.shape[1])
+        blocks = dense.unsqueeze(1).expand(-1, clients, -1, -1).flatten(0, 2)
+        return _unblocks(_call(_Product, *joined, blocks), size), 0
+
 
 def _by_value(grad: Tensor, dense: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
     # Only a product with a transpose has no rows, and only a backward pass makes one.

@@ -131,36 +131,61 @@ class Experiment:
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; give at least 1")
         run = Run(self)
-        if checkpoint is not None and checkpoint.exists():
-            run.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
-        else:
-            run.start()
-        saved_round = -1
-        saved_at = -np.inf
-        while True:
-            stop = run.finished or (should_stop is not None and should_stop())
-            due = stop or time.monotonic() - saved_at >= every_seconds
-            if checkpoint is not None and due and saved_round != run.history.rounds:
-                save_checkpoint(checkpoint, run.snapshot(fingerprint))
-                saved_round, saved_at = run.history.rounds, time.monotonic()
-            if stop:
-                run.history.cached = cached_rounds(self.method, run.server)
-                return run
+        run.begin(checkpoint, fingerprint)
+        saved = Saver([(run, checkpoint, fingerprint)], every_seconds)
+        while saved.goes_on(should_stop):
             run.advance()
             if on_round is not None:
                 on_round(run.history)
+        run.history.cached = cached_rounds(self.method, run.server)
+        return run
+
+
+class Saver:
+    """Saves runs: at the start, now and then, at the end, and when they are stopped.
+
+    Args:
+        runs: Each with the file of its checkpoint, or None, and its fingerprint.
+        every_seconds: Least time between two checkpoints.
+        before: Called before the runs are saved.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[Run, Path | None, str]],
+        every_seconds: float,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.runs, self.every_seconds, self.before = runs, every_seconds, before
+        self.round, self.time = -1, -np.inf
+
+    def goes_on(self, should_stop: Callable[[], bool] | None) -> bool:
+        """Save if it is time to, and say whether there is another round to play."""
+        played = sum(run.history.rounds for run, _, _ in self.runs)
+        finished = all(run.finished for run, _, _ in self.runs)
+        stop = finished or (should_stop is not None and should_stop())
+        due = stop or time.monotonic() - self.time >= self.every_seconds
+        if due and self.round != played:
+            if self.before is not None:
+                self.before()
+            for run, checkpoint, fingerprint in self.runs:
+                if checkpoint is not None:
+                    save_checkpoint(checkpoint, run.snapshot(fingerprint))
+            self.round, self.time = played, time.monotonic()
+        return not stop
 
 
 class Run:
     """An experiment under way: the server's tree, the clients behind the engine, the history."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, *, in_one: bool = False) -> None:
+        """`in_one` makes one program of all clients, so that runs can be stacked."""
         self.experiment = experiment
         federation = experiment.federation
         check_task(experiment.method, federation)
         self.simulation = Simulation(
             federation, experiment.method, engine=experiment.engine, seed=experiment.seed,
-            device=experiment.device, chunk=experiment.chunk,
+            device=experiment.device, chunk=experiment.chunk, in_one=in_one,
         )  # fmt: skip
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
@@ -168,9 +193,15 @@ class Run:
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
         self.history = empty_history(federation)
         self.server: Tree = None
+        self.replay: Replay | None = None
+        if not in_one:
+            self.may_replay()
+
+    def may_replay(self) -> None:
+        """From now on replay rounds, if the experiment wants that."""
+        experiment = self.experiment
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
-        self.replay: Replay | None = None
         if wished and experiment.engine == "fused":
             self.replay = Replay(self.simulation, self.play, experiment.rounds)
 
@@ -182,6 +213,13 @@ class Run:
     def finished(self) -> bool:
         return self.history.rounds >= self.experiment.rounds
 
+    def begin(self, checkpoint: Path | None, fingerprint: str) -> None:
+        """Start, or continue from the checkpoint if it exists."""
+        if checkpoint is not None and checkpoint.exists():
+            self.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
+        else:
+            self.start()
+
     def start(self) -> None:
         """The server's first tree."""
         self.server = self.experiment.method.init(self.simulation.clients(-1))
@@ -190,7 +228,7 @@ class Run:
         """Train, aggregate, score."""
         began, number = time.perf_counter(), self.history.rounds
         everyone = self.simulation.clients(number)
-        self.server, outcome = self.play(self.server, everyone, self._scores_train(number))
+        self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
         self._read([Round(number, outcome)], began)
 
     def advance(self) -> None:
@@ -201,7 +239,7 @@ class Run:
         began, number = time.perf_counter(), self.history.rounds
         rounds: list[Round] = []
         for ahead in range(self._ahead()):
-            with_train = self._scores_train(number + ahead)
+            with_train = self.scores_train(number + ahead)
             if rounds and not self.replay.ready(with_train):
                 break  # what cannot be replayed would be waited for
             self.server, played = self.replay.one(self.server, number + ahead, with_train)
@@ -216,7 +254,8 @@ class Run:
         left = self.experiment.rounds - len(seconds)
         return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds[-1], 1e-6))))
 
-    def _scores_train(self, number: int) -> bool:
+    def scores_train(self, number: int) -> bool:
+        """Whether the training part is scored in this round."""
         return number % self.train_every == 0 or number == self.experiment.rounds - 1
 
     def play(self, server: Tree, everyone: Participants, with_train: bool) -> tuple[Tree, Outcome]:
@@ -238,17 +277,26 @@ class Run:
         if len(chosen) < chosen.total:
             # A row for everybody, as `ToEach` wants; rows of absent clients are never read.
             row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
-            row[positions] = torch.arange(len(chosen), device=positions.device)
-            trained = take(trained, row)
+            order = torch.arange(len(chosen), device=positions.device)
+            trained = take(trained, row.scatter(0, positions, order))
         scores: Scores = chosen.map(evaluator.score, ToEach(trained))
         return scores
 
     def _read(self, rounds: Sequence[Round], began: float) -> None:
-        """Fetch what some rounds found and write it down, up to the first that went wrong."""
+        """Fetch what some rounds found and write it down."""
         found = fetched(rounds)
+        self.write(rounds, found, (time.perf_counter() - began) / len(rounds))
+
+    def write(self, rounds: Sequence[Round], found: Outcome, seconds: float) -> None:
+        """Write down what some rounds found, up to the first that went wrong.
+
+        Args:
+            rounds: In order.
+            found: Their outcomes, stacked, where Python can read them.
+            seconds: What each of them took.
+        """
         deployed = _numbers(found.deployed)
         local = None if found.local is None else _numbers(found.local)
-        seconds = (time.perf_counter() - began) / len(rounds)
         for row, played in enumerate(rounds):
             positions = found.positions[row].tolist()
             problem = played.problem(None if found.finite is None else found.finite[row], positions)

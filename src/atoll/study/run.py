@@ -34,10 +34,11 @@ from atoll.study.config import (
     resolve,
     with_own_partition,
 )
-from atoll.study.experiment import Experiment, History
+from atoll.study.experiment import Experiment, History, Run
 from atoll.study.machine import choose_device, choose_engine, environment, tuned_process
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
+from atoll.study.sweep import can_be_one, run_together
 
 Data = Source | GraphSet | GraphGroup | Federation
 """What Python may give in place of a name."""
@@ -157,8 +158,21 @@ def run_config(
     data: Data | None = None,
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
+    at_once: bool | None = None,
 ) -> Result:
-    """Run every seed of a configuration."""
+    """Run every seed of a configuration.
+
+    Args:
+        config: What to run.
+        out: Folder to save everything in.
+        observer: Hears about progress.
+        method: In the place of a name.
+        data: In the place of a name.
+        resuming: Whether the folder holds a run that goes on.
+        save_every: Least seconds between two checkpoints.
+        at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
+            where that costs little more than one seed. On a CPU it gains nothing.
+    """
     began = time.perf_counter()
     observer = observer or Silent()
     _check_objects(config, method, data)
@@ -170,6 +184,8 @@ def run_config(
     if out is not None:
         check_folder(out, resuming=resuming)
     seeds: list[SeedResult] = []
+    waiting: list[Experiment] = []
+    at_once = device.type == "cuda" if at_once is None else at_once
     setup = 0.0
     about: Any = {}
     for number in range(config.seed, config.seed + config.seeds):
@@ -177,7 +193,7 @@ def run_config(
         chosen = method or build_method(
             config, federation.features, federation.classes, federation.task
         )
-        if not seeds:
+        if not seeds and not waiting:
             about = federation.about
             fingerprint = name_configuration(config, method, data)
             if out is not None:
@@ -191,8 +207,13 @@ def run_config(
             seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
         )  # fmt: skip
         setup += time.perf_counter() - began
-        seeds.append(_one_seed(experiment, number, fingerprint, out, observer, save_every))
+        if at_once:
+            waiting.append(experiment)
+        else:
+            seeds.append(_one_seed(experiment, fingerprint, out, observer, save_every))
         began = time.perf_counter()
+    if waiting:
+        seeds = _all_seeds(waiting, fingerprint, out, observer, save_every)
     result = Result(
         config, tuple(seeds), chosen.scored_as(), rules.weights, selection(config, rules), engine,
         device.type, setup, environment(), about, out, federation.metric,
@@ -232,21 +253,52 @@ def _check_objects(config: RunConfig, method: Method | None, data: Data | None) 
 
 def _one_seed(
     experiment: Experiment,
-    seed: int,
     fingerprint: str,
     out: Path | None,
     observer: Observer,
     save_every: float,
 ) -> SeedResult:
-    path = None if out is None else out / f"seed-{seed}" / CHECKPOINT
+    seed = experiment.seed
+    path, fingerprint = _checkpoint(experiment, fingerprint, out)
     report: Callable[[History], None] = lambda history: observer.round(seed, history)  # noqa: E731
     finished = experiment.run(
-        checkpoint=path, fingerprint=f"{fingerprint}/{seed}", every_seconds=save_every,
+        checkpoint=path, fingerprint=fingerprint, every_seconds=save_every,
         on_round=report, should_stop=observer.should_stop,
     )  # fmt: skip
-    if not finished.finished:
-        raise Stopped(out, seed, finished.history.rounds)
-    return SeedResult(seed, finished.history, finished.ledger)
+    return _seed_result(finished, out)
+
+
+def _all_seeds(
+    experiments: list[Experiment],
+    fingerprint: str,
+    out: Path | None,
+    observer: Observer,
+    save_every: float,
+) -> list[SeedResult]:
+    """In one program if that is possible, else one after the other."""
+    if can_be_one(experiments):
+        return [_one_seed(e, fingerprint, out, observer, save_every) for e in experiments]
+    runs = run_together(
+        experiments, checkpoints=[_checkpoint(e, fingerprint, out) for e in experiments],
+        every_seconds=save_every, should_stop=observer.should_stop,
+        on_round=lambda place, history: observer.round(experiments[place].seed, history),
+    )  # fmt: skip
+    return [_seed_result(run, out) for run in runs]
+
+
+def _checkpoint(
+    experiment: Experiment, fingerprint: str, out: Path | None
+) -> tuple[Path | None, str]:
+    seed = experiment.seed
+    path = None if out is None else out / f"seed-{seed}" / CHECKPOINT
+    return path, f"{fingerprint}/{seed}"
+
+
+def _seed_result(run: Run, out: Path | None) -> SeedResult:
+    seed = run.experiment.seed
+    if not run.finished:
+        raise Stopped(out, seed, run.history.rounds)
+    return SeedResult(seed, run.history, run.ledger)
 
 
 def make_federation(

@@ -29,6 +29,7 @@ class Watcher:
         self.quiet = quiet
         self.label = label
         self.stopping = False
+        self.done: dict[int, int] = {}
         self.began = time.monotonic()
         self.config: RunConfig | None = None
         self.task: TaskID | None = None
@@ -86,8 +87,8 @@ class Watcher:
         value = float(mean_over_clients(validation, history.counts[:, 1]))
         score = f"seed {seed}, validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
         rounds = self.config.rounds or 1
-        done = (seed - self.config.seed) * rounds + history.rounds
-        self.progress.update(self.task, completed=done, score=score)
+        self.done[seed] = history.rounds
+        self.progress.update(self.task, completed=sum(self.done.values()), score=score)
         # Where no bar can be drawn, a line now and then still shows that something happens.
         if self.progress.disable and not self.quiet and history.rounds % max(1, rounds // 4) == 0:
             spent = time.monotonic() - self.began

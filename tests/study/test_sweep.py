@@ -1,0 +1,156 @@
+"""Several seeds in one program give what they give one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.tree import leaves
+from atoll.methods import METHODS, FedAvg, Local
+from atoll.nn import GCN, NETS
+from atoll.study.config import make_config
+from atoll.study.experiment import Experiment
+from atoll.study.run import Stopped, run_config
+from atoll.study.sweep import Sweep, can_be_one, run_together
+from atoll.testing import (
+    CLASSES,
+    FEATURES,
+    double_precision,
+    relabelled,
+    small_federation,
+    small_graph_federation,
+)
+
+ONE_BY_ONE = {"adafgl", "fedsage+", "gcfl", "fedtad"}
+"""Methods whose servers read numbers, or count rounds."""
+
+
+def federations():
+    """Three that differ in who is how large."""
+    first = small_federation()
+    turned = tuple(relabelled(graph, 5) for graph in reversed(first.graphs))
+    return [first, replace(first, graphs=turned), first]
+
+
+def experiments(method=None, **options) -> list[Experiment]:
+    made = method or FedAvg(GCN(FEATURES, CLASSES, hidden=5))
+    options = {"rounds": 6} | options
+    return [Experiment(made, f, seed=seed, **options) for seed, f in enumerate(federations())]
+
+
+def same(together, alone, tolerance: float = 1e-6) -> None:
+    for one, other in zip(together, alone, strict=True):
+        for scored, scores in other.history.scores.items():
+            np.testing.assert_allclose(one.history.scores[scored], scores, atol=tolerance)
+        assert one.ledger.export() == other.ledger.export()
+        kept, others = (
+            leaves((run.server, run.simulation.engine.export_states())) for run in (one, other)
+        )
+        assert len(kept) == len(others)
+        for mine, right in zip(kept, others, strict=True):
+            torch.testing.assert_close(mine, right, atol=tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_all_methods(name: str, fraction: float) -> None:
+    with double_precision():
+        method = METHODS[name]
+        net = NETS[(*method.nets, "gcn")[0]](FEATURES, CLASSES, hidden=5)
+        shorter = {"generator_epochs": 1, "exchanges": 1, "wide": 4} if name == "fedsage+" else {}
+        asked = experiments(method(net, **shorter), fraction=fraction)
+        sweep = Sweep(asked)
+        for run in sweep.runs:
+            run.start()
+        while not sweep.finished:
+            sweep.advance()
+        sweep.settle()
+        same(sweep.runs, [experiment.run() for experiment in asked], 1e-9)
+        assert bool(sweep.apart) == (name in ONE_BY_ONE)
+
+
+def test_stopped_and_resumed_in_the_middle(tmp_path) -> None:
+    asked = experiments(rounds=9)
+    files = [(tmp_path / str(e.seed), "x") for e in asked]
+    count = iter(range(100))
+    stopped = run_together(asked, checkpoints=files, should_stop=lambda: next(count) >= 2)
+    assert not any(run.finished for run in stopped)
+    same(run_together(asked, checkpoints=files), [experiment.run() for experiment in asked])
+
+
+def test_runs_that_were_stopped_at_different_rounds_go_on_one_by_one(tmp_path) -> None:
+    asked = experiments(rounds=5)
+    count = iter(range(100))
+    asked[1].run(checkpoint=tmp_path / "1", should_stop=lambda: next(count) >= 2)
+    files = [(tmp_path / str(e.seed), "") for e in asked]
+    same(run_together(asked, checkpoints=files), [experiment.run() for experiment in asked])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda e: e[:1], "there is one run"),
+        (lambda e: [replace(x, engine="serial") for x in e], "engine serial runs clients"),
+        (lambda e: [e[0], replace(e[1], rounds=3)], "they differ in more than seed and data"),
+        (
+            lambda e: [e[0], replace(e[1], method=Local(e[0].method.net))],
+            "they differ in more than seed and data",
+        ),
+        (
+            lambda e: [e[0], replace(e[1], federation=e[1].federation.reordered([0, 1]))],
+            "they need equally many clients",
+        ),
+        (
+            lambda e: [replace(x, federation=small_graph_federation()) for x in e],
+            "mini-batches are cut client by client",
+        ),
+    ],
+)
+def test_what_cannot_be_one_program(change, reason: str) -> None:
+    assert can_be_one(experiments()) == ""
+    assert can_be_one(change(experiments())).startswith(reason)
+
+
+def test_the_command_gives_the_same_result_either_way(tmp_path) -> None:
+    config = make_config(method="fedavg", data="lagoon", clients=4, rounds=5, seeds=3)
+    results = [run_config(config, out=tmp_path / str(k), at_once=k) for k in (False, True)]
+    for one, other in zip(results[0].seeds, results[1].seeds, strict=True):
+        assert one.seed == other.seed
+        for scored, scores in one.history.scores.items():
+            np.testing.assert_allclose(scores, other.history.scores[scored], atol=1e-5)
+        assert one.ledger.export() == other.ledger.export()
+    assert sorted(path.name for path in (tmp_path / "True").iterdir()) == sorted(
+        path.name for path in (tmp_path / "False").iterdir()
+    )
+
+
+class Impatient:
+    """Stops after two rounds."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def begin(self, *_) -> None:
+        pass
+
+    def round(self, *_) -> None:
+        pass
+
+    def should_stop(self) -> bool:
+        self.asked += 1
+        return self.asked > 2
+
+
+def test_a_stopped_sweep_is_resumed(tmp_path) -> None:
+    config = make_config(method="fedavg", data="lagoon", clients=4, rounds=6, seeds=2)
+    with pytest.raises(Stopped):
+        run_config(config, out=tmp_path / "run", at_once=True, observer=Impatient())
+    resumed = run_config(config, out=tmp_path / "run", at_once=True, resuming=True)
+    whole = run_config(config, at_once=True)
+    for one, other in zip(resumed.seeds, whole.seeds, strict=True):
+        np.testing.assert_allclose(
+            one.history.scores["deployed"], other.history.scores["deployed"], atol=1e-5
+        )
