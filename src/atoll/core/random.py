@@ -56,6 +56,14 @@ def _salted(key: Tensor, salt: int) -> Tensor:
     return _mix64((key ^ salt) * _MIX_B)
 
 
+def _salted_once(key: Tensor, salt: int | None) -> Tensor | int:
+    """`_salted`; a single key in main memory is mixed as a number, which is twenty times faster."""
+    if key.dim() or key.device.type != "cpu":
+        return key if salt is None else _salted(key, salt)
+    number = int(key)
+    return number if salt is None else _mix64_int((number ^ salt) * _MIX_B)
+
+
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
     bits: Tensor = _Bits.apply(key, rows, width)  # type: ignore[no-untyped-call]
@@ -90,7 +98,7 @@ def dropout(
         rate: Probability of a zero.
         purpose: Folded into the key, as `fold(key, *purpose)` would be, at less cost.
     """
-    if key is None or rate == 0.0:
+    if key is None or round(rate * 2**16) == 0:
         return h
     salt = _salt(purpose) if purpose else None
     mask: Tensor = _Keep.apply(key, rows, salt, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
@@ -116,18 +124,22 @@ def _mix64(z: Tensor) -> Tensor:
 
 
 def _mix32(z: Tensor) -> Tensor:
-    z = z ^ ((z >> 16) & 0xFFFF)
-    z = z * _MIX32_A
-    z = z.bitwise_xor_((z >> 15).bitwise_and_(0x1FFFF))
-    z = z.mul_(_MIX32_B)
+    """Overwrites its argument: a pass over memory that it owns costs half of one over fresh."""
+    z = z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF)).mul_(_MIX32_A)
+    z = z.bitwise_xor_((z >> 15).bitwise_and_(0x1FFFF)).mul_(_MIX32_B)
     return z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF))
 
 
-def _grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
+def _grid_bits(key: Tensor | int, rows: Tensor, width: int) -> Tensor:
     """Bits for keys (...,), rows (..., N) -> (..., N, width); batch axes broadcast."""
-    low = (key << 32 >> 32).to(torch.int32).unsqueeze(-1)
-    high = (key >> 32).to(torch.int32).unsqueeze(-1)
-    columns = torch.arange(width, dtype=torch.int32, device=key.device)
+    low: Tensor | int
+    high: Tensor | int
+    if isinstance(key, int):
+        low, high = (key + (1 << 31)) % (1 << 32) - (1 << 31), key >> 32
+    else:
+        low = (key << 32 >> 32).to(torch.int32).unsqueeze(-1)
+        high = (key >> 32).to(torch.int32).unsqueeze(-1)
+    columns = torch.arange(width, dtype=torch.int32, device=rows.device)
     row_hash = _mix32(rows.to(torch.int32) ^ low).unsqueeze(-1)
     column_hash = _mix32(columns + high).unsqueeze(-2)
     return _mix32(row_hash + column_hash)
@@ -174,11 +186,13 @@ class _Keep(torch.autograd.Function):
     def forward(
         key: Tensor, rows: Tensor, salt: int | None, width: int, rate: float, dtype: torch.dtype
     ) -> Tensor:
-        key = key if salt is None else _salted(key, salt)
         # A hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
-        bits = _grid_bits(key, rows, -(-width // 2)).view(torch.int16)[..., :width]
+        bits = _grid_bits(_salted_once(key, salt), rows, -(-width // 2))
         dropped = round(rate * 2**16)
-        return (bits >= dropped - 2**15).to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
+        below = dropped - 2**15 - 1
+        # Integers all the way: on a CPU comparing, and reading truth values, cost five times more.
+        kept = bits.view(torch.int16)[..., :width].clamp_(below, below + 1).sub_(below)
+        return kept.to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
