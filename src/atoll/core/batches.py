@@ -6,7 +6,7 @@ small graph whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse, lists_nodes, runs
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes, runs
 from atoll.core.random import fold
 
 
@@ -59,13 +59,18 @@ def whole_graphs(graph: Graph, roots: Tensor, *, for_slices: bool = False) -> Gr
             return _cut_sparse(part, nodes, place, transpose=not for_slices)
         return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
 
+    def cut_view(view: Matrix) -> Matrix:
+        if not isinstance(view, Distinct):
+            return cut(view)
+        return replace(view, which=_cut_sparse(view.which, nodes, place, transpose=not for_slices))
+
     return replace(
         graph,
         **_of_nodes(graph, nodes),
         x=graph.real[nodes] if for_slices else cut(graph.x),
         edges=edges if for_slices else place[graph.edges[:, edges]],
         edge_weight=graph.edge_weight[edges],
-        views={name: cut(view) for name, view in graph.views.items()},
+        views={name: cut_view(view) for name, view in graph.views.items()},
         root=place[graph.root[nodes]],
         roots=place[roots],
         batch_size=0,
@@ -105,13 +110,19 @@ def _slices(graph: Graph, size: int) -> list[Graph]:
     return batches
 
 
-def _split(matrix: Tensor | Sparse, bounds: list[int]) -> list[Tensor | Sparse]:
+def _split(matrix: Matrix, bounds: list[int]) -> Sequence[Matrix]:
     """Rows from each bound to the next; of a square matrix the same columns, too."""
-    if isinstance(matrix, Tensor):
-        spans = pairwise(bounds)
-        if lists_nodes(matrix):
-            return [matrix[(matrix >= begin) & (matrix < end)] - begin for begin, end in spans]
-        return [matrix[begin:end] for begin, end in spans]
+    if isinstance(matrix, Sparse):
+        return _split_sparse(matrix, bounds)
+    if isinstance(matrix, Distinct):
+        return [replace(matrix, which=part) for part in _split_sparse(matrix.which, bounds)]
+    spans = pairwise(bounds)
+    if lists_nodes(matrix):
+        return [matrix[(matrix >= begin) & (matrix < end)] - begin for begin, end in spans]
+    return [matrix[begin:end] for begin, end in spans]
+
+
+def _split_sparse(matrix: Sparse, bounds: list[int]) -> list[Sparse]:
     ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([matrix.values.shape[0]])])
     spans = pairwise(ends[bounds].tolist())
     t_order, t_offsets = matrix.t_order, None
@@ -124,7 +135,7 @@ def _split(matrix: Tensor | Sparse, bounds: list[int]) -> list[Tensor | Sparse]:
         t_order = torch.argsort(by_column, stable=True).to(torch.int32)
         counts = torch.bincount(by_column, minlength=(len(bounds) - 1) * width).view(-1, width)
         t_offsets = (counts.cumsum(1) - counts).to(torch.int32)
-    parts: list[Tensor | Sparse] = []
+    parts: list[Sparse] = []
     for number, ((begin, end), (first, last)) in enumerate(
         zip(pairwise(bounds), spans, strict=True)
     ):

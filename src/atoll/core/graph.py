@@ -65,6 +65,31 @@ class Sparse:
 
 
 @record
+class Distinct:
+    """A matrix (R, C) that has few different rows: `which` times `rows`.
+
+    Attributes:
+        rows: Each row once, (U, C).
+        which: A one in every row, at the number of the row that stands there, (R, U), not square.
+    """
+
+    rows: Tensor
+    which: Sparse
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.which.shape[0], self.rows.shape[-1]
+
+    def to_dense(self) -> Tensor:
+        """The matrix with all its rows, (R, C)."""
+        return self.rows[self.which.columns.long()]
+
+
+Matrix = Tensor | Sparse | Distinct
+"""What a view may be."""
+
+
+@record
 class Graph:
     """What one client owns. N nodes, E directed edges, D features.
 
@@ -101,7 +126,7 @@ class Graph:
     test: Tensor
     real: Tensor
     ids: Tensor
-    views: dict[str, Tensor | Sparse]
+    views: dict[str, Matrix]
     root: Tensor | None = None
     roots: Tensor | None = None
     has_features: Tensor | None = None
@@ -144,11 +169,11 @@ class Graph:
         return "node" if self.root is None else "graph"
 
 
-View = Callable[[Graph], "Tensor | Sparse"]
+View = Callable[[Graph], Matrix]
 """A pure function of a graph, evaluated once per client before training."""
 
 
-def lists_nodes(view: Tensor | Sparse) -> bool:
+def lists_nodes(view: Matrix) -> bool:
     """Whether a view is a list of node numbers, (L,) int64: its length is its own, not N.
 
     A view with an int64 number for every node has two axes, (N, 1), so as not to be taken for one.

@@ -14,7 +14,7 @@ Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,20 +24,29 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.graph import Sparse
+from atoll.core.graph import Distinct, Matrix, Sparse
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
 
-def matmul(matrix: Tensor | Sparse, dense: Tensor) -> Tensor:
+def matmul(matrix: Matrix, dense: Tensor) -> Tensor:
     """The product, (R, D); differentiable in `dense` and, if sparse, in `matrix.values`."""
     if isinstance(matrix, Tensor):
         return matrix @ dense
+    if isinstance(matrix, Distinct):
+        return matmul(matrix.which, matrix.rows @ dense)
     m = matrix
     return _call(
         _Product,
         m.offsets, m.columns, m.values, m.rows, m.t_offsets, m.t_columns, m.t_values, dense,
     )  # fmt: skip
+
+
+def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
+    """What a function makes of each row of a matrix; for equal rows it is asked once."""
+    if isinstance(matrix, Distinct):
+        return matmul(matrix.which, function(matrix.rows))
+    return function(matrix)
 
 
 def with_values(matrix: Sparse, values: Tensor) -> Sparse:
