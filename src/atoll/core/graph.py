@@ -115,6 +115,7 @@ class Graph:
         batch_size: Training graphs in one step of `fit`; 0 takes all of them at once.
         held_out: The validation and test graphs alone, so that scoring need not predict what
             trains; only where there are mini-batches, and where a simulation has made it.
+        training: The training graphs alone, so that mini-batches are cheap; where `held_out` is.
     """
 
     x: Tensor | Sparse
@@ -133,6 +134,7 @@ class Graph:
     has_classes: Tensor | None = None
     batch_size: int = static(default=0)
     held_out: Graph | None = None
+    training: Graph | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -154,7 +156,7 @@ class Graph:
 
     def at_roots(self, values: Tensor) -> Tensor:
         """Rows, (N, ...), of what is classified: of the graphs' roots (G, ...), or of all nodes."""
-        return values if self.roots is None else values[self.roots]
+        return values if self.roots is None else pick(values, self.roots)
 
     def from_roots(self, rows: Tensor) -> Tensor:
         """What `at_roots` reads: rows of what is classified among rows for all nodes, (N, ...)."""
@@ -207,12 +209,17 @@ def sparse_matrix(
     )
 
 
+def pick(values: Tensor, rows: Tensor) -> Tensor:
+    """`values[rows]`, which costs a CPU five times as much."""
+    return values.index_select(0, rows)
+
+
 def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Runs of numbers one after another; where each run begins, and the run of each number."""
     before = counts.cumsum(0) - counts
     run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     number = torch.arange(len(run), device=counts.device)
-    return number + (starts - before)[run], before, run
+    return number + pick(starts - before, run), before, run
 
 
 def _starts(groups: Tensor, size: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from atoll.core.batches import held_out
+from atoll.core.batches import with_parts
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast
@@ -73,7 +73,7 @@ class Simulation:
         if torch.device(device).type == "cuda":
             graphs = with_dense_features(graphs)
         # Most graphs of a client train: predicting them to score the others would cost much.
-        graphs = [replace(g, held_out=held_out(g)) if g.batch_size else g for g in graphs]
+        graphs = [with_parts(graph) for graph in graphs]
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
