@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.core.tree import inside_transform
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
@@ -66,6 +68,8 @@ def _salted_once(key: Tensor, salt: int | None) -> Tensor | int:
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
+    if not inside_transform():
+        return _Bits.forward(key, rows, width)
     bits: Tensor = _Bits.apply(key, rows, width)  # type: ignore[no-untyped-call]
     return bits
 
@@ -101,7 +105,8 @@ def dropout(
     if key is None or round(rate * 2**16) == 0:
         return h
     salt = _salt(purpose) if purpose else None
-    mask: Tensor = _Keep.apply(key, rows, salt, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
+    keep = _Keep.apply if inside_transform() else _Keep.forward
+    mask: Tensor = keep(key, rows, salt, h.shape[-1], rate, h.dtype)
     return h * mask
 
 

@@ -155,8 +155,8 @@ class GraphGIN:
 
 def _perceptron(layer: Tree, h: Tensor) -> Tensor:
     """The rest of a convolution, after its first product and the sum over neighbours."""
-    h = torch.relu(h + layer["inner"]["bias"])
-    return torch.relu(h @ layer["outer"]["weight"] + layer["outer"]["bias"])
+    h = torch.relu_(h + layer["inner"]["bias"])
+    return torch.relu_(torch.addmm(layer["outer"]["bias"], h, layer["outer"]["weight"]))
 
 
 def _convolutions(key: Tensor, widths: list[int], hidden: int) -> list[Tree]:

@@ -25,6 +25,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.graph import Distinct, Matrix, Sparse
+from atoll.core.tree import inside_transform
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
@@ -101,7 +102,16 @@ def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
 
 
 def _call(function: type[Function], *args: Tensor | None) -> Tensor:
-    out: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]  # torch gives no types
+    # `Function.apply` looks at the signature first, which takes as long as a small product; only
+    # transforms need that. Without a gradient to track, the kernel is all there is to call.
+    apply: Any
+    if inside_transform():
+        apply = function.apply
+    elif torch.is_grad_enabled():
+        apply = super(Function, function).apply  # type: ignore[misc]  # torch gives no types
+    else:
+        apply = function.forward
+    out: Tensor = apply(*args)
     return out
 
 
