@@ -89,6 +89,15 @@ def test_a_list_of_nodes_is_cut_to_those_in_the_batch():
     assert 0 < len(cut.views["training"]) < int(graph.train.sum())
 
 
+def test_a_list_of_nodes_is_cut_to_those_in_each_batch_of_an_epoch():
+    views = {"training": training_nodes}
+    batches = [batch for batch, _ in minibatches(with_views(client(2), views), make_key(5))]
+    assert len(batches) > 1
+    for batch in batches:
+        listed = batch.views["training"].tolist()
+        assert sorted(listed) == with_views(batch, views).views["training"].tolist()
+
+
 @given(st.integers(1, 8), st.integers(0, 99))
 @settings(max_examples=20, deadline=None)
 def test_every_training_graph_is_in_one_batch_and_order_follows_the_key(size, seed):

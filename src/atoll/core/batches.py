@@ -171,7 +171,7 @@ def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
             root=root[number],
             roots=roots[number],
         )
-        for number in range(len(roots))
+        for number in range(len(nodes.bounds) - 1)
     ]
 
 
