@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.core.batches import held_out, minibatches, whole_graphs
 from atoll.core.fit import fit
-from atoll.core.graph import Graph, Sparse, with_views
+from atoll.core.graph import Distinct, Graph, Matrix, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
@@ -38,15 +38,17 @@ def _double() -> Iterator[None]:
 NET = GraphGIN(FEATURES, CLASSES, hidden=5, dropout=0.4)
 
 
-def client(batch_size: int = 3, *, sparse: bool = False) -> Graph:
+def client(batch_size: int = 3, *, sparse: bool = False, kinds: bool = False) -> Graph:
     graph = replace(small_graph_federation().graphs[1], batch_size=batch_size)
+    if kinds:
+        graph = replace(graph, x=torch.ones_like(graph.x))
     if sparse:
         graph = replace(graph, x=sparse_features(graph.x))
     return with_views(graph, NET.views)
 
 
-def dense(matrix: Tensor | Sparse) -> Tensor:
-    return matrix.to_dense() if isinstance(matrix, Sparse) else matrix
+def dense(matrix: Matrix) -> Tensor:
+    return matrix if isinstance(matrix, Tensor) else matrix.to_dense()
 
 
 def root_ids(graph: Graph) -> list[int]:
@@ -85,6 +87,15 @@ def test_a_list_of_nodes_is_cut_to_those_in_the_batch():
     cut = whole_graphs(with_views(graph, views), graph.roots[torch.tensor([1, 3, 6])])
     assert cut.views["training"].tolist() == with_views(cut, views).views["training"].tolist()
     assert 0 < len(cut.views["training"]) < int(graph.train.sum())
+
+
+def test_a_list_of_nodes_is_cut_to_those_in_each_batch_of_an_epoch():
+    views = {"training": training_nodes}
+    batches = [batch for batch, _ in minibatches(with_views(client(2), views), make_key(5))]
+    assert len(batches) > 1
+    for batch in batches:
+        listed = batch.views["training"].tolist()
+        assert sorted(listed) == with_views(batch, views).views["training"].tolist()
 
 
 @given(st.integers(1, 8), st.integers(0, 99))
@@ -148,17 +159,18 @@ def test_every_batch_is_a_step_on_its_own_graphs():
         torch.testing.assert_close(ours, by_hand, rtol=1e-10, atol=1e-12)
 
 
-def test_a_batch_of_an_epoch_has_what_its_graphs_would_have_alone():
-    for sparse in (False, True):
-        graph = client(3, sparse=sparse)
-        for batch, _ in minibatches(graph, make_key(3)):
-            roots = torch.tensor([graph.ids.tolist().index(i) for i in root_ids(batch)])
-            alone = whole_graphs(graph, roots)
-            for name in ("y", "train", "real", "ids", "root", "roots"):
-                assert torch.equal(getattr(batch, name), getattr(alone, name)), name
-            for name, view in alone.views.items():
-                for ours, fresh in zip(leaves(batch.views[name]), leaves(view), strict=True):
-                    torch.testing.assert_close(ours, fresh, rtol=0, atol=0)
+@pytest.mark.parametrize("of", [{}, {"sparse": True}, {"kinds": True}])
+def test_a_batch_of_an_epoch_has_what_its_graphs_would_have_alone(of):
+    graph = client(3, **of)
+    assert isinstance(graph.views["sum_x1"], Distinct) == ("kinds" in of)
+    for batch, _ in minibatches(graph, make_key(3)):
+        roots = torch.tensor([graph.ids.tolist().index(i) for i in root_ids(batch)])
+        alone = whole_graphs(graph, roots)
+        for name in ("y", "train", "real", "ids", "root", "roots"):
+            assert torch.equal(getattr(batch, name), getattr(alone, name)), name
+        for name, view in alone.views.items():
+            for ours, fresh in zip(leaves(batch.views[name]), leaves(view), strict=True):
+                torch.testing.assert_close(ours, fresh, rtol=0, atol=0)
 
 
 def test_what_a_batch_does_not_have_cannot_be_read_by_mistake():

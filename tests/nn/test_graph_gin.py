@@ -13,12 +13,13 @@ from torch.nn import Linear, ReLU, Sequential, functional
 from torch_geometric.nn import GINConv, global_add_pool, global_max_pool, global_mean_pool
 
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Graph, Sparse, with_views
+from atoll.core.graph import Distinct, Graph, Sparse, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.engines.fused import stack_graphs
+from atoll.engines.simulation import with_dense_views
 from atoll.nn.gin import GraphGIN
 from atoll.nn.views import mean_pool, sparse_features, sum_pool
 from atoll.testing import (
@@ -123,6 +124,34 @@ def test_stacked_clients_equal_the_loop_with_dropout(pool):
         alone = slope(params[k], graph, keys[k])
         for one, other in zip(leaves(take(together, k)), leaves(alone), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def alike(graph: Graph, first: float = 1) -> Graph:
+    """The graph with the same features at all nodes but the first; other rows tell degrees."""
+    x = torch.ones_like(graph.x)
+    x[0] = first
+    return with_views(replace(graph, x=x, views={}), net().views)
+
+
+def slopes(params: Tree, graph: Graph, key: Tensor) -> Tree:
+    return torch.func.grad(lambda p: cross_entropy(net()(p, graph, key), graph))(params)
+
+
+def test_rows_that_are_equal_are_stored_once_and_change_nothing(monkeypatch):
+    monkeypatch.setattr("atoll.nn.views.REPEATED", 1.5)  # these graphs are small
+    graphs = [alike(graph, first=k + 1) for k, graph in enumerate(clients())]
+    few = [graph.views["sum_x1"] for graph in graphs]
+    assert all(isinstance(view, Distinct) for view in few)
+    assert len({len(view.rows) for view in few}) > 1  # so that stacking them has to pad
+    assert all(isinstance(graph.views["sum_x1"], Tensor) for graph in clients())
+    params = [net().init(make_key(k)) for k in range(len(graphs))]
+    keys = fold(make_key(7), torch.arange(len(graphs)))
+    together = vmap(slopes)(stack(params), stack_graphs(graphs), keys)
+    for k, graph in enumerate(graphs):
+        full = slopes(params[k], with_dense_views([graph])[0], keys[k])
+        for found in (slopes(params[k], graph, keys[k]), take(together, k)):
+            for one, other in zip(leaves(found), leaves(full), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
 @pools

@@ -6,28 +6,36 @@ small graph whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse, lists_nodes, runs
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
 from atoll.core.random import fold
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
-    """The training graphs, `batch_size` at a time, in an order drawn by the key; a key for each."""
-    roots = graph.train.nonzero().squeeze(1)
+    """The training graphs, `batch_size` at a time, in an order drawn by the key; a key for each.
+
+    Batches hold what networks read, the views; x and edges are of shapes that fail when read.
+    """
+    training = training_graphs(graph) if graph.training is None else graph.training
     # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
-    draw = fold(fold(key, "order"), graph.ids[roots])
-    # All of them are put into this order at once; then a batch is a slice of everything.
-    drawn = whole_graphs(graph, roots[torch.argsort(draw, stable=True)], for_slices=True)
-    batches = _slices(drawn, graph.batch_size)
+    draw = fold(fold(key, "order"), training.at_roots(training.ids))
+    batches = _batches(training, torch.argsort(draw, stable=True), graph.batch_size)
     for number, batch in enumerate(batches):
         yield batch, key if len(batches) == 1 else fold(key, "batch", number)
+
+
+def with_parts(graph: Graph) -> Graph:
+    """The graph with its parts cut out beforehand, if it trains on mini-batches."""
+    if not graph.batch_size:
+        return graph
+    return replace(graph, held_out=held_out(graph), training=training_graphs(graph))
 
 
 def held_out(graph: Graph) -> Graph:
@@ -36,13 +44,14 @@ def held_out(graph: Graph) -> Graph:
     return whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
 
 
-def whole_graphs(graph: Graph, roots: Tensor, *, for_slices: bool = False) -> Graph:
-    """The small graphs with the given roots, in this order, as a graph of their own.
+def training_graphs(graph: Graph) -> Graph:
+    """The training graphs alone, for mini-batches: what these do not hold is left out."""
+    cut = whole_graphs(graph, graph.train.nonzero().squeeze(1))
+    return replace(cut, x=cut.real, edges=cut.edges[0, :0], edge_weight=cut.edge_weight[:0])
 
-    With `for_slices` it is what `_slices` needs and no more: features without edges between nodes
-    get no transpose, because each slice makes one of its own, and only the views are cut. Networks
-    read nothing else; x and edges are then empty, of shapes that fail where somebody reads them.
-    """
+
+def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
+    """The small graphs with the given roots, one after another in this order, as a graph."""
     assert graph.root is not None
     rank = torch.full_like(graph.root, -1)
     rank[roots] = torch.arange(roots.shape[0], device=roots.device)
@@ -52,100 +61,153 @@ def whole_graphs(graph: Graph, roots: Tensor, *, for_slices: bool = False) -> Gr
     nodes = nodes[torch.argsort(rank[nodes], stable=True)]
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
-    edges = graph.edges[0, :0] if for_slices else _edges_from(graph, nodes)
+    edges = _edges_from(graph, nodes)
 
     def cut(part: Tensor | Sparse) -> Tensor | Sparse:
         if isinstance(part, Sparse):
-            return _cut_sparse(part, nodes, place, transpose=not for_slices)
+            return _cut_sparse(part, nodes, place)
         return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
+
+    def cut_view(view: Matrix) -> Matrix:
+        if isinstance(view, Distinct):
+            return replace(view, which=_cut_sparse(view.which, nodes, place))
+        return cut(view)
 
     return replace(
         graph,
         **_of_nodes(graph, nodes),
-        x=graph.real[nodes] if for_slices else cut(graph.x),
-        edges=edges if for_slices else place[graph.edges[:, edges]],
+        x=cut(graph.x),
+        edges=place[graph.edges[:, edges]],
         edge_weight=graph.edge_weight[edges],
-        views={name: cut(view) for name, view in graph.views.items()},
+        views={name: cut_view(view) for name, view in graph.views.items()},
         root=place[graph.root[nodes]],
         roots=place[roots],
         batch_size=0,
         held_out=None,
+        training=None,
     )
 
 
-def _of_nodes(graph: Graph, nodes: Tensor | slice) -> dict[str, Any]:
+def _of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
     """What a graph has for each node, for some of them."""
     names = ("y", "train", "val", "test", "real", "ids")
-    return {name: getattr(graph, name)[nodes] for name in names}
+    return {name: pick(getattr(graph, name), nodes) for name in names}
 
 
-def _slices(graph: Graph, size: int) -> list[Graph]:
-    """`size` small graphs at a time, for a graph whose nodes stand graph by graph."""
+class _Moved(NamedTuple):
+    """Nodes, or entries of a matrix, of small graphs that were put into another order.
+
+    They stand batch after batch, and each batch counts its own from zero.
+
+    Attributes:
+        old: Where each of them stood.
+        graph: The place of its small graph in the order.
+        by: What is to be added to the old numbers of each small graph, (G,) int32.
+        bounds: The first of each batch, and the end.
+    """
+
+    old: Tensor
+    graph: Tensor
+    by: Tensor
+    bounds: list[int]
+
+    def number(self, old: Tensor, graph: Tensor) -> Tensor:
+        """New numbers for old ones, in the small graphs at the given places."""
+        return old.to(torch.int32) + pick(self.by, graph)
+
+    def parts(self, items: Tensor) -> list[Tensor]:
+        """What each batch has of them."""
+        return [items[begin:end] for begin, end in pairwise(self.bounds)]
+
+
+def _moved(starts: Tensor, counts: Tensor, order: Tensor, size: int) -> _Moved:
+    """Small graphs with runs of so many items each -> these items in the given order of graphs."""
+    starts, counts = pick(starts, order), pick(counts, order)
+    old, before, graph = runs(starts, counts)
+    first = before[::size]
+    by = before - first.repeat_interleave(size)[: len(order)] - starts
+    return _Moved(old, graph, by.to(torch.int32), [*first.tolist(), len(old)])
+
+
+def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
+    """Small graphs in an order, `size` at a time, of a graph where they stand one after another.
+
+    All of them are moved at once; then a batch is a slice of everything.
+    """
     assert graph.root is not None
     assert graph.roots is not None
-    count = graph.roots.shape[0]
-    rank = torch.empty_like(graph.root)
-    rank[graph.roots] = torch.arange(count, device=rank.device)
-    first = torch.searchsorted(rank[graph.root], torch.arange(0, count, size, device=rank.device))
-    bounds = [*first.tolist(), graph.num_nodes]
-    views = {name: _split(view, bounds) for name, view in graph.views.items()}
-    batches = []
-    for number, (begin, end) in enumerate(pairwise(bounds)):
-        nodes = slice(begin, end)
-        batches.append(
-            replace(
-                graph,
-                **_of_nodes(graph, nodes),
-                x=graph.real[nodes],
-                views={name: parts[number] for name, parts in views.items()},
-                root=graph.root[nodes] - begin,
-                roots=graph.roots[number * size : (number + 1) * size] - begin,
-            )
+    counts = torch.unique_consecutive(graph.root, return_counts=True)[1]
+    starts = counts.cumsum(0) - counts
+    nodes = _moved(starts, counts, order, size)
+
+    def sparse(matrix: Sparse) -> list[Sparse]:
+        ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([len(matrix.values)])]).long()
+        first = ends[starts]
+        entries = _moved(first, ends[starts + counts] - first, order, size)
+        return _move_sparse(matrix, nodes, entries, size)
+
+    def view(matrix: Matrix) -> Sequence[Matrix]:
+        if isinstance(matrix, Sparse):
+            return sparse(matrix)
+        if isinstance(matrix, Distinct):
+            return [replace(matrix, which=part) for part in sparse(matrix.which)]
+        if not lists_nodes(matrix):
+            return nodes.parts(pick(matrix, nodes.old))
+        place = torch.empty_like(nodes.old)
+        place[nodes.old] = torch.arange(len(place), device=place.device)
+        listed, spans = place[matrix], pairwise(nodes.bounds)
+        return [listed[(listed >= begin) & (listed < end)] - begin for begin, end in spans]
+
+    of_nodes: Any = {n: nodes.parts(part) for n, part in _of_nodes(graph, nodes.old).items()}
+    views = {name: view(matrix) for name, matrix in graph.views.items()}
+    root = nodes.parts(nodes.number(pick(graph.root, nodes.old), nodes.graph).long())
+    roots = torch.split(pick(graph.roots, order) + nodes.by, size)
+    return [
+        replace(
+            graph,
+            **{name: parts[number] for name, parts in of_nodes.items()},
+            x=of_nodes["real"][number],
+            views={name: parts[number] for name, parts in views.items()},
+            root=root[number],
+            roots=roots[number],
         )
-    return batches
+        for number in range(len(nodes.bounds) - 1)
+    ]
 
 
-def _split(matrix: Tensor | Sparse, bounds: list[int]) -> list[Tensor | Sparse]:
-    """Rows from each bound to the next; of a square matrix the same columns, too."""
-    if isinstance(matrix, Tensor):
-        spans = pairwise(bounds)
-        if lists_nodes(matrix):
-            return [matrix[(matrix >= begin) & (matrix < end)] - begin for begin, end in spans]
-        return [matrix[begin:end] for begin, end in spans]
-    ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([matrix.values.shape[0]])])
-    spans = pairwise(ends[bounds].tolist())
-    t_order, t_offsets = matrix.t_order, None
-    if not matrix.square:
-        # Each part has a transpose of its own: its entries by column, all parts in one sort.
-        marks = torch.tensor(bounds[1:-1], device=matrix.rows.device)
-        part = torch.bucketize(matrix.rows.long(), marks, right=True)
-        width = matrix.shape[1]
-        by_column = part * width + matrix.columns
-        t_order = torch.argsort(by_column, stable=True).to(torch.int32)
-        counts = torch.bincount(by_column, minlength=(len(bounds) - 1) * width).view(-1, width)
-        t_offsets = (counts.cumsum(1) - counts).to(torch.int32)
-    parts: list[Tensor | Sparse] = []
-    for number, ((begin, end), (first, last)) in enumerate(
-        zip(pairwise(bounds), spans, strict=True)
-    ):
-        rows, entries = slice(begin, end), slice(first, last)
-        columns, t_rows = matrix.columns[entries], matrix.rows[t_order[entries].long()] - begin
-        order, values = t_order[entries] - first, matrix.values[entries]
-        t_starts = matrix.t_offsets[rows] - first
-        parts.append(
-            Sparse(
-                offsets=matrix.offsets[rows] - first,
-                columns=columns - begin if matrix.square else columns,
-                rows=matrix.rows[entries] - begin,
-                values=values,
-                t_offsets=t_offsets[number] if t_offsets is not None else t_starts,
-                t_columns=t_rows,
-                t_order=order,
-                t_values=values[order],
-                square=matrix.square,
-            )
+def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> list[Sparse]:
+    """The nodes' rows, batch by batch; of a square matrix the same columns, too."""
+    old, graph = entries.old, entries.graph
+    rows, columns = nodes.number(pick(matrix.rows, old), graph), pick(matrix.columns, old)
+    values = pick(matrix.values, old)
+    t_offsets: Sequence[Tensor]
+    if matrix.square:
+        columns = nodes.number(columns, graph)
+        t_columns = nodes.number(pick(matrix.t_columns, old), graph)
+        t_order = entries.number(pick(matrix.t_order, old), graph)
+        t_values = pick(matrix.t_values, old)
+        t_offsets = nodes.parts(entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph))
+    else:
+        # Each batch has a transpose of its own: its entries by column, all batches in one sort.
+        batch, width = graph // size, matrix.shape[1]
+        place = batch * width + columns
+        order = torch.argsort(place, stable=True)
+        t_columns, t_values = pick(rows, order), pick(values, order)
+        t_order = (order - pick(order.new_tensor(entries.bounds), batch)).to(torch.int32)
+        counts = torch.bincount(place, minlength=(len(entries.bounds) - 1) * width).view(-1, width)
+        t_offsets = (counts.cumsum(1) - counts).to(torch.int32).unbind()
+    offsets = entries.number(pick(matrix.offsets, nodes.old), nodes.graph)
+    fields = [columns, rows, values, t_columns, t_order, t_values]
+    by_batch = zip(*(entries.parts(field) for field in fields), strict=True)
+    return [
+        Sparse(
+            offsets=starts, columns=c, rows=r, values=v, t_offsets=t_starts, t_columns=t_c,
+            t_order=t_o, t_values=t_v, square=matrix.square,
         )
-    return parts
+        for starts, t_starts, (c, r, v, t_c, t_o, t_v) in zip(
+            nodes.parts(offsets), t_offsets, by_batch, strict=True
+        )
+    ]  # fmt: skip
 
 
 def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
@@ -154,7 +216,7 @@ def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
     return runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]
 
 
-def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor, *, transpose: bool) -> Sparse:
+def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
     """The nodes' rows; of a square matrix their columns, too, because no other has an entry."""
     entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)
     columns, values = matrix.columns[entries], matrix.values[entries]
@@ -165,12 +227,10 @@ def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor, *, transpose: bool
         t_entries, t_offsets, _ = _entries(matrix.t_offsets, matrix, nodes)
         columns = place[columns].to(torch.int32)
         t_order = moved[matrix.t_order[t_entries]]
-    elif transpose:
+    else:
         t_order = torch.argsort(columns, stable=True).to(torch.int32)
         counts = torch.bincount(columns, minlength=matrix.shape[1])
         t_offsets = (counts.cumsum(0) - counts).to(torch.int32)
-    else:
-        t_order, t_offsets = matrix.t_order[:0], matrix.t_offsets  # its length tells the width
     return Sparse(
         offsets=offsets,
         columns=columns,

@@ -11,7 +11,7 @@ from atoll.core.batches import minibatches
 from atoll.core.graph import Graph
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
-from atoll.core.tree import Tree, inside_transform, leaves, tree_map
+from atoll.core.tree import Tree, flatten, inside_transform, unflatten
 
 Loss = Callable[[Tree, Tensor], Tensor]
 """(params, key) -> scalar."""
@@ -88,9 +88,8 @@ def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
     # Outside of `vmap` plain autograd gives the same numbers without the transforms' overhead,
     # which is as much as the work itself for a small graph.
     with torch.enable_grad():
-        tracked = tree_map(lambda leaf: leaf.detach().requires_grad_(), params)
-        value = loss(tracked, key)
-    flat = leaves(tracked)
-    found = torch.autograd.grad(value, flat, allow_unused=True, materialize_grads=True)
-    by_leaf = {id(leaf): grad for leaf, grad in zip(flat, found, strict=True)}
-    return tree_map(lambda leaf: by_leaf[id(leaf)], tracked)
+        flat, spec = flatten(params)
+        tracked = [leaf.detach().requires_grad_() for leaf in flat]
+        value = loss(unflatten(tracked, spec), key)
+    found = torch.autograd.grad(value, tracked, allow_unused=True, materialize_grads=True)
+    return unflatten(found, spec)

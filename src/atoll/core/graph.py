@@ -67,6 +67,31 @@ class Sparse:
 
 
 @record
+class Distinct:
+    """A matrix (R, C) that has few different rows: `which` times `rows`.
+
+    Attributes:
+        rows: Each row once, (U, C).
+        which: A one in every row, at the number of the row that stands there, (R, U), not square.
+    """
+
+    rows: Tensor
+    which: Sparse
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.which.shape[0], self.rows.shape[-1]
+
+    def to_dense(self) -> Tensor:
+        """The matrix with all its rows, (R, C)."""
+        return self.rows[self.which.columns.long()]
+
+
+Matrix = Tensor | Sparse | Distinct
+"""What a view may be."""
+
+
+@record
 class Graph:
     """What one client owns. N nodes, E directed edges, D features.
 
@@ -92,6 +117,7 @@ class Graph:
         batch_size: Training graphs in one step of `fit`; 0 takes all of them at once.
         held_out: The validation and test graphs alone, so that scoring need not predict what
             trains; only where there are mini-batches, and where a simulation has made it.
+        training: The training graphs alone, so that mini-batches are cheap; where `held_out` is.
     """
 
     x: Tensor | Sparse
@@ -103,13 +129,14 @@ class Graph:
     test: Tensor
     real: Tensor
     ids: Tensor
-    views: dict[str, Tensor | Sparse]
+    views: dict[str, Matrix]
     root: Tensor | None = None
     roots: Tensor | None = None
     has_features: Tensor | None = None
     has_classes: Tensor | None = None
     batch_size: int = static(default=0)
     held_out: Graph | None = None
+    training: Graph | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -131,7 +158,7 @@ class Graph:
 
     def at_roots(self, values: Tensor) -> Tensor:
         """Rows, (N, ...), of what is classified: of the graphs' roots (G, ...), or of all nodes."""
-        return values if self.roots is None else values[self.roots]
+        return values if self.roots is None else pick(values, self.roots)
 
     def from_roots(self, rows: Tensor) -> Tensor:
         """What `at_roots` reads: rows of what is classified among rows for all nodes, (N, ...)."""
@@ -146,11 +173,11 @@ class Graph:
         return "node" if self.root is None else "graph"
 
 
-View = Callable[[Graph], "Tensor | Sparse"]
+View = Callable[[Graph], Matrix]
 """A pure function of a graph, evaluated once per client before training."""
 
 
-def lists_nodes(view: Tensor | Sparse) -> bool:
+def lists_nodes(view: Matrix) -> bool:
     """Whether a view is a list of node numbers, (L,) int64: its length is its own, not N.
 
     A view with an int64 number for every node has two axes, (N, 1), so as not to be taken for one.
@@ -184,12 +211,17 @@ def sparse_matrix(
     )
 
 
+def pick(values: Tensor, rows: Tensor) -> Tensor:
+    """`values[rows]`, which costs a CPU five times as much."""
+    return values.index_select(0, rows)
+
+
 def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Runs of numbers one after another; where each run begins, and the run of each number."""
     before = counts.cumsum(0) - counts
     run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     number = torch.arange(len(run), device=counts.device)
-    return number + (starts - before)[run], before, run
+    return number + pick(starts - before, run), before, run
 
 
 def _starts(groups: Tensor, size: int) -> Tensor:

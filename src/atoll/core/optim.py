@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils import _pytree as pytree
 
 from atoll.core import kernels
-from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map
+from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 
 
 class Optimizer(Protocol):
@@ -62,18 +61,16 @@ class Adam:
     def update(
         self, grads: Tree, params: Tree, state: AdamState, *, owned: bool = False
     ) -> tuple[Tree, AdamState]:
-        spec = pytree.tree_structure(params)
-        flat = [leaves(tree) for tree in (params, grads, state.mean, state.square)]
-        count = len(flat[0])
-        inputs = [leaf for part in flat for leaf in part]
+        own, spec = flatten(params)
+        rest = [leaves(tree) for tree in (grads, state.mean, state.square)]
+        count = len(own)
+        inputs = [leaf for part in (own, *rest) for leaf in part]
         if inside_transform():
             steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, state.steps, whole)
-        params, mean, square = (
-            pytree.tree_unflatten(out[i * count : (i + 1) * count], spec) for i in range(3)
-        )
+        params, mean, square = (unflatten(out[i * count : (i + 1) * count], spec) for i in range(3))
         return params, AdamState(steps=steps, mean=mean, square=square)
 
 

@@ -91,6 +91,16 @@ def tree_map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:
     return mapped
 
 
+def flatten(tree: Tree) -> tuple[list[Any], pytree.TreeSpec]:
+    """All leaves of a tree and what `unflatten` needs to put others in their places."""
+    return pytree.tree_flatten(tree)
+
+
+def unflatten(flat: Sequence[Any], spec: pytree.TreeSpec) -> Tree:
+    """The tree with these leaves."""
+    return pytree.tree_unflatten(flat, spec)
+
+
 def structure(tree: Tree) -> pytree.TreeSpec:
     """The shape of a tree without its tensors; two trees can be mapped together if it is equal."""
     return pytree.tree_structure(tree)
@@ -157,4 +167,4 @@ def inside_transform() -> bool:
 
 def norm(tree: Tree) -> Tensor:
     """Euclidean norm of a whole tree."""
-    return torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum().sqrt()
+    return torch.cat([leaf.flatten() for leaf in leaves(tree)]).square().sum().sqrt()

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import AtollError, StepError
-from atoll.core.graph import Graph, Sparse, lists_nodes
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map, vmap_trees
@@ -417,7 +417,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         real=rows("real"),
         ids=rows("ids"),
         views={
-            name: _stack_matrix([graph.views[name] for graph in graphs], nodes)
+            name: _stack_view([graph.views[name] for graph in graphs], nodes)
             for name in graphs[0].views
         },
         root=on_padding("root", nodes),
@@ -425,6 +425,15 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         has_features=spaces("has_features"),
         has_classes=spaces("has_classes"),
     )
+
+
+def _stack_view(parts: Sequence[Matrix], nodes: int) -> Matrix:
+    distinct = [part for part in parts if isinstance(part, Distinct)]
+    if not distinct:
+        return _stack_matrix([part for part in parts if not isinstance(part, Distinct)], nodes)
+    most = max(len(part.rows) for part in distinct)
+    rows = torch.stack([_pad(part.rows, most) for part in distinct])
+    return Distinct(rows, stack_sparse([part.which for part in distinct], nodes))
 
 
 def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Sparse:
@@ -446,7 +455,7 @@ def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
     Padding entries stand last, in the last row and column, with value zero.
     """
     square = parts[0].square
-    columns = rows if square else parts[0].shape[1]
+    columns = rows if square else max(part.shape[1] for part in parts)
     entries = max(part.values.shape[0] for part in parts)
     blocks = []
     for k, part in enumerate(parts):

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from atoll.core.batches import held_out
+from atoll.core.batches import with_parts
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph, Sparse, View, cast
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
@@ -76,7 +76,7 @@ class Simulation:
         if torch.device(device).type == "cuda":
             graphs = with_dense_views(graphs)
         # Most graphs of a client train: predicting them to score the others would cost much.
-        graphs = [replace(g, held_out=held_out(g)) if g.batch_size else g for g in graphs]
+        graphs = [with_parts(graph) for graph in graphs]
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
@@ -116,23 +116,26 @@ def with_dense_views(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
     clients where the dense one takes 8.
     """
     views = [view for graph in graphs for view in graph.views.values()]
-    features = [view for view in views if isinstance(view, Sparse) and not view.square]
-    size = sum(math.prod(view.shape) * view.values.element_size() for view in features)
+    features = sum(math.prod(view.shape) for view in views if _has_features(view))
     squares = [view for view in views if isinstance(view, Sparse) and view.square]
-    cells = sum(math.prod(view.shape) * view.values.element_size() for view in squares)
-    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and cells <= DENSE_BYTES
+    cells, wide = sum(math.prod(view.shape) for view in squares), graphs[0].real.element_size()
+    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and cells * wide <= DENSE_BYTES
 
-    def dense(view: Tensor | Sparse) -> Tensor | Sparse:
-        if not isinstance(view, Sparse):
-            return view
-        if view.square:
+    def dense(view: Matrix) -> Matrix:
+        if isinstance(view, Sparse) and view.square:
             return replace(view, dense=view.to_dense()) if small else view
-        return view.to_dense() if size <= DENSE_BYTES else view
+        if isinstance(view, Tensor) or features * wide > DENSE_BYTES:
+            return view
+        return view.to_dense()
 
     return tuple(
         replace(graph, views={name: dense(view) for name, view in graph.views.items()})
         for graph in graphs
     )
+
+
+def _has_features(view: Matrix) -> bool:
+    return isinstance(view, Distinct) or (isinstance(view, Sparse) and not view.square)
 
 
 @dataclass

@@ -28,7 +28,7 @@ from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
 from atoll.nn.init import linear
-from atoll.nn.ops import at_columns, matmul, row_max
+from atoll.nn.ops import at_columns, by_row, matmul, row_max
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class GIN:
         for number, layer in enumerate(convolutions):
             if number:
                 h = matmul(adjacency, h @ layer["inner"]["weight"])
-            h = torch.relu(h + layer["inner"]["bias"])
-            h = torch.relu(h @ layer["outer"]["weight"] + layer["outer"]["bias"])
-            h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
+            h = dropout(_perceptron(layer, h), key, graph.ids, self.dropout, "dropout", number)
         return h
 
     def logits(
@@ -127,11 +125,13 @@ class GraphGIN:
         first, *rest = params["convolutions"]
         # (A + I) (X W_pre + b_pre) W_1 from the right, where the matrices are small.
         before = torch.cat([params["pre"]["weight"], params["pre"]["bias"].unsqueeze(0)])
-        h = matmul(graph.views["sum_x1"], before @ first["inner"]["weight"])
-        h = self._finish(first, h, graph, key, 0)
+        before = before @ first["inner"]["weight"]
+        # Up to the first dropout a node's numbers are a function of its row alone.
+        h = by_row(lambda x1: _perceptron(first, matmul(x1, before)), graph.views["sum_x1"])
+        h = dropout(h, key, graph.ids, self.dropout, "dropout", 0)
         for number, layer in enumerate(rest, start=1):
-            h = matmul(graph.views["sum"], h @ layer["inner"]["weight"])
-            h = self._finish(layer, h, graph, key, number)
+            h = _perceptron(layer, matmul(graph.views["sum"], h @ layer["inner"]["weight"]))
+            h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
         h = graph.at_roots(self._pooled(h, graph))  # from here on a row for each graph
         out: Tensor = h @ params["post"]["weight"] + params["post"]["bias"]
         return out
@@ -147,18 +147,16 @@ class GraphGIN:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
         return graph.from_roots(logits)
 
-    def _finish(
-        self, layer: Tree, h: Tensor, graph: Graph, key: Tensor | None, number: int
-    ) -> Tensor:
-        """The rest of a convolution, after the first product and the sum over neighbours."""
-        h = torch.relu(h + layer["inner"]["bias"])
-        h = torch.relu(h @ layer["outer"]["weight"] + layer["outer"]["bias"])
-        return dropout(h, key, graph.ids, self.dropout, "dropout", number)
-
     def _pooled(self, h: Tensor, graph: Graph) -> Tensor:
         pool = graph.views["pool"]
         assert isinstance(pool, Sparse)
         return row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
+
+
+def _perceptron(layer: Tree, h: Tensor) -> Tensor:
+    """The rest of a convolution, after its first product and the sum over neighbours."""
+    h = torch.relu_(h + layer["inner"]["bias"])
+    return torch.relu_(torch.addmm(layer["outer"]["bias"], h, layer["outer"]["weight"]))
 
 
 def _convolutions(key: Tensor, widths: list[int], hidden: int) -> list[Tree]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.graph import Graph, Sparse
+from atoll.core.graph import Graph, Matrix
 from atoll.core.losses import masked_mean
 from atoll.core.random import random_bits
 from atoll.nn.ops import matmul
@@ -27,9 +27,7 @@ def homophily(graph: Graph, classes: int, key: Tensor) -> Tensor:
     return accuracy(scores, labels, graph.train - seeds)
 
 
-def propagate_labels(
-    adjacency: Tensor | Sparse, labels: Tensor, seeds: Tensor, steps: int = 10
-) -> Tensor:
+def propagate_labels(adjacency: Matrix, labels: Tensor, seeds: Tensor, steps: int = 10) -> Tensor:
     """Scores, (N, C), from the labels of the seeds."""
     known = seeds.unsqueeze(-1)
     start = labels * known + (1 - known) / labels.shape[-1]

@@ -14,7 +14,7 @@ Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,15 +24,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.graph import Sparse
+from atoll.core.graph import Distinct, Matrix, Sparse
+from atoll.core.tree import inside_transform
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
 
-def matmul(matrix: Tensor | Sparse, dense: Tensor) -> Tensor:
+def matmul(matrix: Matrix, dense: Tensor) -> Tensor:
     """The product, (R, D); differentiable in `dense` and, if sparse, in `matrix.values`."""
     if isinstance(matrix, Tensor):
         return matrix @ dense
+    if isinstance(matrix, Distinct):
+        return matmul(matrix.which, matrix.rows @ dense)
     if matrix.dense is not None:
         return matrix.dense @ dense
     m = matrix
@@ -40,6 +43,13 @@ def matmul(matrix: Tensor | Sparse, dense: Tensor) -> Tensor:
         _Product,
         m.offsets, m.columns, m.values, m.rows, m.t_offsets, m.t_columns, m.t_values, dense,
     )  # fmt: skip
+
+
+def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
+    """What a function makes of each row of a matrix; for equal rows it is asked once."""
+    if isinstance(matrix, Distinct):
+        return matmul(matrix.which, function(matrix.rows))
+    return function(matrix)
 
 
 def with_values(matrix: Sparse, values: Tensor) -> Sparse:
@@ -94,7 +104,16 @@ def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
 
 
 def _call(function: type[Function], *args: Tensor | None) -> Tensor:
-    out: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]  # torch gives no types
+    # `Function.apply` looks at the signature first, which takes as long as a small product; only
+    # transforms need that. Without a gradient to track, the kernel is all there is to call.
+    apply: Any
+    if inside_transform():
+        apply = function.apply
+    elif torch.is_grad_enabled():
+        apply = super(Function, function).apply  # type: ignore[misc]  # torch gives no types
+    else:
+        apply = function.forward
+    out: Tensor = apply(*args)
     return out
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.graph import Sparse
+from atoll.core.graph import Matrix
 from atoll.nn.ops import matmul
 
 LEAST = 1e-6
@@ -41,7 +41,7 @@ def similar_sum(q: Tensor, h: Tensor, threshold: float = 0.0, block: int = 1024)
 
 
 def propagation(
-    adjacency: Tensor | Sparse,
+    adjacency: Matrix,
     q: Tensor,
     real: Tensor,
     alpha: float,
