@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from atoll.core.batches import minibatches
+from atoll.core.batched import Batch, current_batch
 from atoll.core.graph import Graph
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
@@ -83,6 +84,9 @@ def _on(loss: Callable[..., Tensor], graph: Graph) -> Loss:
 
 def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
+    batch = current_batch()
+    if batch is not None:
+        return _gradient_of_batch(batch, loss, params, key)
     if inside_transform():
         return torch.func.grad(loss)(params, key)
     # Outside of `vmap` plain autograd gives the same numbers without the transforms' overhead,
@@ -92,5 +96,32 @@ def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
         value = loss(tracked, key)
     flat = leaves(tracked)
     found = torch.autograd.grad(value, flat, allow_unused=True, materialize_grads=True)
-    by_leaf = {id(leaf): grad for leaf, grad in zip(flat, found, strict=True)}
-    return tree_map(lambda leaf: by_leaf[id(leaf)], tracked)
+    return _filled(params, found)
+
+
+def _gradient_of_batch(batch: Batch, loss: Loss, params: Tree, key: Tensor) -> Tree:
+    """Every client's gradient, by plain autograd on the stacks behind `vmap`.
+
+    Nobody's loss depends on another's parameters, so that the gradient of the losses' sum by all
+    parameters holds each client's own. `torch.func.grad` gives the same, but costs the interpreter
+    a second layer around every operation and back.
+    """
+    with torch.enable_grad():
+        lowered = [batch.lower(leaf) for leaf in leaves(params)]
+        with batch.paused():
+            flat = [stacked.detach().requires_grad_() for stacked, _ in lowered]
+        axes = [axis for _, axis in lowered]
+        tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
+        value, _ = batch.lower(loss(_filled(params, tracked), key))
+        with batch.paused():
+            found = torch.autograd.grad(
+                value.sum(), flat, allow_unused=True, materialize_grads=True
+            )
+    lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]
+    return _filled(params, lifted)
+
+
+def _filled(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """The tree with other tensors, in order, in the places of its own."""
+    given = iter(tensors)
+    return tree_map(lambda _: next(given), tree)

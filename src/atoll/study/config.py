@@ -29,6 +29,7 @@ from atoll.data.partition import PARTITIONS
 from atoll.data.schema import OWNERS
 from atoll.data.source import Source
 from atoll.data.split import SPLITS
+from atoll.data.synthetic import built_in
 from atoll.methods import METHODS, method_class
 from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
 from atoll.study.experiment import SCORED
@@ -155,11 +156,13 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     _check_protocol_task(rules, plain_name(config.data), task)
     settings = {} if "method" in config.objects else _settings(config, rules)
     epochs = _epochs(config, settings) or rules.epochs
-    built_in = config.data.partition(":")[0] == "lagoon"
+    generator = built_in(config.data)
     usual = rules.partition if task == "node" else rules.graph_partition
-    partition = config.partition or ("column:owner" if built_in else usual)
-    by_column = partition.startswith("column:") and not built_in
+    partition = config.partition or ("column:owner" if generator else usual)
+    by_column = partition.startswith("column:") and not generator
     usual_clients = rules.clients_of_data.get(plain_name(config.data).lower(), rules.clients)
+    if generator and generator.owners:
+        usual_clients = generator.owners
     clients = config.clients if by_column else config.clients or usual_clients
     filled = msgspec.structs.replace(
         config,
