@@ -157,8 +157,11 @@ def lists_nodes(view: Tensor | Sparse) -> bool:
 
 
 def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:
-    """The graph with the named views filled in."""
-    return replace(graph, views={name: view(graph) for name, view in views.items()})
+    """The graph with the named views filled in; a view finds those before it in the graph."""
+    made: dict[str, Tensor | Sparse] = {}
+    for name, view in views.items():
+        made = {**made, name: view(replace(graph, views=made))}
+    return replace(graph, views=made)
 
 
 def sparse_matrix(

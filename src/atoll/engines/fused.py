@@ -12,6 +12,8 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +45,11 @@ class Fused:
         self.stacked: dict[tuple[int, ...], Graph] = {}
         self.buckets: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         self.states = _States(len(graphs))
+
+    @cached_property
+    def outlines(self) -> list[Outline]:
+        """Of all clients, found once."""
+        return outline(self.graphs)
 
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
@@ -83,7 +90,7 @@ class Fused:
         for members in programs:
             if len(members) > 1:
                 self._graph(members)  # stacked before the threads ask for it
-        size = {m: sum(self.graphs[p].num_nodes for p in m) for m in programs}
+        size = {m: sum(self.outlines[p].nodes for p in m) for m in programs}
         try:
             flushed = sys.float_info.min / 2 == 0
             with ThreadPoolExecutor(threads, initializer=_settle, initargs=(flushed,)) as pool:
@@ -137,7 +144,7 @@ class Fused:
 
     def _buckets(self, positions: tuple[int, ...]) -> list[tuple[int, ...]]:
         if positions not in self.buckets:
-            self.buckets = {positions: make_buckets(self.graphs, positions, self.chunk)}
+            self.buckets = {positions: make_buckets(self.outlines, positions, self.chunk)}
         return self.buckets[positions]
 
     def _graph(self, members: tuple[int, ...]) -> Graph:
@@ -164,43 +171,57 @@ def _settle(flushed: bool) -> None:
 
 
 class _States:
-    """Private states: stacked where a bucket left them, so that a steady roster copies nothing."""
+    """Private states: stacked where a bucket left them, so that a steady roster copies nothing.
+
+    Members of a bucket are one tuple, which is told from others by identity first: to compare or
+    hash its hundreds of numbers once per client would cost as the square of the clients.
+    """
 
     def __init__(self, size: int) -> None:
         self.home: list[tuple[tuple[int, ...], int] | None] = [None] * size
         self.stacks: dict[tuple[int, ...], Tree] = {}
+        self.living: dict[tuple[int, ...], int] = {}  # how many clients' states a stack holds
 
     def get(self, members: tuple[int, ...]) -> Tree:
-        homes = [self.home[p] for p in members]
+        """The members' states, stacked; None if they have none yet."""
+        homes = [self.home[position] for position in members]
         if homes[0] is None:
             return None
-        if members in self.stacks and all(h is not None and h[0] == members for h in homes):
+        if all(h is not None and (h[0] is members or h[0] == members) for h in homes):
             return self.stacks[members]
         return stack([self._one(p) for p in members])
 
     def put(self, members: tuple[int, ...], state: Tree) -> None:
-        self.stacks[members] = state
         for row, position in enumerate(members):
-            self.home[position] = (members, row)
-        used = {home[0] for home in self.home if home is not None}
-        self.stacks = {key: tree for key, tree in self.stacks.items() if key in used}
+            old = self.home[position]
+            if old is not None and old[0] is not members:
+                self._leave(old[0])
+            if old is None or old[0] is not members:
+                self.living[members] = self.living.get(members, 0) + 1
+                self.home[position] = (members, row)
+        self.stacks[members] = state
+
+    def _leave(self, members: tuple[int, ...]) -> None:
+        self.living[members] -= 1
+        if not self.living[members]:
+            del self.living[members], self.stacks[members]
 
     def same_structure(self, bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Split a bucket where members' states differ in kind (some may have none yet)."""
         groups: dict[object, list[int]] = {}
-        kinds: dict[tuple[int, ...], object] = {}
+        kinds: dict[int, object] = {}
         for position in bucket:
             home = self.home[position]
-            if home is not None and home[0] not in kinds:
-                kinds[home[0]] = _kind(self.stacks[home[0]])
-            groups.setdefault(None if home is None else kinds[home[0]], []).append(position)
-        return [tuple(group) for group in groups.values()]
+            if home is not None and id(home[0]) not in kinds:
+                kinds[id(home[0])] = _kind(self.stacks[home[0]])
+            groups.setdefault(None if home is None else kinds[id(home[0])], []).append(position)
+        return [bucket] if len(groups) == 1 else [tuple(group) for group in groups.values()]
 
     def export(self) -> list[Tree]:
         return [self._one(position) for position in range(len(self.home))]
 
     def replace(self, states: Sequence[Tree]) -> None:
-        self.home, self.stacks = [None] * len(states), {}
+        self.home, self.stacks, self.living = [None] * len(states), {}, {}
         for position, state in enumerate(states):
             if state is not None:
                 self.put((position,), stack([state]))
@@ -243,25 +264,42 @@ def at_once(
     return reply, states
 
 
-def make_buckets(
-    graphs: Sequence[Graph], positions: Sequence[int], chunk: int
-) -> list[tuple[int, ...]]:
-    """Group clients so that padding wastes at most a quarter, or too little to matter.
+class Outline(NamedTuple):
+    """What decides which clients share a program.
 
-    A client with mini-batches stays alone: how often it steps, and on what, is its own affair.
+    Attributes:
+        kind: Number of the graph's structure; only graphs of one kind can be stacked.
+        nodes: Its size.
+        alone: Whether it has mini-batches: how often it steps, and on what, is its own affair.
     """
-    by_size = sorted(positions, key=lambda p: (str(structure(graphs[p])), graphs[p].num_nodes, p))
+
+    kind: int
+    nodes: int
+    alone: bool
+
+
+def outline(graphs: Sequence[Graph]) -> list[Outline]:
+    """All clients' outlines; kinds are numbered in an order that does not depend on the clients'."""
+    found = [(structure(graph), graph.num_nodes, bool(graph.batch_size)) for graph in graphs]
+    kinds = {spec: i for i, spec in enumerate(sorted({spec for spec, *_ in found}, key=str))}
+    return [Outline(kinds[spec], nodes, alone) for spec, nodes, alone in found]
+
+
+def make_buckets(
+    outlines: Sequence[Outline], positions: Sequence[int], chunk: int
+) -> list[tuple[int, ...]]:
+    """Group clients so that padding wastes at most a quarter, or too little to matter."""
     buckets: list[list[int]] = []
     total = 0
-    for position in by_size:
-        size = graphs[position].num_nodes
+    for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):
+        kind, size, alone = outlines[position]
         current = buckets[-1] if buckets else []
         waste = (len(current) + 1) * size - (total + size)
         fits = (
             current
             and len(current) < chunk
-            and not graphs[position].batch_size
-            and structure(graphs[current[0]]) == structure(graphs[position])
+            and not alone
+            and outlines[current[0]].kind == kind
             and waste <= max(0.25 * (total + size), 4096)
         )
         if fits:

@@ -6,6 +6,7 @@ Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -54,7 +55,7 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     """
     source, target, weight = _with_loops(graph, _own_loops(graph))
     size = graph.num_nodes
-    degree = gcn_degrees(graph)
+    degree = weight.new_zeros(size).index_add(0, target, weight)
     # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return sparse_matrix(
@@ -104,22 +105,22 @@ def features(graph: Graph) -> Tensor | Sparse:
 
 def gcn_features(graph: Graph) -> Tensor | Sparse:
     """Â X: exact to cache for a first GCN layer, because nothing is dropped from its input."""
-    return product(gcn_adjacency(graph), graph.x)
+    return product(_made(graph, "gcn", gcn_adjacency), graph.x)
 
 
 def mean_features(graph: Graph) -> Tensor | Sparse:
     """D^-1 A X, for a first GraphSAGE layer."""
-    return product(mean_adjacency(graph), graph.x)
+    return product(_made(graph, "mean", mean_adjacency), graph.x)
 
 
 def sum_features(graph: Graph) -> Tensor | Sparse:
     """(A + I) X, for a first GIN layer."""
-    return product(sum_adjacency(graph), graph.x)
+    return product(_made(graph, "sum", sum_adjacency), graph.x)
 
 
 def sum_features_and_ones(graph: Graph) -> Tensor | Sparse:
     """(A + I) [X 1]: what a linear layer with a bias, and then the sum of GIN, need of a graph."""
-    return product(sum_adjacency(graph), _with_ones(graph.x))
+    return product(_made(graph, "sum", sum_adjacency), _with_ones(graph.x))
 
 
 def training_nodes(graph: Graph) -> Tensor:
@@ -159,6 +160,12 @@ def sparse_features(x: Tensor) -> Sparse:
     rows, columns = x.nonzero(as_tuple=True)
     shape = (x.shape[0], x.shape[1])
     return sparse_matrix(rows, columns, x[rows, columns], shape, square=False)
+
+
+def _made(graph: Graph, name: str, view: Callable[[Graph], Sparse]) -> Sparse:
+    """A view that the network, by the name that it uses, may have asked for already."""
+    found = graph.views.get(name)
+    return found if isinstance(found, Sparse) else view(graph)
 
 
 def _pool(graph: Graph, values: Tensor) -> Sparse:

@@ -21,7 +21,12 @@ from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
-from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
+from atoll.engines.checkpoint import (
+    load_checkpoint,
+    pack_states,
+    save_checkpoint,
+    unpack_states,
+)
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Participants, Simulation
 from atoll.study.evaluate import ROLES, Evaluator, Scores
@@ -126,13 +131,16 @@ class Experiment:
         else:
             run.start()
         saved_round = -1
-        saved_at = -np.inf
+        saved_at, pause = -np.inf, every_seconds
         while True:
             stop = run.finished or (should_stop is not None and should_stop())
-            due = stop or time.monotonic() - saved_at >= every_seconds
+            due = stop or time.monotonic() - saved_at >= pause
             if checkpoint is not None and due and saved_round != run.history.rounds:
+                began = time.monotonic()
                 save_checkpoint(checkpoint, run.snapshot(fingerprint))
                 saved_round, saved_at = run.history.rounds, time.monotonic()
+                # Many clients' states take long to write: at most a tenth of the time goes there.
+                pause = max(every_seconds, 9 * (saved_at - began)) if every_seconds else 0.0
             if stop:
                 run.history.cached = cached_rounds(self.method, run.server)
                 return run
@@ -213,7 +221,7 @@ class Run:
         return {
             "fingerprint": fingerprint,
             "server": tree_map(torch.Tensor.cpu, self.server),
-            "states": tree_map(torch.Tensor.cpu, self.simulation.engine.export_states()),
+            "states": tree_map(torch.Tensor.cpu, pack_states(self.simulation.engine.export_states())),
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
@@ -229,7 +237,7 @@ class Run:
         device = self.experiment.device
         server, states = tree_map(lambda leaf: leaf.to(device), (tree["server"], tree["states"]))
         self.server = server
-        self.simulation.engine.import_states(states)
+        self.simulation.engine.import_states(unpack_states(states))
         self.history.seconds = tree["seconds"].tolist()
         self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])
