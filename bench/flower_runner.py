@@ -18,6 +18,7 @@ import resource
 import sys
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     peak = [resource.getrusage(who).ru_maxrss for who in (0, -1)]  # this process, its children
     return {
-        "round_seconds": [b - a for a, b in zip(MARKS, MARKS[1:], strict=False)],
+        "round_seconds": [b - a for a, b in pairwise(MARKS)],
         "accuracies": ACCURACIES,
         "setup_seconds": MARKS[0] - began,
         "peak_gb_of_largest_process": max(peak) / 2**20,

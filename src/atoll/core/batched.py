@@ -52,4 +52,3 @@ def current_batch() -> Batch | None:
     if layers is None or len(layers) != 1 or layers[0].key() != _functorch.TransformType.Vmap:
         return None
     return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
-

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from atoll.core.batches import minibatches
 from atoll.core.batched import Batch, current_batch
+from atoll.core.batches import minibatches
 from atoll.core.graph import Graph
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold

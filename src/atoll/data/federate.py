@@ -54,9 +54,7 @@ def federate(
         source, parts.parts, split, seed=seed, ratios=ratios, **(split_options or {})
     )
     induced = Induced(source)
-    graphs = tuple(
-        induced.graph(ids, role) for ids, role in zip(parts.parts, roles, strict=True)
-    )
+    graphs = tuple(induced.graph(ids, role) for ids, role in zip(parts.parts, roles, strict=True))
     check_clients(source, parts, graphs, allow)
     about = {
         "partition": partition, "split": split, "clients": len(graphs), "sha1": parts.sha1,

@@ -168,9 +168,7 @@ def _labels(knobs: Lagoon, owner: np.ndarray, owners: int, rng: np.random.Genera
     return np.asarray((draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1), np.int64)
 
 
-def _words(
-    knobs: Lagoon, y: np.ndarray, rng: np.random.Generator
-) -> np.ndarray | sp.csr_array:
+def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray | sp.csr_array:
     # Words are ranked by a power law in the common vocabulary and, shuffled, in every field's own.
     weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
     orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])

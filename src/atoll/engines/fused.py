@@ -21,10 +21,12 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import AtollError, StepError
+from atoll.core.federation import Lazily
 from atoll.core.graph import Graph, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map
+from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,8 @@ class Fused:
     name = "fused"
 
     def __init__(self, graphs: Sequence[Graph], chunk: int = 0) -> None:
-        self.graphs = tuple(graphs)
+        self.graphs = graphs
+        self.lazy = isinstance(graphs, Lazily)
         self.chunk = chunk or CHUNK
         self.looped = Serial(graphs)
         self.stacked: dict[tuple[int, ...], Graph] = {}
@@ -85,11 +88,10 @@ class Fused:
         Programs of small tensors use a second core better than one program's operations do.
         """
         threads = torch.get_num_threads()
-        if threads == 1 or len(programs) == 1 or self.graphs[0].y.is_cuda:
+        if threads == 1 or len(programs) == 1 or self._on_gpu:
             return [one(members) for members in programs]
         for members in programs:
-            if len(members) > 1:
-                self._graph(members)  # stacked before the threads ask for it
+            self._graph(members)  # made before the threads ask for it
         size = {m: sum(self.outlines[p].nodes for p in m) for m in programs}
         try:
             flushed = sys.float_info.min / 2 == 0
@@ -128,7 +130,7 @@ class Fused:
     ) -> tuple[Tree, Tree]:
         """Without `vmap`, which costs time and cannot cut mini-batches; results are stacked."""
         state = take(states, 0)
-        reply, state = step(self.graphs[member], message.for_one(member), state, key)
+        reply, state = step(self._graph((member,)), message.for_one(member), state, key)
         stacked: tuple[Tree, Tree] = tree_map(lambda leaf: leaf.unsqueeze(0), (reply, state))
         return stacked
 
@@ -143,17 +145,35 @@ class Fused:
         return replies
 
     def _buckets(self, positions: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The buckets of a roster; those of the last one, and of everybody, are kept."""
         if positions not in self.buckets:
-            self.buckets = {positions: make_buckets(self.outlines, positions, self.chunk)}
+            everybody = {
+                p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)
+            }
+            made = make_buckets(self.outlines, positions, self.chunk)
+            self.buckets = {**everybody, positions: made}
+            wanted = {members for found in self.buckets.values() for members in found}
+            self.stacked = {m: graph for m, graph in self.stacked.items() if m in wanted}
         return self.buckets[positions]
 
     def _graph(self, members: tuple[int, ...]) -> Graph:
-        """The members' graphs, stacked; the last round's stacks are kept."""
+        """The members' graphs, stacked, or the only member's; those in use are kept.
+
+        Where graphs are made lazily they are kept on the disk.
+        """
+        if len(members) == 1 and not self.lazy:
+            return self.graphs[members[0]]
         if members not in self.stacked:
-            if len(self.stacked) >= max(2, len(next(iter(self.buckets.values()), []))):
-                self.stacked.clear()
-            self.stacked[members] = stack_graphs([self.graphs[p] for p in members])
+            if len(self.stacked) >= 2 * max(1, sum(map(len, self.buckets.values()))):
+                self.stacked.clear()  # buckets were split again and again
+            made = [self.graphs[p] for p in members]
+            graph = stack_graphs(made) if len(made) > 1 else made[0]
+            self.stacked[members] = on_disk(graph) if self.lazy else graph
         return self.stacked[members]
+
+    @cached_property
+    def _on_gpu(self) -> bool:
+        return self.graphs[0].y.is_cuda
 
     def export_states(self) -> list[Tree]:
         """Every client's private state, for a checkpoint."""
@@ -279,7 +299,7 @@ class Outline(NamedTuple):
 
 
 def outline(graphs: Sequence[Graph]) -> list[Outline]:
-    """All clients' outlines; kinds are numbered in an order that does not depend on the clients'."""
+    """All clients' outlines; the order of the clients does not change the numbers of kinds."""
     found = [(structure(graph), graph.num_nodes, bool(graph.batch_size)) for graph in graphs]
     kinds = {spec: i for i, spec in enumerate(sorted({spec for spec, *_ in found}, key=str))}
     return [Outline(kinds[spec], nodes, alone) for spec, nodes, alone in found]

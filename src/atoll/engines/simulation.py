@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.core.batches import held_out
 from atoll.core.errors import ConfigError, StepError, unknown
-from atoll.core.federation import Federation
+from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph, Sparse, View, cast
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
@@ -69,11 +69,13 @@ class Simulation:
     ) -> None:
         dtype = torch.get_default_dtype()
         views = dict(method.views)
-        graphs = cast(federation.prepared(views).graphs, dtype=dtype, device=device)
+        graphs = each(
+            lambda graph: cast(graph, dtype=dtype, device=device), federation.prepared(views).graphs
+        )
         if torch.device(device).type == "cuda":
             graphs = with_dense_features(graphs)
         # Most graphs of a client train: predicting them to score the others would cost much.
-        graphs = [replace(g, held_out=held_out(g)) if g.batch_size else g for g in graphs]
+        graphs = each(lambda g: replace(g, held_out=held_out(g)) if g.batch_size else g, graphs)
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)

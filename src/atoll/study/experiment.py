@@ -221,7 +221,9 @@ class Run:
         return {
             "fingerprint": fingerprint,
             "server": tree_map(torch.Tensor.cpu, self.server),
-            "states": tree_map(torch.Tensor.cpu, pack_states(self.simulation.engine.export_states())),
+            "states": tree_map(
+                torch.Tensor.cpu, pack_states(self.simulation.engine.export_states())
+            ),
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
