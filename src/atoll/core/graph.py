@@ -144,8 +144,8 @@ class Graph:
         return "node" if self.root is None else "graph"
 
 
-View = Callable[[Graph], "Tensor | Sparse"]
-"""A pure function of a graph, evaluated once per client before training."""
+View = Callable[[Graph], "Tensor | Sparse | None"]
+"""A pure function of a graph, evaluated once per client before training; None leaves it out."""
 
 
 def lists_nodes(view: Tensor | Sparse) -> bool:
@@ -160,7 +160,8 @@ def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:
     """The graph with the named views filled in; a view finds those before it in the graph."""
     made: dict[str, Tensor | Sparse] = {}
     for name, view in views.items():
-        made = {**made, name: view(replace(graph, views=made))}
+        found = view(replace(graph, views=made))
+        made = made if found is None else {**made, name: found}
     return replace(graph, views=made)
 
 

@@ -154,13 +154,14 @@ def _roles(graph: Graph) -> Tensor:
 
 def is_federation_file(name: str | Path) -> bool:
     """Whether data of this name are a federation in one file, by its suffix or its first bytes."""
-    path = Path(name).expanduser()
-    if not path.is_file():
-        return path.suffix == SUFFIX
-    if path.suffix == SUFFIX:
-        return True
-    with path.open("rb") as file:
-        return _FORMAT.encode() in file.read(4096)[8:]
+    try:
+        path = Path(name).expanduser()
+        if path.suffix == SUFFIX or not path.is_file():
+            return path.suffix == SUFFIX
+        with path.open("rb") as file:
+            return _FORMAT.encode() in file.read(4096)[8:]
+    except (OSError, RuntimeError, ValueError):  # no name of a file, or none to be read
+        return False
 
 
 def read_header(path: str | Path) -> Header:

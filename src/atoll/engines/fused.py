@@ -9,6 +9,7 @@ Buckets run side by side where the process may use several threads.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Clients per program unless the user says otherwise."""
+
+NODES = 1 << 15
+"""Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
 
 
 class Fused:
@@ -150,7 +154,8 @@ class Fused:
             everybody = {
                 p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)
             }
-            made = make_buckets(self.outlines, positions, self.chunk)
+            nodes = math.inf if self._on_gpu else NODES
+            made = make_buckets(self.outlines, positions, self.chunk, nodes)
             self.buckets = {**everybody, positions: made}
             wanted = {members for found in self.buckets.values() for members in found}
             self.stacked = {m: graph for m, graph in self.stacked.items() if m in wanted}
@@ -306,9 +311,16 @@ def outline(graphs: Sequence[Graph]) -> list[Outline]:
 
 
 def make_buckets(
-    outlines: Sequence[Outline], positions: Sequence[int], chunk: int
+    outlines: Sequence[Outline], positions: Sequence[int], chunk: int, nodes: float = math.inf
 ) -> list[tuple[int, ...]]:
-    """Group clients so that padding wastes at most a quarter, or too little to matter."""
+    """Group clients so that padding wastes at most a quarter, or too little to matter.
+
+    Args:
+        outlines: Of all clients.
+        positions: Who is to be grouped.
+        chunk: Most clients of a bucket.
+        nodes: Most nodes of a bucket of several.
+    """
     buckets: list[list[int]] = []
     total = 0
     for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):
@@ -318,6 +330,7 @@ def make_buckets(
         fits = (
             current
             and len(current) < chunk
+            and total + size <= nodes
             and not alone
             and outlines[current[0]].kind == kind
             and waste <= max(0.25 * (total + size), 4096)
@@ -352,8 +365,16 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         found = [getattr(graph, name) for graph in graphs]
         return None if found[0] is None else torch.stack(found)
 
+    x = _stack_matrix([graph.x for graph in graphs], nodes)
+
+    def view(name: str) -> Tensor | Sparse:
+        found = [graph.views[name] for graph in graphs]
+        if all(_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True)):
+            return x  # the features themselves: not stacked twice
+        return _stack_matrix(found, nodes)
+
     return Graph(
-        x=_stack_matrix([graph.x for graph in graphs], nodes),
+        x=x,
         edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
         edge_weight=torch.stack([_pad(graph.edge_weight, edges) for graph in graphs]),
         y=rows("y"),
@@ -362,15 +383,18 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         test=rows("test"),
         real=rows("real"),
         ids=rows("ids"),
-        views={
-            name: _stack_matrix([graph.views[name] for graph in graphs], nodes)
-            for name in graphs[0].views
-        },
+        views={name: view(name) for name in graphs[0].views},
         root=on_padding("root", nodes),
         roots=on_padding("roots", max(len(graph.at_roots(graph.y)) for graph in graphs)),
         has_features=spaces("has_features"),
         has_classes=spaces("has_classes"),
     )
+
+
+def _is_same(one: Tensor | Sparse, two: Tensor | Sparse) -> bool:
+    if isinstance(one, Sparse) and isinstance(two, Sparse):
+        return one.values is two.values
+    return one is two
 
 
 def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Sparse:

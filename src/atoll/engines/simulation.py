@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.core.batches import held_out
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation, each
-from atoll.core.graph import Graph, Sparse, View, cast
+from atoll.core.graph import Graph, Sparse, View, cast, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
@@ -69,9 +69,14 @@ class Simulation:
     ) -> None:
         dtype = torch.get_default_dtype()
         views = dict(method.views)
-        graphs = each(
-            lambda graph: cast(graph, dtype=dtype, device=device), federation.prepared(views).graphs
-        )
+
+        def prepared(graph: Graph) -> Graph:
+            # Views are made where they are used: which product is cached depends on the device.
+            there = cast(graph, dtype=graph.real.dtype, device=device)
+            ready: Graph = cast(with_views(there, views), dtype=dtype, device=device)
+            return ready
+
+        graphs = each(prepared, federation.graphs)
         if torch.device(device).type == "cuda":
             graphs = with_dense_features(graphs)
         # Most graphs of a client train: predicting them to score the others would cost much.
