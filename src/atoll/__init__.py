@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from atoll import methods, nn
-    from atoll.api import load, partition
+    from atoll.api import load, partition, save
     from atoll.core.federation import Federation
     from atoll.core.method import Method, client_step
     from atoll.study.experiment import Experiment
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "load": "atoll.api",
     "partition": "atoll.api",
+    "save": "atoll.api",
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
     "Experiment": "atoll.study.experiment",
@@ -50,6 +51,7 @@ __all__ = [
     "partition",
     "resume",
     "run",
+    "save",
 ]
 
 

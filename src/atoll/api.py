@@ -1,32 +1,39 @@
-"""The verbs of the command line, for Python: `atoll.load` and `atoll.partition`."""
+"""The verbs of the command line, for Python: `atoll.load`, `atoll.partition` and `atoll.save`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.data.federate import federate
 from atoll.data.graph_sets import federate_graphs
 from atoll.data.load import load as load_any
+from atoll.data.one_file import is_federation_file, load_federation, save_federation
 from atoll.data.source import GraphGroup, GraphSet, Source
 
 
 def load(
     name: str, *, root: str | Path | None = None, **options: Any
-) -> Source | GraphSet | GraphGroup:
+) -> Source | GraphSet | GraphGroup | Federation:
     """One whole graph, a set of small graphs, or a group of such sets, by its name or path.
+
+    A file that `save` or `atoll partition` wrote is a federation, divided already.
 
     Args:
         name: What to load; `atoll datasets` lists the names.
         root: Where data sets are looked for (default: the variable ATOLL_DATA).
-        **options: clients and seed for the built-in lagoon; schema for tables of your own.
+        **options: clients and seed for the built-in data; schema for tables of your own; lazy for
+            a federation that does not fit into memory.
     """
+    if is_federation_file(name):
+        return load_federation(name, **options)
     return load_any(name, root=root, **options)[0]
 
 
 def partition(
-    source: Source | GraphSet | GraphGroup,
+    source: Source | GraphSet | GraphGroup | Federation,
     recipe: str | None = None,
     *,
     clients: int | None = None,
@@ -44,6 +51,8 @@ def partition(
         **options: split, ratios, allow and more, see `federate` and `federate_graphs` in
             `atoll.data`.
     """
+    if isinstance(source, Federation):
+        raise ConfigError(f"'{source.name}' is a federation, divided already; use it as it is")
     undirected = source.undirected_simple()
     if isinstance(undirected, GraphGroup):
         count = clients
@@ -53,3 +62,8 @@ def partition(
         recipe = recipe or "louvain"
         return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
     return federate_graphs(undirected, clients=count, partition=recipe, seed=seed, **options)
+
+
+def save(federation: Federation, path: str | Path) -> Path:
+    """Write a federation into one file, which `load`, and `--data` of every command, can read."""
+    return save_federation(federation, path)

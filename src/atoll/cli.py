@@ -305,6 +305,32 @@ def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
+@main.command(
+    short_help="Divide data among clients and save them in one file.",
+    epilog="For example: atoll partition --data cora --clients 10 --out cora10.atoll, then "
+    "atoll run fedavg --data cora10.atoll, here or elsewhere",
+)
+@options(*FEDERATION)
+@click.option("--seed", type=int, metavar="S", help="Of partition and split.  [default: 0]")
+@click.option("--out", metavar="FILE", required=True, type=click.Path(path_type=Path),
+              help="The file to write; it must not exist.")  # fmt: skip
+def partition(out: Path, own: tuple[str, ...], **given: Any) -> None:
+    """Divide data as a run would, and save the federation in one file (--data FILE)."""
+    from rich.text import Text
+
+    from atoll.study.config import make_config
+    from atoll.study.run import save_divided
+
+    chosen = {key: value for key, value in given.items() if value not in (None, ())}
+    asked = make_config(**chosen, own=dict(_pair("own", text) for text in own))
+    path, federation, notes = save_divided(asked, out)
+    console = _console(stderr=False)
+    for note in notes:
+        console.print(Text(note, style="dim"))
+    size = path.stat().st_size / 1e6
+    console.print(Text(f"{federation!r} saved in {path} ({size:.1f} MB)"), soft_wrap=True)
+
+
 @main.command()
 @options(*FEDERATION)
 @click.option("--seed", type=int, metavar="S", help="Of partition and split.  [default: 0]")
@@ -315,10 +341,9 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     """Show what makes the clients of a federation differ."""
     from rich.text import Text
 
-    from atoll.core.errors import ConfigError
     from atoll.study.config import make_config, resolve
     from atoll.study.inspect import inspect_federation
-    from atoll.study.run import check_folder, make_federation
+    from atoll.study.run import check_folder, make_federation, need_one_graph
 
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
     asked = make_config(**chosen, own=dict(_pair("own", text) for text in own))
@@ -326,11 +351,7 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     if out is not None:
         check_folder(out, resuming=True)
     federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
-    if federation.task == "graph":
-        raise ConfigError(
-            f"'{config.data}' is a set of graphs with one label each; this command needs one "
-            "graph: see `atoll datasets`"
-        )
+    need_one_graph(federation)
     console = _console(stderr=False)
     for note in notes:
         console.print(Text(note, style="dim"))

@@ -15,8 +15,8 @@ DATA_ROOT = click.option(
 FEDERATION = (
     click.option(
         "--data", metavar="NAME|PATH",
-        help="lagoon (built in), a data set's name, a group (molecules), or a path to your own.  "
-        "[default: lagoon]"),
+        help="lagoon or archipelago (built in), a data set's name, a group (molecules), a path to "
+        "your own, or a file of `atoll partition`.  [default: lagoon]"),
     click.option(
         "--clients", type=int, metavar="K",
         help="Number of clients.  [default: the protocol's, or one per owner]"),

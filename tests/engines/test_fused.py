@@ -21,7 +21,7 @@ from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step, client_step
 from atoll.core.random import dropout, fold, make_key
 from atoll.core.tree import Empty, Tree, inside_transform, leaves, record, structure, take
-from atoll.engines.fused import Fused, make_buckets, stack_graphs, stack_sparse
+from atoll.engines.fused import Fused, make_buckets, outline, stack_graphs, stack_sparse
 from atoll.engines.serial import Serial
 from atoll.methods import FedAvg, Local
 from atoll.nn.gcn import GCN
@@ -194,7 +194,7 @@ sizes_of_clients = st.lists(
 def test_the_law_of_buckets(clients, chunk, dice):
     graphs = [hollow(size, sparse=sparse) for size, sparse in clients]
     chosen = dice.sample(range(len(graphs)), dice.randint(1, len(graphs)))
-    buckets = make_buckets(graphs, chosen, chunk)
+    buckets = make_buckets(outline(graphs), chosen, chunk)
     assert sorted(p for bucket in buckets for p in bucket) == sorted(chosen)
     for bucket in buckets:
         assert list(bucket) == sorted(bucket)
@@ -203,17 +203,17 @@ def test_the_law_of_buckets(clients, chunk, dice):
         sizes = [clients[p][0] for p in bucket]
         waste = len(sizes) * max(sizes) - sum(sizes)
         assert waste <= max(0.25 * sum(sizes), 4096)
-    assert sorted(make_buckets(graphs, sorted(chosen), chunk)) == sorted(buckets)
+    assert sorted(make_buckets(outline(graphs), sorted(chosen), chunk)) == sorted(buckets)
 
 
 def test_small_clients_share_one_program_and_a_giant_has_its_own():
     graphs = [hollow(size) for size in (10, 20, 1_000_000, 30)]
-    assert sorted(make_buckets(graphs, range(4), 256)) == [(0, 1, 3), (2,)]
+    assert sorted(make_buckets(outline(graphs), range(4), 256)) == [(0, 1, 3), (2,)]
 
 
 def test_a_client_with_mini_batches_has_a_program_of_its_own():
     graphs = [replace(hollow(10), batch_size=size) for size in (0, 4, 0, 4, 7)]
-    assert sorted(make_buckets(graphs, range(5), 256)) == [(0, 2), (1,), (3,), (4,)]
+    assert sorted(make_buckets(outline(graphs), range(5), 256)) == [(0, 2), (1,), (3,), (4,)]
 
 
 def test_many_graphs_are_stacked_with_padding_that_stands_for_itself():
@@ -492,8 +492,8 @@ def test_ids_decide_noise_not_places():
 
 def test_buckets_are_sorted_by_size():
     graphs = [hollow(size) for size in (50_000, 10_000, 49_000, 11_000)]
-    assert sorted(make_buckets(graphs, range(4), 2)) == [(0, 2), (1, 3)]
-    sizes = [graphs[bucket[0]].num_nodes for bucket in make_buckets(graphs, range(4), 1)]
+    assert sorted(make_buckets(outline(graphs), range(4), 2)) == [(0, 2), (1, 3)]
+    sizes = [graphs[bucket[0]].num_nodes for bucket in make_buckets(outline(graphs), range(4), 1)]
     assert all(a <= b for a, b in pairwise(sizes))
 
 

@@ -19,7 +19,7 @@ from atoll.core.losses import cross_entropy
 from atoll.core.method import Net, embedder
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
-from atoll.engines.fused import make_buckets, stack_graphs
+from atoll.engines.fused import make_buckets, outline, stack_graphs
 from atoll.nn import NODE_NETS
 from atoll.nn.views import sparse_features
 
@@ -189,7 +189,7 @@ def test_stacked_clients_equal_the_loop_with_dropout(name, kind):
     params = [perturbed(net, k) for k in range(3)]
     keys = [fold(make_key(5), k) for k in range(3)]
     # A view may be dense for one client and sparse for another; such clients are not stacked.
-    for members in make_buckets(graphs, range(3), 3):
+    for members in make_buckets(outline(graphs), range(3), 3):
         together = (
             stack_graphs([graphs[k] for k in members]),
             torch.stack([keys[k] for k in members]),

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from atoll.core.errors import DataError
 from atoll.core.graph import Graph, View, with_views
+
+
+class Lazily(Sequence[Graph]):
+    """Graphs that are made when they are asked for, and not kept: more than memory holds.
+
+    Args:
+        size: How many.
+        make: The graph at a position; the same every time.
+    """
+
+    def __init__(self, size: int, make: Callable[[int], Graph]) -> None:
+        self.size, self.make = size, make
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Graph: ...
+    @overload
+    def __getitem__(self, index: slice) -> Lazily: ...
+    def __getitem__(self, index: int | slice) -> Graph | Lazily:
+        chosen = range(self.size)[index]
+        if isinstance(chosen, range):
+            return Lazily(len(chosen), lambda i: self.make(chosen[i]))
+        return self.make(chosen)
+
+
+def each(change: Callable[[Graph], Graph], graphs: Sequence[Graph]) -> Sequence[Graph]:
+    """Every graph changed: now, or, where graphs are made lazily, whenever one is made."""
+    if isinstance(graphs, Lazily):
+        return Lazily(len(graphs), lambda i: change(graphs[i]))
+    return tuple(change(graph) for graph in graphs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -16,7 +48,7 @@ class Federation:
     """Clients' graphs, in an order that carries no meaning.
 
     Attributes:
-        graphs: One per client.
+        graphs: One per client; a tuple, or `Lazily` made.
         classes: Number of classes, common knowledge.
         name: The data set's name, for tables.
         numbers: Each client's own number. Keyed noise follows it, so that listing the clients in
@@ -25,7 +57,7 @@ class Federation:
         about: How the federation was made (partition, split, hashes), for the record.
     """
 
-    graphs: tuple[Graph, ...]
+    graphs: Sequence[Graph]
     classes: int
     name: str = "federation"
     numbers: tuple[int, ...] = ()
@@ -37,6 +69,8 @@ class Federation:
             raise DataError("a federation needs at least one client, but none was given")
         if not self.numbers:
             object.__setattr__(self, "numbers", tuple(range(len(self.graphs))))
+        if isinstance(self.graphs, Lazily):
+            return  # checked when they were written
         if len({graph.num_features for graph in self.graphs}) > 1:
             widths = sorted({graph.num_features for graph in self.graphs})
             raise DataError(f"clients must have equally many features, but have {widths}")
@@ -64,12 +98,13 @@ class Federation:
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
         """The federation with every client's views filled in."""
-        return replace(self, graphs=tuple(with_views(graph, views) for graph in self.graphs))
+        return replace(self, graphs=each(lambda graph: with_views(graph, views), self.graphs))
 
     def reordered(self, order: Sequence[int]) -> Federation:
         """The same clients, listed in another order."""
+        chosen = Lazily(len(order), lambda i: self.graphs[order[i]])
         return replace(
             self,
-            graphs=tuple(self.graphs[i] for i in order),
+            graphs=chosen if isinstance(self.graphs, Lazily) else tuple(chosen),
             numbers=tuple(self.numbers[i] for i in order),
         )

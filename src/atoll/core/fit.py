@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from atoll.core.batched import Batch, current_batch
 from atoll.core.batches import minibatches
 from atoll.core.graph import Graph
 from atoll.core.optim import Optimizer
@@ -83,6 +84,9 @@ def _on(loss: Callable[..., Tensor], graph: Graph) -> Loss:
 
 def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
+    batch = current_batch()
+    if batch is not None:
+        return _gradient_of_batch(batch, loss, params, key)
     if inside_transform():
         return torch.func.grad(loss)(params, key)
     # Outside of `vmap` plain autograd gives the same numbers without the transforms' overhead,
@@ -93,3 +97,26 @@ def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
         value = loss(unflatten(tracked, spec), key)
     found = torch.autograd.grad(value, tracked, allow_unused=True, materialize_grads=True)
     return unflatten(found, spec)
+
+
+def _gradient_of_batch(batch: Batch, loss: Loss, params: Tree, key: Tensor) -> Tree:
+    """Every client's gradient, by plain autograd on the stacks behind `vmap`.
+
+    Nobody's loss depends on another's parameters, so that the gradient of the losses' sum by all
+    parameters holds each client's own. `torch.func.grad` gives the same, but costs the interpreter
+    a second layer around every operation and back.
+    """
+    with torch.enable_grad():
+        given, spec = flatten(params)
+        lowered = [batch.lower(leaf) for leaf in given]
+        with batch.paused():
+            flat = [stacked.detach().requires_grad_() for stacked, _ in lowered]
+        axes = [axis for _, axis in lowered]
+        tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
+        value, _ = batch.lower(loss(unflatten(tracked, spec), key))
+        with batch.paused():
+            found = torch.autograd.grad(
+                value.sum(), flat, allow_unused=True, materialize_grads=True
+            )
+    lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]
+    return unflatten(lifted, spec)

@@ -173,8 +173,8 @@ class Graph:
         return "node" if self.root is None else "graph"
 
 
-View = Callable[[Graph], Matrix]
-"""A pure function of a graph, evaluated once per client before training."""
+View = Callable[[Graph], Matrix | None]
+"""A pure function of a graph, evaluated once per client before training; None leaves it out."""
 
 
 def lists_nodes(view: Matrix) -> bool:
@@ -186,8 +186,12 @@ def lists_nodes(view: Matrix) -> bool:
 
 
 def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:
-    """The graph with the named views filled in."""
-    return replace(graph, views={name: view(graph) for name, view in views.items()})
+    """The graph with the named views filled in; a view finds those before it in the graph."""
+    made: dict[str, Matrix] = {}
+    for name, view in views.items():
+        found = view(replace(graph, views=made))
+        made = made if found is None else {**made, name: found}
+    return replace(graph, views=made)
 
 
 def sparse_matrix(

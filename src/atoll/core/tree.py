@@ -156,7 +156,7 @@ def all_finite(tree: Tree) -> bool:
     floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         return True
-    total = torch.stack([leaf.sum(dtype=torch.float64) for leaf in floats]).sum()
+    total = torch.stack([leaf.sum().to(torch.float64) for leaf in floats]).sum()
     return bool(torch.isfinite(total)) or all(bool(torch.isfinite(leaf).all()) for leaf in floats)
 
 

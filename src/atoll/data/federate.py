@@ -53,9 +53,8 @@ def federate(
     roles = assign_roles(
         source, parts.parts, split, seed=seed, ratios=ratios, **(split_options or {})
     )
-    graphs = tuple(
-        client_graph(source, ids, role) for ids, role in zip(parts.parts, roles, strict=True)
-    )
+    induced = Induced(source)
+    graphs = tuple(induced.graph(ids, role) for ids, role in zip(parts.parts, roles, strict=True))
     check_clients(source, parts, graphs, allow)
     about = {
         "partition": partition, "split": split, "clients": len(graphs), "sha1": parts.sha1,
@@ -66,25 +65,49 @@ def federate(
     return Federation(graphs, source.classes, name=source.name, metric=source.metric, about=about)
 
 
-def client_graph(source: Source, ids: np.ndarray, roles: np.ndarray) -> Graph:
-    """The subgraph that the nodes `ids` induce, as tensors."""
-    place = np.full(source.num_nodes, -1, dtype=np.int64)
-    place[ids] = np.arange(ids.size)
-    ends = place[source.edges]
-    inside = (ends >= 0).all(axis=0)
-    weight = None if source.weight is None else torch.from_numpy(source.weight[inside])
-    labels = source.y[ids]
-    known = labels >= 0
-    return make_graph(
-        _features(source.x, ids),
-        torch.from_numpy(np.ascontiguousarray(ends[:, inside])),
-        torch.from_numpy(labels),
-        train=torch.from_numpy((roles == TRAIN) & known),
-        val=torch.from_numpy((roles == VAL) & known),
-        test=torch.from_numpy((roles == TEST) & known),
-        edge_weight=weight,
-        ids=torch.from_numpy(ids.astype(np.int32)),
-    )
+class Induced:
+    """Subgraphs that sets of nodes induce, each at the cost of its own nodes and their edges.
+
+    Edges keep the order that they have in the whole graph.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        begins = source.edges[0]
+        self.by_source = np.argsort(begins, kind="stable")
+        degree = np.bincount(begins, minlength=source.num_nodes)
+        self.first = np.concatenate([[0], np.cumsum(degree)])
+        self.place = np.full(source.num_nodes, -1, dtype=np.int64)
+
+    def edges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the edges inside `ids`, ascending, and their ends counted in `ids`."""
+        source = self.source
+        counts = self.first[ids + 1] - self.first[ids]
+        shift = np.repeat(self.first[ids] - (np.cumsum(counts) - counts), counts)
+        leaving = np.unique(self.by_source[shift + np.arange(shift.size)])
+        self.place[ids] = np.arange(ids.size)
+        ends = self.place[source.edges[:, leaving]]
+        self.place[ids] = -1
+        inside = ends[1] >= 0
+        return leaving[inside], np.ascontiguousarray(ends[:, inside])
+
+    def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
+        """The subgraph as tensors."""
+        source = self.source
+        numbers, ends = self.edges(ids)
+        weight = None if source.weight is None else torch.from_numpy(source.weight[numbers])
+        labels = source.y[ids]
+        known = labels >= 0
+        return make_graph(
+            _features(source.x, ids),
+            torch.from_numpy(ends),
+            torch.from_numpy(labels),
+            train=torch.from_numpy((roles == TRAIN) & known),
+            val=torch.from_numpy((roles == VAL) & known),
+            test=torch.from_numpy((roles == TEST) & known),
+            edge_weight=weight,
+            ids=torch.from_numpy(ids.astype(np.int32)),
+        )
 
 
 def _features(x: np.ndarray | sp.csr_array, ids: np.ndarray) -> torch.Tensor | Sparse:

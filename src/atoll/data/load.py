@@ -1,4 +1,4 @@
-"""One name for every kind of data: the built-in lagoon, a public data set, or a path."""
+"""One name for every kind of data: the built-in generators, a public data set, or a path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.data.datasets import (
 )
 from atoll.data.own import OwnOptions, load_own
 from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.data.synthetic import make_lagoon, parse_lagoon
+from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 
 
 def load(
@@ -36,8 +36,8 @@ def load(
     """A source, and what a loader of the user's own data has to say about it.
 
     Args:
-        name: "lagoon" (with knobs: "lagoon:homophily=0.3"), a data set's or a group's name (a set
-            of graphs has options: "PROTEINS:features=degree"), or a path.
+        name: "lagoon" or "archipelago" (with knobs: "lagoon:homophily=0.3"), a data set's or a
+            group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
         clients: How many owners the built-in data has.
         seed: Seed of the built-in data.
         root: Where data sets are looked for.
@@ -47,7 +47,7 @@ def load(
     if not is_own(name) and (schema is not None or own):
         given = "--schema" if schema is not None else "--own"
         raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; leave it out")
-    if name == "lagoon" or name.startswith("lagoon:"):
+    if built_in(name):
         return make_lagoon(parse_lagoon(name), clients, seed), []
     if is_own(name):
         source, report = load_own(Path(name).expanduser(), schema, own_options(own or {}))
@@ -81,7 +81,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 
 def is_own(name: str) -> bool:
     """Whether a name of data means the user's own files."""
-    if name.partition(":")[0] == "lagoon":
+    if built_in(name):
         return False
     path = Path(name).expanduser()
     # A folder that happens to be called like a public set does not hide it.
@@ -94,7 +94,7 @@ def _is_public(text: str) -> bool:
 
 
 def _no_such_data(name: str) -> ConfigError:
-    names = {key.lower(): key for key in (*DATASETS, *GROUPS, "lagoon")}
+    names = {key.lower(): key for key in (*DATASETS, *GROUPS, *BUILT_IN)}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = (
         f"did you mean '{names[near[0]]}'?"

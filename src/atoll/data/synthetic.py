@@ -5,12 +5,15 @@ drawn from its field's vocabulary. It cites popular documents, mostly of its own
 and mostly of its own library. Four knobs make the owners differ: label skew (libraries
 specialise), topology skew (they cite differently), feature noise and size. Everything follows
 from the seed.
+
+Archipelago is the same generator for scale: any number of owners, each with a small graph of its
+own and no edge to the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -47,50 +50,108 @@ class Lagoon:
     feature_noise: float = 0.7
     own_library: float = 0.85
 
+    owners: ClassVar[int | None] = None
+    """How many owners there are unless the user says; None asks the protocol."""
+    dense: ClassVar[bool] = False
+    """Whether words are stored with their zeros."""
+
     def __post_init__(self) -> None:
+        self._check(type(self).__name__.lower())
+
+    def owner(self, owners: int, rng: np.random.Generator) -> np.ndarray:
+        """The owner of each document, ascending."""
+        if owners < 1 or self.nodes < 10 * owners:
+            raise ConfigError(
+                f"lagoon with {self.nodes} nodes cannot have {owners} clients; give 1 to "
+                f"{self.nodes // 10}, or more nodes (--data lagoon:nodes=...)"
+            )
+        return np.sort(rng.integers(owners, size=self.nodes))
+
+    def _check(self, who: str) -> None:
         for name in ("homophily", "label_skew", "topology_skew", "feature_noise", "own_library"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(
-                    f"lagoon: {name} is {getattr(self, name)}; give a number from 0 to 1"
+                    f"{who}: {name} is {getattr(self, name)}; give a number from 0 to 1"
                 )
         for name in ("nodes", "classes", "words", "words_per_node"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"lagoon: {name} is {getattr(self, name)}; give at least 1")
+                raise ConfigError(f"{who}: {name} is {getattr(self, name)}; give at least 1")
         if not 0 < self.degree < self.nodes:
             raise ConfigError(
-                f"lagoon: degree is {self.degree}; give a number above 0 and below the "
+                f"{who}: degree is {self.degree}; give a number above 0 and below the "
                 f"{self.nodes} nodes"
             )
 
 
+@dataclass(frozen=True)
+class Archipelago(Lagoon):
+    """The knobs, those of lagoon and two more.
+
+    Attributes:
+        least: Fewest documents of an owner.
+        most: Most documents of an owner; sizes are drawn evenly between the two.
+    """
+
+    nodes: int = field(default=0, init=False)
+    words: int = 64
+    label_skew: float = 0.2
+    own_library: float = 1.0
+    least: int = 50
+    most: int = 200
+
+    owners: ClassVar[int | None] = 1000
+    dense: ClassVar[bool] = True
+
+    def owner(self, owners: int, rng: np.random.Generator) -> np.ndarray:
+        """The owner of each document, ascending."""
+        if owners < 1:
+            raise ConfigError(f"archipelago cannot have {owners} clients; give at least 1")
+        return np.repeat(np.arange(owners), rng.integers(self.least, self.most + 1, size=owners))
+
+    def _check(self, who: str) -> None:
+        if not 10 <= self.least <= self.most:
+            raise ConfigError(
+                f"{who}: owners of {self.least} to {self.most} nodes are not possible; give least "
+                "from 10 on and most from least on"
+            )
+        object.__setattr__(self, "nodes", self.least)  # what the smallest owner's graph allows
+        super()._check(who)
+
+
+BUILT_IN: dict[str, type[Lagoon]] = {"lagoon": Lagoon, "archipelago": Archipelago}
+"""The generators by the names that users give."""
+
+
+def built_in(text: str) -> type[Lagoon] | None:
+    """The generator that a name of data means, with knobs or without; None for other data."""
+    return BUILT_IN.get(text.partition(":")[0])
+
+
 def parse_lagoon(text: str) -> Lagoon:
     """The knobs in `lagoon:homophily=0.3,nodes=5000`."""
-    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(Lagoon)}
+    name = text.partition(":")[0]
+    made = BUILT_IN[name]
+    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(made) if f.init}
     knobs: dict[str, Any] = {}
     for item in filter(None, text.partition(":")[2].split(",")):
-        name, _, value = (part.strip() for part in item.partition("="))
-        if name not in kinds:
-            raise unknown("lagoon knob", name, kinds)
+        knob, _, value = (part.strip() for part in item.partition("="))
+        if knob not in kinds:
+            raise unknown(f"{name} knob", knob, kinds)
         try:
-            knobs[name] = kinds[name](value)
+            knobs[knob] = kinds[knob](value)
         except ValueError:
-            kind = "a whole number" if kinds[name] is int else "a number"
-            raise ConfigError(f"lagoon: {name} cannot be '{value}'; it takes {kind}") from None
-    return Lagoon(**knobs)
+            kind = "a whole number" if kinds[knob] is int else "a number"
+            raise ConfigError(f"{name}: {knob} cannot be '{value}'; it takes {kind}") from None
+    return made(**knobs)
 
 
 def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
     """Draw the graph; its owners stand in the column `owner`."""
-    if owners < 1 or knobs.nodes < 10 * owners:
-        raise ConfigError(
-            f"lagoon with {knobs.nodes} nodes cannot have {owners} clients; give 1 to "
-            f"{knobs.nodes // 10}, or more nodes (--data lagoon:nodes=...)"
-        )
     rng = np.random.default_rng([seed, owners])
-    owner = np.sort(rng.integers(owners, size=knobs.nodes))
+    owner = knobs.owner(owners, rng)
     y = _labels(knobs, owner, owners, rng)
     return Source(
-        name="lagoon",
+        name=type(knobs).__name__.lower(),
         x=_words(knobs, y, rng),
         edges=_citations(knobs, owner, y, owners, rng),
         y=y,
@@ -107,7 +168,7 @@ def _labels(knobs: Lagoon, owner: np.ndarray, owners: int, rng: np.random.Genera
     return np.asarray((draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1), np.int64)
 
 
-def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> sp.csr_array:
+def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray | sp.csr_array:
     # Words are ranked by a power law in the common vocabulary and, shuffled, in every field's own.
     weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
     orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])
@@ -122,7 +183,7 @@ def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> sp.csr_arr
     x = sp.csr_array((np.ones(rows.size, np.float32), (rows, columns)), shape=(y.size, knobs.words))
     x.sum_duplicates()
     x.data[:] = 1.0
-    return x
+    return x.toarray() if knobs.dense else x
 
 
 def _citations(

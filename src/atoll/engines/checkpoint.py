@@ -9,10 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from atoll.core.errors import DataError, WireError
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, stack, unstack
 from atoll.engines.codec import decode, encode
 
 
@@ -58,3 +63,28 @@ def load_checkpoint(path: Path) -> Tree:
         return decode(data[32:], limit=1 << 40, finite=False)
     except WireError as error:
         raise DataError(f"checkpoint {path} was written by another version of Atoll") from error
+
+
+def pack_states(states: Sequence[Tree]) -> Tree:
+    """Private states for a checkpoint: those of one shape stacked, so that many cost little."""
+    alike: dict[object, list[int]] = {}
+    for position, state in enumerate(states):
+        flat, spec = pytree.tree_flatten(state)
+        kinds = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in flat)
+        alike.setdefault((spec, kinds), []).append(position)
+    return [
+        {"clients": torch.tensor(group), "states": stack([states[p] for p in group])}
+        for group in alike.values()
+    ]
+
+
+def unpack_states(packed: Tree) -> list[Tree]:
+    """Every client's private state, as `pack_states` got them."""
+    found = {
+        position: state
+        for group in packed
+        for position, state in zip(
+            group["clients"].tolist(), unstack(group["states"], len(group["clients"])), strict=True
+        )
+    }
+    return [found[position] for position in range(len(found))]

@@ -9,10 +9,12 @@ Buckets run side by side where the process may use several threads.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +22,13 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import AtollError, StepError
+from atoll.core.federation import Lazily
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map, vmap_trees
 from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
+from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,9 @@ CHUNK = 256
 MOST_KEPT = 256
 """Most lists of positions, and recordings, that are kept."""
 
+NODES = 1 << 15
+"""Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
+
 
 class Fused:
     """Runs a step on whole buckets of clients; private states stay stacked between rounds."""
@@ -43,8 +50,9 @@ class Fused:
 
     def __init__(self, graphs: Sequence[Graph], chunk: int = 0, *, in_one: bool = False) -> None:
         """`in_one` makes one program of all clients, however much has to be padded."""
-        self.graphs = tuple(graphs)
+        self.graphs = graphs
         self.in_one = in_one
+        self.lazy = isinstance(graphs, Lazily)
         self.chunk = chunk or CHUNK
         self.looped = Serial(graphs)
         self.stacked: dict[tuple[int, ...], Graph] = {}
@@ -56,6 +64,11 @@ class Fused:
     def record_steps(self) -> None:
         """From now on record each step's program and replay it; the rest runs in between."""
         self.recorded = self.recorded or RecordedSteps()
+
+    @cached_property
+    def outlines(self) -> list[Outline]:
+        """Of all clients, found once."""
+        return outline(self.graphs)
 
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
@@ -137,12 +150,11 @@ class Fused:
         Programs of small tensors use a second core better than one program's operations do.
         """
         threads = torch.get_num_threads()
-        if threads == 1 or len(programs) == 1 or self.graphs[0].y.is_cuda:
+        if threads == 1 or len(programs) == 1 or self._on_gpu:
             return [one(members) for members in programs]
         for members in programs:
-            if len(members) > 1:
-                self._graph(members)  # stacked before the threads ask for it
-        size = {m: sum(self.graphs[p].num_nodes for p in m) for m in programs}
+            self._graph(members)  # made before the threads ask for it
+        size = {m: sum(self.outlines[p].nodes for p in m) for m in programs}
         try:
             flushed = sys.float_info.min / 2 == 0
             with ThreadPoolExecutor(threads, initializer=_settle, initargs=(flushed,)) as pool:
@@ -197,17 +209,31 @@ class Fused:
         return replies
 
     def _buckets(self, positions: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The buckets of a roster; those of the last one, and of everybody, are kept."""
         if positions not in self.buckets:
-            made = make_buckets(self.graphs, positions, self.chunk)
-            self.buckets = {positions: [positions] if self.in_one else made}
+            everybody = {
+                p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)
+            }
+            nodes = math.inf if self._on_gpu else NODES
+            made = make_buckets(self.outlines, positions, self.chunk, nodes)
+            self.buckets = {**everybody, positions: [positions] if self.in_one else made}
+            wanted = {members for found in self.buckets.values() for members in found}
+            self.stacked = {m: graph for m, graph in self.stacked.items() if m in wanted}
         return self.buckets[positions]
 
     def _graph(self, members: tuple[int, ...]) -> Graph:
-        """The members' graphs, stacked; the last round's stacks are kept."""
+        """The members' graphs, stacked, or the only member's; those in use are kept.
+
+        Where graphs are made lazily they are kept on the disk.
+        """
+        if len(members) == 1 and not self.lazy:
+            return self.graphs[members[0]]
         if members not in self.stacked:
-            if len(self.stacked) >= max(2, len(next(iter(self.buckets.values()), []))):
-                self.stacked.clear()
-            self.stacked[members] = stack_graphs([self.graphs[p] for p in members])
+            if len(self.stacked) >= 2 * max(1, sum(map(len, self.buckets.values()))):
+                self.stacked.clear()  # buckets were split again and again
+            made = [self.graphs[p] for p in members]
+            graph = stack_graphs(made) if len(made) > 1 else made[0]
+            self.stacked[members] = on_disk(graph) if self.lazy else graph
         return self.stacked[members]
 
     def stacked_states(self) -> Tree:
@@ -216,6 +242,10 @@ class Fused:
         row = {position: i for i, position in enumerate(members)}
         whole = concat(list(self.states.stacks.values()))
         return take(whole, self._index(tuple(row[p] for p in range(len(self.graphs)))))
+
+    @cached_property
+    def _on_gpu(self) -> bool:
+        return self.graphs[0].y.is_cuda
 
     def export_states(self) -> list[Tree]:
         """Every client's private state, for a checkpoint."""
@@ -280,37 +310,51 @@ def _settle(flushed: bool) -> None:
 
 
 class _States:
-    """Private states: stacked where a bucket left them, so that a steady roster copies nothing."""
+    """Private states: stacked where a bucket left them, so that a steady roster copies nothing.
+
+    Members of a bucket are one tuple, which is told from others by identity first: to compare or
+    hash its hundreds of numbers once per client would cost as the square of the clients.
+    """
 
     def __init__(self, size: int) -> None:
         self.home: list[tuple[tuple[int, ...], int] | None] = [None] * size
         self.stacks: dict[tuple[int, ...], Tree] = {}
+        self.living: dict[tuple[int, ...], int] = {}  # how many clients' states a stack holds
 
     def get(self, members: tuple[int, ...]) -> Tree:
-        homes = [self.home[p] for p in members]
+        """The members' states, stacked; None if they have none yet."""
+        homes = [self.home[position] for position in members]
         if homes[0] is None:
             return None
-        if members in self.stacks and all(h is not None and h[0] == members for h in homes):
+        if all(h is not None and (h[0] is members or h[0] == members) for h in homes):
             return self.stacks[members]
         return stack([self._one(p) for p in members])
 
     def put(self, members: tuple[int, ...], state: Tree) -> None:
-        self.stacks[members] = state
         for row, position in enumerate(members):
-            self.home[position] = (members, row)
-        used = {home[0] for home in self.home if home is not None}
-        self.stacks = {key: tree for key, tree in self.stacks.items() if key in used}
+            old = self.home[position]
+            if old is not None and old[0] is not members:
+                self._leave(old[0])
+            if old is None or old[0] is not members:
+                self.living[members] = self.living.get(members, 0) + 1
+                self.home[position] = (members, row)
+        self.stacks[members] = state
+
+    def _leave(self, members: tuple[int, ...]) -> None:
+        self.living[members] -= 1
+        if not self.living[members]:
+            del self.living[members], self.stacks[members]
 
     def same_structure(self, bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Split a bucket where members' states differ in kind (some may have none yet)."""
         groups: dict[object, list[int]] = {}
-        kinds: dict[tuple[int, ...], object] = {}
+        kinds: dict[int, object] = {}
         for position in bucket:
             home = self.home[position]
-            if home is not None and home[0] not in kinds:
-                kinds[home[0]] = _kind(self.stacks[home[0]])
-            groups.setdefault(None if home is None else kinds[home[0]], []).append(position)
-        return [tuple(group) for group in groups.values()]
+            if home is not None and id(home[0]) not in kinds:
+                kinds[id(home[0])] = _kind(self.stacks[home[0]])
+            groups.setdefault(None if home is None else kinds[id(home[0])], []).append(position)
+        return [bucket] if len(groups) == 1 else [tuple(group) for group in groups.values()]
 
     @property
     def begun(self) -> bool:
@@ -325,7 +369,7 @@ class _States:
         return [self._one(position) for position in range(len(self.home))]
 
     def replace(self, states: Sequence[Tree]) -> None:
-        self.home, self.stacks = [None] * len(states), {}
+        self.home, self.stacks, self.living = [None] * len(states), {}, {}
         for position, state in enumerate(states):
             if state is not None:
                 self.put((position,), stack([state]))
@@ -355,25 +399,50 @@ def at_once(
     return found
 
 
+class Outline(NamedTuple):
+    """What decides which clients share a program.
+
+    Attributes:
+        kind: Number of the graph's structure; only graphs of one kind can be stacked.
+        nodes: Its size.
+        alone: Whether it has mini-batches: how often it steps, and on what, is its own affair.
+    """
+
+    kind: int
+    nodes: int
+    alone: bool
+
+
+def outline(graphs: Sequence[Graph]) -> list[Outline]:
+    """All clients' outlines; the order of the clients does not change the numbers of kinds."""
+    found = [(structure(graph), graph.num_nodes, bool(graph.batch_size)) for graph in graphs]
+    kinds = {spec: i for i, spec in enumerate(sorted({spec for spec, *_ in found}, key=str))}
+    return [Outline(kinds[spec], nodes, alone) for spec, nodes, alone in found]
+
+
 def make_buckets(
-    graphs: Sequence[Graph], positions: Sequence[int], chunk: int
+    outlines: Sequence[Outline], positions: Sequence[int], chunk: int, nodes: float = math.inf
 ) -> list[tuple[int, ...]]:
     """Group clients so that padding wastes at most a quarter, or too little to matter.
 
-    A client with mini-batches stays alone: how often it steps, and on what, is its own affair.
+    Args:
+        outlines: Of all clients.
+        positions: Who is to be grouped.
+        chunk: Most clients of a bucket.
+        nodes: Most nodes of a bucket of several.
     """
-    by_size = sorted(positions, key=lambda p: (str(structure(graphs[p])), graphs[p].num_nodes, p))
     buckets: list[list[int]] = []
     total = 0
-    for position in by_size:
-        size = graphs[position].num_nodes
+    for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):
+        kind, size, alone = outlines[position]
         current = buckets[-1] if buckets else []
         waste = (len(current) + 1) * size - (total + size)
         fits = (
             current
             and len(current) < chunk
-            and not graphs[position].batch_size
-            and structure(graphs[current[0]]) == structure(graphs[position])
+            and total + size <= nodes
+            and not alone
+            and outlines[current[0]].kind == kind
             and waste <= max(0.25 * (total + size), 4096)
         )
         if fits:
@@ -406,8 +475,16 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         found = [getattr(graph, name) for graph in graphs]
         return None if found[0] is None else torch.stack(found)
 
+    x = _stack_matrix([graph.x for graph in graphs], nodes)
+
+    def view(name: str) -> Matrix:
+        found = [graph.views[name] for graph in graphs]
+        if all(_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True)):
+            return x  # the features themselves: not stacked twice
+        return _stack_view(found, nodes)
+
     return Graph(
-        x=_stack_matrix([graph.x for graph in graphs], nodes),
+        x=x,
         edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
         edge_weight=torch.stack([_pad(graph.edge_weight, edges) for graph in graphs]),
         y=rows("y"),
@@ -416,10 +493,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         test=rows("test"),
         real=rows("real"),
         ids=rows("ids"),
-        views={
-            name: _stack_view([graph.views[name] for graph in graphs], nodes)
-            for name in graphs[0].views
-        },
+        views={name: view(name) for name in graphs[0].views},
         root=on_padding("root", nodes),
         roots=on_padding("roots", max(len(graph.at_roots(graph.y)) for graph in graphs)),
         has_features=spaces("has_features"),
@@ -434,6 +508,12 @@ def _stack_view(parts: Sequence[Matrix], nodes: int) -> Matrix:
     most = max(len(part.rows) for part in distinct)
     rows = torch.stack([_pad(part.rows, most) for part in distinct])
     return Distinct(rows, stack_sparse([part.which for part in distinct], nodes))
+
+
+def _is_same(one: Matrix, two: Matrix) -> bool:
+    if isinstance(one, Sparse) and isinstance(two, Sparse):
+        return one.values is two.values
+    return one is two
 
 
 def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Sparse:

@@ -5,21 +5,43 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 SCORE = "score"
 """The evaluation step's name."""
 
 
 class Entry(NamedTuple):
-    """One step on some clients: one message down to and one reply up from each of them."""
+    """One step on some clients: one message down to and one reply up from each of them.
+
+    Attributes:
+        round: Its number.
+        step: Its name.
+        runs: The clients, ascending, as runs of neighbours (first, behind the last): all clients
+            are one run, however many they are.
+        down: Bytes to each of them.
+        up: Bytes from each of them.
+    """
 
     round: int
     step: str
-    clients: Sequence[int]
+    runs: tuple[tuple[int, int], ...]
     down: int
     up: int
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients one by one."""
+        return [client for first, end in self.runs for client in range(first, end)]
+
+    @property
+    def size(self) -> int:
+        """How many clients."""
+        return sum(end - first for first, end in self.runs)
 
 
 @dataclass
@@ -30,7 +52,7 @@ class Ledger:
 
     def add(self, round: int, step: str, clients: Sequence[int], down: int, up: int) -> None:
         """Note that each of the clients got `down` bytes and sent `up` bytes."""
-        self.entries.append(Entry(round, step, clients, down, up))
+        self.entries.append(Entry(round, step, _runs(clients), down, up))
 
     def total(self, direction: str) -> int:
         """Bytes of training traffic, "up" or "down", over all rounds and clients."""
@@ -41,9 +63,9 @@ class Ledger:
         table: dict[str, dict[str, int]] = {}
         for entry in self.entries:
             row = table.setdefault(entry.step, {"messages": 0, "down": 0, "up": 0})
-            row["messages"] += len(entry.clients)
-            row["down"] += entry.down * len(entry.clients)
-            row["up"] += entry.up * len(entry.clients)
+            row["messages"] += entry.size
+            row["down"] += entry.down * entry.size
+            row["up"] += entry.up * entry.size
         return table
 
     def rows(self) -> Iterator[tuple[int, str, int, int, int]]:
@@ -61,8 +83,21 @@ class Ledger:
 
     def export(self) -> list[Any]:
         """Plain values for a checkpoint."""
-        return [[e.round, e.step, list(e.clients), e.down, e.up] for e in self.entries]
+        return [[e.round, e.step, torch.tensor(e.runs), e.down, e.up] for e in self.entries]
 
     def restore(self, exported: list[Any]) -> None:
         """Continue from what `export` gave."""
-        self.entries = [Entry(*row) for row in exported]
+        self.entries = [
+            Entry(round, step, tuple(map(tuple, runs.tolist())), down, up)
+            for round, step, runs, down, up in exported
+        ]
+
+
+def _runs(clients: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as runs of neighbours."""
+    if len(clients) and clients[-1] - clients[0] == len(clients) - 1:
+        return ((clients[0], clients[-1] + 1),)
+    cuts = [i for i in range(1, len(clients)) if clients[i] != clients[i - 1] + 1]
+    return tuple(
+        (clients[first], clients[end - 1] + 1) for first, end in pairwise([0, *cuts, len(clients)])
+    )

@@ -20,7 +20,7 @@ class Serial:
     name = "serial"
 
     def __init__(self, graphs: Sequence[Graph]) -> None:
-        self.graphs = tuple(graphs)
+        self.graphs = graphs
         self.states: list[Tree] = [None] * len(graphs)
 
     def run(

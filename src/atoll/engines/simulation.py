@@ -12,8 +12,8 @@ from torch import Tensor
 
 from atoll.core.batches import with_parts
 from atoll.core.errors import ConfigError, StepError, unknown
-from atoll.core.federation import Federation
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast
+from atoll.core.federation import Federation, each
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
@@ -72,11 +72,18 @@ class Simulation:
     ) -> None:
         dtype = torch.get_default_dtype()
         views = dict(method.views)
-        graphs = cast(federation.prepared(views).graphs, dtype=dtype, device=device)
+
+        def prepared(graph: Graph) -> Graph:
+            # Views are made where they are used: which product is cached depends on the device.
+            there = cast(graph, dtype=graph.real.dtype, device=device)
+            ready: Graph = cast(with_views(there, views), dtype=dtype, device=device)
+            return ready
+
+        graphs = each(prepared, federation.graphs)
         if torch.device(device).type == "cuda":
             graphs = with_dense_views(graphs)
         # Most graphs of a client train: predicting them to score the others would cost much.
-        graphs = [with_parts(graph) for graph in graphs]
+        graphs = each(with_parts, graphs)
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)

@@ -5,13 +5,15 @@
 
 With `head=linear` the last layer is H W + b, as in FED-PUB's network after two convolutions.
 
-Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X is computed once.
+Shapes: x (N, D), logits (N, C). Nothing is dropped from the input, so that Â X is computed once
+where that saves work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -45,7 +47,11 @@ class GCN(Layered):
 
     @property
     def views(self) -> Mapping[str, View]:
-        return {"gcn": views.gcn_adjacency, "gcn_x": views.gcn_features}
+        return {
+            "gcn": views.gcn_adjacency,
+            "gcn_x": views.gcn_features,
+            "x": partial(views.features_unless, "gcn_x"),
+        }
 
     def init(self, key: Tensor) -> Tree:
         widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
@@ -58,7 +64,7 @@ class GCN(Layered):
         return params
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
-        h: Tensor = matmul(graph.views["gcn_x"], layer["weight"]) + layer["bias"]
+        h: Tensor = views.first_product(graph, "gcn", layer["weight"]) + layer["bias"]
         return h
 
     def _next(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -44,7 +45,11 @@ class GIN:
     @property
     def views(self) -> Mapping[str, View]:
         """The sum over neighbourhoods, applied to features once."""
-        return {"sum": views.sum_adjacency, "sum_x": views.sum_features}
+        return {
+            "sum": views.sum_adjacency,
+            "sum_x": views.sum_features,
+            "x": partial(views.features_unless, "sum_x"),
+        }
 
     def init(self, key: Tensor) -> Tree:
         """Two linear layers per convolution, and the last one."""
@@ -60,7 +65,7 @@ class GIN:
         """What the last, linear layer reads, (N, hidden)."""
         adjacency = graph.views["sum"]
         *convolutions, _ = params
-        h = matmul(graph.views["sum_x"], convolutions[0]["inner"]["weight"])
+        h = views.first_product(graph, "sum", convolutions[0]["inner"]["weight"])
         for number, layer in enumerate(convolutions):
             if number:
                 h = matmul(adjacency, h @ layer["inner"]["weight"])

@@ -53,7 +53,7 @@ class GraphSAGE(Layered):
         ]
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
-        h: Tensor = matmul(graph.views["mean_x"], layer["neighbour"]) + layer["bias"]
+        h: Tensor = views.first_product(graph, "mean", layer["neighbour"]) + layer["bias"]
         return h + matmul(graph.views["x"], layer["self"])
 
     def _next(

@@ -6,6 +6,7 @@ Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -17,6 +18,11 @@ from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
+
+_DENSE_IS_FASTER = 0.1
+"""Time of an entry of a dense product by that of a sparse one."""
+_DISTINCT = 0.7
+"""Entries of a sparse product by its terms: neighbours share some of their words."""
 
 MAX_TERMS = 1 << 22
 """Terms of a sparse product that are held at once, about 80 bytes each; a row is never split."""
@@ -61,7 +67,7 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     """
     source, target, weight = _with_loops(graph, _own_loops(graph))
     size = graph.num_nodes
-    degree = gcn_degrees(graph)
+    degree = weight.new_zeros(size).index_add(0, target, weight)
     # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return sparse_matrix(
@@ -109,19 +115,47 @@ def features(graph: Graph) -> Tensor | Sparse:
     return _fastest(graph.x)
 
 
-def gcn_features(graph: Graph) -> Tensor | Sparse:
+def gcn_features(graph: Graph) -> Tensor | Sparse | None:
     """Â X: exact to cache for a first GCN layer, because nothing is dropped from its input."""
-    return product(gcn_adjacency(graph), graph.x)
+    return _cached(_made(graph, "gcn", gcn_adjacency), graph.x)
 
 
-def mean_features(graph: Graph) -> Tensor | Sparse:
+def mean_features(graph: Graph) -> Tensor | Sparse | None:
     """D^-1 A X, for a first GraphSAGE layer."""
-    return product(mean_adjacency(graph), graph.x)
+    return _cached(_made(graph, "mean", mean_adjacency), graph.x)
 
 
-def sum_features(graph: Graph) -> Tensor | Sparse:
+def sum_features(graph: Graph) -> Tensor | Sparse | None:
     """(A + I) X, for a first GIN layer."""
-    return product(sum_adjacency(graph), graph.x)
+    return _cached(_made(graph, "sum", sum_adjacency), graph.x)
+
+
+def features_unless(name: str, graph: Graph) -> Tensor | Sparse | None:
+    """X where the product of that name is not cached. A `View` once `name` is bound."""
+    return None if name in graph.views else features(graph)
+
+
+def first_product(graph: Graph, name: str, weight: Tensor) -> Tensor:
+    """A X W of a first layer, (N, H); the adjacency is view `name`, the product `name_x`."""
+    cached = graph.views.get(f"{name}_x")
+    if cached is not None:
+        return matmul(cached, weight)
+    return matmul(graph.views[name], matmul(graph.views["x"], weight))
+
+
+def _cached(adjacency: Sparse, x: Tensor | Sparse) -> Tensor | Sparse | None:
+    """A X, or None where it has so many entries that A (X W) is the faster product.
+
+    A word that a node does not have comes in with every neighbour: Cora's ÂX has 157,000 entries,
+    Â and X together 60,000. On a GPU features are dense anyway, and one kernel less is worth more.
+    """
+    if isinstance(x, Tensor) or x.values.is_cuda:
+        return product(adjacency, x)
+    ends = torch.cat([x.offsets, x.offsets.new_tensor([x.values.shape[0]])])
+    terms = int(ends.diff().long()[adjacency.columns.long()].sum())
+    dense = _DENSE_IS_FASTER * adjacency.shape[0] * x.shape[1]
+    apart = x.values.shape[0] + adjacency.values.shape[0]
+    return product(adjacency, x) if min(_DISTINCT * terms, dense) <= apart else None
 
 
 def sum_features_and_ones(graph: Graph) -> Matrix:
@@ -130,7 +164,7 @@ def sum_features_and_ones(graph: Graph) -> Matrix:
     Where features are kinds of nodes, few rows differ (NCI1: 243 of 122,747): atoms of a kind whose
     neighbours are of the same kinds.
     """
-    return _distinct(product(sum_adjacency(graph), _with_ones(graph.x)))
+    return _distinct(product(_made(graph, "sum", sum_adjacency), _with_ones(graph.x)))
 
 
 def training_nodes(graph: Graph) -> Tensor:
@@ -170,6 +204,12 @@ def sparse_features(x: Tensor) -> Sparse:
     rows, columns = x.nonzero(as_tuple=True)
     shape = (x.shape[0], x.shape[1])
     return sparse_matrix(rows, columns, x[rows, columns], shape, square=False)
+
+
+def _made(graph: Graph, name: str, view: Callable[[Graph], Sparse]) -> Sparse:
+    """A view that the network, by the name that it uses, may have asked for already."""
+    found = graph.views.get(name)
+    return found if isinstance(found, Sparse) else view(graph)
 
 
 def _pool(graph: Graph, values: Tensor) -> Sparse:

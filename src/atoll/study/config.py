@@ -25,10 +25,12 @@ from atoll.data.datasets import plain_name, task_of_data
 from atoll.data.federate import DEGENERATE
 from atoll.data.graph_sets import BY_SET
 from atoll.data.load import is_own
+from atoll.data.one_file import Header, is_federation_file, read_header
 from atoll.data.partition import PARTITIONS
 from atoll.data.schema import OWNERS
 from atoll.data.source import Source
 from atoll.data.split import SPLITS
+from atoll.data.synthetic import built_in
 from atoll.methods import METHODS, method_class
 from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
 from atoll.study.experiment import SCORED
@@ -118,7 +120,43 @@ def make_config(**given: Any) -> RunConfig:
         )
     if config.chunk < 0:
         raise ConfigError(f"chunk is {config.chunk}; give 0 (choose) or a number of clients")
+    divided = saved_header(config)
+    if divided is not None and "protocol" not in given:
+        return msgspec.structs.replace(config, protocol=divided.about.get("protocol", "strict"))
     return config
+
+
+def saved_header(config: RunConfig) -> Header | None:
+    """What is known of the data where they are a federation in one file; else None."""
+    if "data" in config.objects or not is_federation_file(config.data):
+        return None
+    return read_header(config.data)
+
+
+def _as_divided(config: RunConfig, header: Header) -> RunConfig:
+    """The configuration with what a federation's file decides; refuse what it does not have."""
+    about = header.about
+    fixed = {
+        "clients": header.clients, "partition": about.get("partition", "given"),
+        "split": about.get("split", "given"), "protocol": about.get("protocol", config.protocol),
+    }  # fmt: skip
+    if header.task == "graph":
+        fixed["batch_size"] = about.get("batch_size", max(header.batch_sizes))
+    for name, value in fixed.items():
+        asked = getattr(config, name)
+        if asked not in (None, value):
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"'{config.data}' was divided with {option} {value}, but {asked} was asked for; "
+                f"leave out --{option}, or divide the data again: atoll partition"
+            )
+    for name in ("schema", "own", "allow"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name} is for data that are still to be divided, and '{config.data}' is; leave "
+                "it out"
+            )
+    return msgspec.structs.replace(config, **fixed)
 
 
 def _wrong_type(problem: str, given: Mapping[str, Any]) -> str:
@@ -150,24 +188,30 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
         config: As the user gave it.
         task: What is classified, "node" or "graph"; None finds out by the data's name.
     """
+    divided = saved_header(config)
+    if divided is not None:
+        config = _as_divided(config, divided)
     rules = protocol(config.protocol)
-    task = task or task_of_data(config.data)
-    _check_protocol_task(rules, plain_name(config.data), task)
-    settings = {} if "method" in config.objects else _settings(config, rules)
+    task = task or (divided.task if divided else task_of_data(config.data))
+    name = divided.name if divided else plain_name(config.data)
+    _check_protocol_task(rules, name, task)
+    settings = {} if "method" in config.objects else _settings(config, rules, name)
     epochs = _epochs(config, settings) or rules.epochs
-    built_in = config.data.partition(":")[0] == "lagoon"
+    generator = built_in(config.data)
     usual = rules.partition if task == "node" else rules.graph_partition
-    partition = config.partition or ("column:owner" if built_in else usual)
-    by_column = partition.startswith("column:") and not built_in
-    usual_clients = rules.clients_of_data.get(plain_name(config.data).lower(), rules.clients)
+    partition = config.partition or ("column:owner" if generator else usual)
+    by_column = partition.startswith("column:") and not generator
+    usual_clients = rules.clients_of_data.get(name.lower(), rules.clients)
+    if generator and generator.owners:
+        usual_clients = generator.owners
     clients = config.clients if by_column else config.clients or usual_clients
     filled = msgspec.structs.replace(
         config,
         method=config.method if ":" in config.method else config.method.lower(),
         clients=clients,
-        partition=_as_drawn(partition, rules, clients),
+        partition=partition if divided else _as_drawn(partition, rules, clients),
         split=config.split or _split(rules, partition, clients),
-        ratios=config.ratios or rules.ratios,
+        ratios=None if divided else config.ratios or rules.ratios,
         rounds=config.rounds or rules.rounds,
         epochs=None if "method" in config.objects else epochs,
         evaluate=config.evaluate or rules.evaluate,
@@ -175,7 +219,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
         set=settings,
     )
     _check_names(filled, task)
-    return _with_owner(filled), rules
+    return filled if divided else _with_owner(filled), rules
 
 
 def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
@@ -193,10 +237,10 @@ def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
     )
 
 
-def _settings(config: RunConfig, rules: Protocol) -> dict[str, Value]:
+def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]:
     """Hyper-parameters: the protocol's, where the method has them, then the user's."""
     known = {f.name for f in fields(method_class(config.method))}
-    wished = {**rules.of_methods, **rules.of_data.get(plain_name(config.data).lower(), {})}
+    wished = {**rules.of_methods, **rules.of_data.get(data.lower(), {})}
     own = {name: value for name, value in wished.items() if name in known}
     return {**rules.settings, **own, **config.set}
 
@@ -247,9 +291,9 @@ def _check_names(config: RunConfig, task: str) -> None:
     assert config.evaluate is not None
     if "method" not in config.objects:
         build_method(config, features=1, classes=2, task=task)
-    # Options may follow the name: dirichlet:alpha=0.5.
+    # Options may follow the name: dirichlet:alpha=0.5. A federation may come divided ("given").
     for kind, text, known in (
-        ("partition", config.partition, (*PARTITIONS, BY_SET)),
+        ("partition", config.partition, (*PARTITIONS, BY_SET, "given")),
         ("split", config.split, SPLITS),
     ):
         if text.partition(":")[0] not in known:

@@ -36,12 +36,13 @@ from atoll.data.heterogeneity import describe
 from atoll.data.load import one_graph
 from atoll.data.vary import RATIO, VARY, check_client, vary_federation
 from atoll.engines.simulation import Simulation
-from atoll.study.config import RunConfig, build_method, resolve
+from atoll.study.config import RunConfig, build_method, resolve, saved_header
 from atoll.study.evaluate import ROLES, Evaluator
 from atoll.study.experiment import Experiment, History, Run
 from atoll.study.machine import choose_device, choose_engine, tuned_process
 from atoll.study.metrics import METRICS, mean_over_clients
-from atoll.study.run import load_source, prepare_source
+from atoll.study.protocols import Protocol
+from atoll.study.run import load_source, make_federation, need_one_graph, prepare_source
 
 OnRound = Callable[[int, bool, int], None]
 """Hears the seed, whether the client takes part, and how many rounds are done."""
@@ -219,15 +220,10 @@ def contribution(
     config, rules = resolve(asked)
     ratio = _check_question(config, vary, ratio)
     first = config.seed if rules.data_seed is None else rules.data_seed
-    loaded, notes = load_source(config, rules, first)
-    source, config = prepare_source(one_graph(loaded), config, rules, asked)
+    divide, config, notes = _divider(config, rules, first, asked)
     train, present, absent, best = [], [], [], []
     for seed in range(config.seed, config.seed + config.seeds):
-        whole = federate(
-            source, clients=config.clients, partition=config.partition or rules.partition,
-            split=config.split or rules.split, ratios=config.ratios, allow=config.allow,
-            seed=seed if rules.data_seed is None else rules.data_seed, partition_seed=first,
-        )  # fmt: skip
+        whole = divide(seed if rules.data_seed is None else rules.data_seed)
         federation = vary_federation(whole, vary, client=client, ratio=ratio, seed=first)
         arms = with_and_without(
             build_method(config, federation.features, federation.classes), federation, client,
@@ -243,6 +239,30 @@ def contribution(
         config, client, vary, ratio, np.array(train), measured.homophily, measured.class_homophily,
         np.stack(present), np.stack(absent), np.array(best), dict(federation.about), tuple(notes),
     )  # fmt: skip
+
+
+def _divider(
+    config: RunConfig, rules: Protocol, first: int, asked: RunConfig
+) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
+    """The clients by the seed of their split, the completed configuration, the loader's words.
+
+    The partition is always that of the first seed; a federation in one file is what it is.
+    """
+    if saved_header(config) is not None:
+        federation, notes, config = make_federation(config, rules, first, None, asked)
+        need_one_graph(federation)
+        return lambda seed: federation, config, notes
+    loaded, notes = load_source(config, rules, first)
+    source, config = prepare_source(one_graph(loaded), config, rules, asked)
+
+    def divide(seed: int) -> Federation:
+        return federate(
+            source, clients=config.clients, partition=config.partition or rules.partition,
+            split=config.split or rules.split, ratios=config.ratios, allow=config.allow,
+            seed=seed, partition_seed=first,
+        )  # fmt: skip
+
+    return divide, config, notes
 
 
 def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:

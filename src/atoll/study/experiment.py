@@ -21,7 +21,12 @@ from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
-from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
+from atoll.engines.checkpoint import (
+    load_checkpoint,
+    pack_states,
+    save_checkpoint,
+    unpack_states,
+)
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Participants, Simulation
 from atoll.study.evaluate import ROLES, Evaluator, Scores
@@ -157,14 +162,15 @@ class Saver:
         before: Callable[[], None] | None = None,
     ) -> None:
         self.runs, self.every_seconds, self.before = runs, every_seconds, before
-        self.round, self.time = -1, -np.inf
+        self.round, self.time, self.pause = -1, -np.inf, every_seconds
 
     def goes_on(self, should_stop: Callable[[], bool] | None) -> bool:
         """Save if it is time to, and say whether there is another round to play."""
         played = sum(run.history.rounds for run, _, _ in self.runs)
         finished = all(run.finished for run, _, _ in self.runs)
         stop = finished or (should_stop is not None and should_stop())
-        due = stop or time.monotonic() - self.time >= self.every_seconds
+        began = time.monotonic()
+        due = stop or began - self.time >= self.pause
         if due and self.round != played:
             if self.before is not None:
                 self.before()
@@ -172,6 +178,9 @@ class Saver:
                 if checkpoint is not None:
                     save_checkpoint(checkpoint, run.snapshot(fingerprint))
             self.round, self.time = played, time.monotonic()
+            # Many clients' states take long to write: at most a tenth of the time goes there.
+            self.pause = max(self.every_seconds, 9 * (self.time - began), 0.0)
+            self.pause = self.pause if self.every_seconds else 0.0
         return not stop
 
 
@@ -320,7 +329,9 @@ class Run:
         return {
             "fingerprint": fingerprint,
             "server": tree_map(torch.Tensor.cpu, self.server),
-            "states": tree_map(torch.Tensor.cpu, self.simulation.engine.export_states()),
+            "states": tree_map(
+                torch.Tensor.cpu, pack_states(self.simulation.engine.export_states())
+            ),
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
@@ -336,7 +347,7 @@ class Run:
         device = self.experiment.device
         server, states = tree_map(lambda leaf: leaf.to(device), (tree["server"], tree["states"]))
         self.server = server
-        self.simulation.engine.import_states(states)
+        self.simulation.engine.import_states(unpack_states(states))
         self.history.seconds = tree["seconds"].tolist()
         self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])

@@ -22,7 +22,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, with_views
 from atoll.core.tree import Tree, num_bytes
 from atoll.data.heterogeneity import embedding_distance
-from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
 from atoll.study.config import build_method, make_config, read_config, resolve
 from atoll.study.plots import empty_figure
@@ -89,10 +89,11 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
         raise ConfigError(f"{config.method} does not weigh edges; `atoll explain` needs fedath")
     saved = load_checkpoint(folder / f"seed-{number}" / CHECKPOINT)
     message = method.deploy(saved["server"])
+    states = unpack_states(saved["states"])
     clients, plain, weighted = [], [], []
     for position, bare in enumerate(federation.graphs):
         graph = with_views(bare, method.views)
-        state = saved["states"][position]
+        state = states[position]
         with torch.no_grad():
             weight = method.explain_edges(graph, message.for_one(position), state)
             weighted.append(method.predict(graph, message.for_one(position), state).numpy())

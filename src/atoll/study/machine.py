@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
@@ -38,6 +40,20 @@ def tuned_process() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(flushed)
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take, by the machine's account and its group's limit."""
+    free = []
+    memory = Path("/proc/meminfo")
+    if memory.exists():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", memory.read_text(), re.MULTILINE)
+        free += [int(found[1]) * 1024] if found else []
+    group = Path("/sys/fs/cgroup")
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return min(free, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def choose_device(wish: str) -> torch.device:

@@ -19,6 +19,9 @@ from atoll.study.evaluate import ROLES
 from atoll.study.experiment import SCORED, History
 from atoll.study.metrics import METRICS, WEIGHTINGS, best_round, mean_over_clients
 
+MAX_CSV_ROWS = 200_000
+"""Longest table that is written as text; a longer one becomes Parquet, a tenth of the size."""
+
 BEST_CACHED = "best-cached-test"
 """Each client's best test score over the models put aside and the last: this leaks test data."""
 
@@ -140,38 +143,82 @@ class Result:
             "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
         }
         text = json.dumps(whole, indent=2, allow_nan=False, default=str)
-        ledger = [(s.seed, *row) for s in self.seeds for row in s.ledger.rows()]
+        tables = {"metrics": self._metrics_table(), "ledger": self._ledger_table()}
         files = {
-            "config.toml": config_text(self.config),
-            "metrics.csv": self._metrics_csv(),
-            "ledger.csv": _csv(_LEDGER, ledger),
-            "result.json": text,  # last: its presence says that the run is finished
+            "config.toml": config_text(self.config).encode(),
+            **dict(_file(name, table) for name, table in tables.items()),
+            "result.json": text.encode(),  # last: its presence says that the run is finished
         }
         for name, content in files.items():
-            write_atomically(out / name, content.encode())
+            write_atomically(out / name, content)
 
-    def _metrics_csv(self) -> str:
+    def _metrics_table(self) -> Columns:
+        """Seed, round, client, scored model and every metric of every role."""
+        blocks = [
+            (seed.seed, number, self.deployed if scored == "deployed" else scored, table)
+            for seed in self.seeds
+            for scored in SCORED
+            for number, table in enumerate(seed.history.scores[scored])
+        ]
+        sizes = [len(table) for *_, table in blocks]
+        numbers = np.concatenate([table.reshape(len(table), -1) for *_, table in blocks])
         names = [f"{role}_{metric}" for role in ROLES for metric in METRICS]
-        rows: list[list[Any]] = []
-        for seed in self.seeds:
-            for scored in SCORED:
-                label = self.deployed if scored == "deployed" else scored
-                for number, table in enumerate(seed.history.scores[scored]):
-                    for client, values in enumerate(table):
-                        cells = ["" if np.isnan(v) else f"{v:.6g}" for v in values.reshape(-1)]
-                        rows.append([seed.seed, number, client, label, *cells])
-        return _csv(["seed", "round", "client", "scored", *names], rows)
+        return {
+            "seed": np.repeat([seed for seed, *_ in blocks], sizes),
+            "round": np.repeat([number for _, number, *_ in blocks], sizes),
+            "client": np.concatenate([np.arange(size) for size in sizes]),
+            "scored": np.repeat([label for _, _, label, _ in blocks], sizes),
+            **dict(zip(names, numbers.T, strict=True)),
+        }
+
+    def _ledger_table(self) -> Columns:
+        """Seed, round, step, client and the bytes that crossed."""
+        entries = [(seed.seed, entry) for seed in self.seeds for entry in seed.ledger.entries]
+        sizes = [entry.size for _, entry in entries]
+        none = np.empty(0, dtype=np.int64)
+        return {
+            "seed": np.repeat([seed for seed, _ in entries], sizes),
+            "round": np.repeat([entry.round for _, entry in entries], sizes),
+            "step": np.repeat([entry.step for _, entry in entries], sizes),
+            "client": np.concatenate([none, *(entry.clients for _, entry in entries)]),
+            "bytes_down": np.repeat([entry.down for _, entry in entries], sizes),
+            "bytes_up": np.repeat([entry.up for _, entry in entries], sizes),
+        }
 
 
-_LEDGER = ("seed", "round", "step", "client", "bytes_down", "bytes_up")
+Columns = dict[str, np.ndarray]
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _file(name: str, columns: Columns) -> tuple[str, bytes]:
+    """A table as text, or as Parquet where that would be long; undefined numbers stay empty."""
+    if len(columns["seed"]) <= MAX_CSV_ROWS:
+        return f"{name}.csv", _csv(list(columns), zip(*map(_cells, columns.values()), strict=True))
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    slim = {
+        key: pa.array(values.astype(np.float32), from_pandas=True)
+        if values.dtype.kind == "f"
+        else pa.array(values)
+        for key, values in columns.items()
+    }
+    content = io.BytesIO()
+    pa.parquet.write_table(pa.table(slim), content, compression="zstd")
+    return f"{name}.parquet", content.getvalue()
+
+
+def _cells(values: np.ndarray) -> list[Any]:
+    if values.dtype.kind != "f":
+        return list(values.tolist())
+    return ["" if np.isnan(v) else f"{v:.6g}" for v in values.tolist()]
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    return text.getvalue()
+    return text.getvalue().encode()
 
 
 def seed_metrics(history: History, rules: Result) -> dict[str, float]:

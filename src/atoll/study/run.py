@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from typing import Protocol as TypingProtocol
@@ -16,12 +16,14 @@ from typing import Protocol as TypingProtocol
 import msgspec
 import numpy as np
 
+from atoll import __version__
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.federate import federate
 from atoll.data.graph_sets import BATCH_SIZE, federate_graphs
 from atoll.data.load import load
+from atoll.data.one_file import Header, load_federation, memory_needed, new_file, save_federation
 from atoll.data.prepare import PREPARATIONS
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.checkpoint import write_atomically
@@ -32,10 +34,17 @@ from atoll.study.config import (
     make_config,
     read_config,
     resolve,
+    saved_header,
     with_own_partition,
 )
 from atoll.study.experiment import Experiment, History, Run
-from atoll.study.machine import choose_device, choose_engine, environment, tuned_process
+from atoll.study.machine import (
+    available_memory,
+    choose_device,
+    choose_engine,
+    environment,
+    tuned_process,
+)
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
 from atoll.study.sweep import can_be_one, run_together
@@ -320,6 +329,9 @@ def make_federation(
     if isinstance(data, Federation):
         made = {key: data.about.get(key, "given") for key in ("partition", "split")}
         return data, [], msgspec.structs.replace(config, clients=len(data), ratios=None, **made)
+    header = saved_header(config) if data is None else None
+    if header is not None:
+        return *open_federation(config, header), config
     data_seed = seed if rules.data_seed is None else rules.data_seed
     notes: list[str] = []
     source: Source | GraphSet | GraphGroup | None = data
@@ -335,6 +347,52 @@ def make_federation(
         split=config.split or rules.split, ratios=config.ratios, seed=data_seed, allow=config.allow,
     )  # fmt: skip
     return federation, notes, config
+
+
+def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
+    """A federation from its file, and where it comes from, for people."""
+    path = config.data
+    needed, there = memory_needed(path), available_memory()
+    lazy = needed > there / 2
+    about = header.about
+    known = [f"{key} {about[key]}" for key in _ORIGIN if about.get(key) is not None]
+    notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
+    if config.seeds > 1:
+        notes.append("every seed trains the same clients with the same split, those of the file")
+    if lazy:
+        notes.append(
+            f"clients are read when they are needed: at once they would take about "
+            f"{needed / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB are free"
+        )
+    return load_federation(path, lazy=lazy), notes
+
+
+_ORIGIN = ("partition", "split", "seed", "protocol", "sha1")
+
+
+def save_divided(asked: RunConfig, out: Path) -> tuple[Path, Federation, list[str]]:
+    """Divide data as a run with this configuration would, and write the clients into one file."""
+    if saved_header(asked) is not None:
+        raise ConfigError(f"'{asked.data}' is divided already; give data that are not")
+    out = new_file(out)
+    config, rules = resolve(asked)
+    federation, notes, config = make_federation(config, rules, config.seed, None, asked)
+    seed = config.seed if rules.data_seed is None else rules.data_seed
+    about = {
+        "data": config.data, "seed": seed, "protocol": rules.name, "ratios": config.ratios,
+        "own": config.own, "atoll": __version__, **federation.about,
+        "partition": config.partition, "split": config.split,
+    }  # fmt: skip
+    return save_federation(replace(federation, about=about), out), federation, notes
+
+
+def need_one_graph(federation: Federation) -> None:
+    """Refuse clients with many graphs each, for commands that look at nodes."""
+    if federation.task == "graph":
+        raise ConfigError(
+            f"'{federation.name}' is a set of graphs with one label each; this command needs one "
+            "graph: see `atoll datasets`"
+        )
 
 
 def load_source(
@@ -392,6 +450,9 @@ def name_configuration(
     """A short name of everything that decides the numbers, for checkpoints."""
     # Where a run happens does not change it (engines agree only to rounding, so they are named).
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
+    header = saved_header(config) if data is None else None
+    if header is not None:  # the same clients, wherever the file lies
+        plain = msgspec.structs.replace(plain, data=str(header))
     text = config_text(plain)
     if method is not None:
         text += repr(method)

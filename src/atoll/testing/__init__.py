@@ -159,7 +159,7 @@ def check_replay(
         straight = experiment.run()
         replayed = dataclasses.replace(experiment, replay=True).run()
     _same_runs(straight, replayed, "a replayed run differs from the run itself")
-    if straight.ledger.export() != replayed.ledger.export():
+    if list(straight.ledger.rows()) != list(replayed.ledger.rows()):
         raise ContractBroken("the ledger of a replayed run differs from that of the run itself")
 
 

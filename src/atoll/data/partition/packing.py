@@ -112,11 +112,14 @@ def top_up(parts: Sequence[np.ndarray], least: int = 1) -> list[np.ndarray]:
     up to half of the mean size nobody is left with fewer.
     """
     result = list(parts)
+    sizes = np.array([len(ids) for ids in result])
     for client in range(len(result)):
-        if len(result[client]) < least:
-            largest = int(np.argmax([len(ids) for ids in result]))
+        if sizes[client] < least:
+            largest = int(np.argmax(sizes))
             given = (len(result[largest]) - len(result[client])) // 2
             keep = len(result[largest]) - given
             result[client] = np.concatenate([result[client], result[largest][keep:]])
             result[largest] = result[largest][:keep]
+            sizes[client] += given
+            sizes[largest] = keep
     return result
