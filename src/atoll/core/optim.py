@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils import _pytree as pytree
 
+from atoll.core.batched import call
 from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map
 
 
@@ -66,7 +67,7 @@ class Adam:
         count = len(flat[0])
         inputs = [leaf for part in flat for leaf in part]
         if inside_transform():
-            steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
+            steps, *out = call(_AdamStep, self, owned, state.steps, *inputs)
         else:
             whole = [_own(leaf, i // count, owned) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, state.steps, whole, batched=False)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.core.batched import call
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
@@ -58,7 +60,7 @@ def _salted(key: Tensor, salt: int) -> Tensor:
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
-    bits: Tensor = _Bits.apply(key, rows, width)  # type: ignore[no-untyped-call]
+    bits: Tensor = call(_Bits, key, rows, width)
     return bits
 
 
@@ -93,7 +95,7 @@ def dropout(
     if key is None or rate == 0.0:
         return h
     salt = _salt(purpose) if purpose else None
-    mask: Tensor = _Keep.apply(key, rows, salt, h.shape[-1], rate, h.dtype)  # type: ignore[no-untyped-call]
+    mask: Tensor = call(_Keep, key, rows, salt, h.shape[-1], rate, h.dtype)
     return h * mask
 
 
@@ -191,4 +193,4 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, *plain: Any) -> tuple[Tensor, int]:
         key, rows = _batch_first(in_dims[:2], key, rows)
-        return _Keep.apply(key, rows, *plain), 0  # type: ignore[no-untyped-call]
+        return call(_Keep, key, rows, *plain), 0

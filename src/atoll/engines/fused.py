@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from atoll.core.errors import AtollError, StepError
 from atoll.core.federation import Lazily
 from atoll.core.graph import Graph, Sparse, lists_nodes
-from atoll.core.message import Message, ToAll
+from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map
 from atoll.engines.scratch import on_disk
@@ -124,9 +124,10 @@ class Fused:
     def _run_together(
         self, step: Step, members: tuple[int, ...], message: Message, states: Tree, keys: Tensor
     ) -> tuple[Tree, Tree]:
-        shared = isinstance(message, ToAll)
-        chosen = torch.tensor(members, device=keys.device)
-        tree = message.tree if isinstance(message, ToAll) else message.rows(chosen)
+        tree, shared = message.tree, isinstance(message, ToAll)
+        # A bucket of everybody has the rows in order: nothing to copy.
+        if isinstance(message, ToEach) and len(members) < len(self.graphs):
+            tree = message.rows(torch.tensor(members, device=keys.device))
         return at_once(step, self._graph(members), tree, states, keys, shared)
 
     def _run_alone(
