@@ -55,7 +55,7 @@ class Evaluator:
         guess = functional.one_hot(logits.argmax(-1), classes).to(logits.dtype)
         # One product for all roles: a CPU takes far longer for three of a few columns.
         by_role = (masks.T.unsqueeze(-1) * truth.unsqueeze(1)).flatten(1)
-        confusion = (guess.T @ by_role).unflatten(1, (len(ROLES), classes)).permute(1, 2, 0)
+        confusion = (guess.T @ by_role).reshape(classes, len(ROLES), classes).permute(1, 2, 0)
         losses = torch.logsumexp(logits, dim=-1) - (logits * truth).sum(-1)
         loss = (masks * losses).sum(-1) / masks.sum(-1).clamp(min=1)
         if self.with_auc:
