@@ -1,6 +1,6 @@
 # make demo   set up, then run the main job on built-in data
 # make test   set up, then lint, types, layers and all tests
-# make bench  set up, then Atoll against its peer on this machine
+# make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/installed
-	$(BIN)/python -m bench peer
+	$(BIN)/python -m bench all --out bench.json
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,4 +37,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .bench-venv .cache build dist
+	rm -rf $(VENV) .bench-venv .bench-flower .cache build dist

@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: `python -m bench peer --data-root DIR`."""
+"""Command line of the benchmarks: `python -m bench all`, or one of its parts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench.compare import RAW, Row, Work, compare, report, table
+from bench import scale as scaling
+from bench import simulators
+from bench.compare import RAW, Row, Work, compare, machine, report, table
 from bench.gpu import gpu
 from bench.peer_env import DEFAULT, peer_python
 from bench.peer_runner import METHODS
+from bench.processes import RunError
+from bench.roofline import floor, machine_peaks, round_of_fedavg
 
 
 @click.group()
@@ -25,20 +29,35 @@ def main() -> None:
     """Benchmarks of Atoll, each measured side by side in one run."""
 
 
-@main.command()
-@click.option(
+DATA_ROOT = click.option(
     "--data-root",
     envvar="ATOLL_DATA",
     type=click.Path(path_type=Path),
     help="Folder that holds Planetoid/Cora/raw; ATOLL_DATA by default.",
 )
+OUT = click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write."
+)
+PEER_ENV = click.option(
+    "--peer-env", default=DEFAULT, type=click.Path(path_type=Path), help="Its folder."
+)
+FLOWER_ENV = click.option(
+    "--flower-env",
+    default=simulators.FLOWER_ENV,
+    type=click.Path(path_type=Path),
+    help="Folder of Flower's environment.",
+)
+
+
+@main.command()
+@DATA_ROOT
 @click.option("--methods", default="fedavg,fedprox", show_default=True, help="Names, with commas.")
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1))
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1))
 @click.option("--peer-only", is_flag=True, help="Leave Atoll out.")
-@click.option("--peer-env", default=DEFAULT, type=click.Path(path_type=Path), help="Its folder.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write.")
+@PEER_ENV
+@OUT
 def peer(
     *,
     data_root: Path | None,
@@ -53,14 +72,21 @@ def peer(
     """Seconds per round of openfgl-lib 1.1.0 and of Atoll, on Cora with 10 clients."""
     names = _known(methods)
     work = Work(_with_cora(data_root), rounds=rounds, threads=threads)
-    if out and not out.absolute().parent.is_dir():
-        raise click.ClickException(f"--out {out}: that folder does not exist; create it first.")
-    console = Console(stderr=True)
-    python = peer_python(peer_env, console)
+    _check_out(out)
+    python = peer_python(peer_env, Console(stderr=True))
+    rows, result = _peer(names, work, python, repeats, peer_only=peer_only, out=out)
+    _show(rows, result)
+    failed = [row.method for row in rows if row.error]
+    if failed:
+        raise click.ClickException(f"{', '.join(failed)} failed; the reason is shown above.")
+
+
+def _peer(
+    names: list[str], work: Work, python: Path, repeats: int, *, peer_only: bool, out: Path | None
+) -> tuple[list[Row], dict[str, Any]]:
     load = os.getloadavg()[0]
     rows: list[Row] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with _progress() as progress:
         tell = _teller(progress)
         for name in names:
             rows.append(
@@ -68,11 +94,149 @@ def peer(
             )
             result = report(rows, work, load)
             if out:  # after every method, so that a stopped benchmark keeps what it has
-                out.write_text(json.dumps(result, indent=2) + "\n")
+                _write(out, result)
+    return rows, result
+
+
+@main.command()
+@click.option("--clients", default=10_000, show_default=True, type=click.IntRange(min=1))
+@click.option("--theirs", default=100, show_default=True, type=click.IntRange(min=2),
+              help="Clients of the others, which cannot hold so many.")  # fmt: skip
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=2))
+@click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1))
+@click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1))
+@click.option("--without-flower", is_flag=True, help="The plain loop alone.")
+@FLOWER_ENV
+@OUT
+def simulator(
+    *,
+    clients: int,
+    theirs: int,
+    rounds: int,
+    repeats: int,
+    threads: int,
+    without_flower: bool,
+    flower_env: Path,
+    out: Path | None,
+) -> None:
+    """Client updates per second of Atoll, of Flower's simulator and of a plain loop with PyG."""
+    _check_out(out)
+    pins = simulators.FLOWER_PINS
+    flower = None if without_flower else peer_python(flower_env, Console(stderr=True), pins)
+    with _progress() as progress:
+        sides = simulators.compare(
+            clients=clients, theirs=theirs, rounds=rounds, repeats=repeats, threads=threads,
+            flower=flower, tell=_teller(progress),
+        )  # fmt: skip
+    Console().print(simulators.table(sides))
+    if out:
+        _write(out, {"machine": machine(threads), "simulator": [s.to_json() for s in sides]})
+
+
+@main.command()
+@DATA_ROOT
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1))
+@OUT
+def scale(*, data_root: Path | None, rounds: int, threads: int, out: Path | None) -> None:
+    """Large federations: seconds per round and peak memory."""
+    _check_out(out)
+    with _progress() as progress:
+        found = scaling.measure(data_root, rounds, threads, _teller(progress))
+    Console().print(scaling.table(found, threads))
+    if out:
+        _write(out, {"machine": machine(threads), "scale": found})
+
+
+EVERYTHING = "local,fedavg,fedprox,scaffold,moon,feddc,fedproto,fedgta,fedtad"
+"""What Atoll and the peer both have, and the peer can run."""
+
+
+@main.command("all")
+@DATA_ROOT
+@PEER_ENV
+@FLOWER_ENV
+@click.option(
+    "--out",
+    default="bench.json",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON file to write.",
+)
+def everything(*, data_root: Path | None, peer_env: Path, flower_env: Path, out: Path) -> None:
+    """All of it on this machine, in less than ten minutes."""
+    from atoll.data.datasets import load_dataset
+    from atoll.data.federate import federate
+
+    console = Console()
+    work = Work(_with_cora(data_root), rounds=6)
+    _check_out(out)
+    python = peer_python(peer_env, Console(stderr=True))
+    flower = peer_python(flower_env, Console(stderr=True), simulators.FLOWER_PINS)
+    peaks = {threads: machine_peaks(threads) for threads in (1, 2)}
+    rows, result = _peer(_known(EVERYTHING), work, python, 1, peer_only=False, out=out)
     _show(rows, result)
-    failed = [row.method for row in rows if row.error]
-    if failed:
-        raise click.ClickException(f"{', '.join(failed)} failed; the reason is shown above.")
+    with _progress() as progress:
+        sides = simulators.compare(
+            clients=10_000, theirs=100, rounds=3, repeats=1, threads=2, flower=flower,
+            tell=_teller(progress),
+        )  # fmt: skip
+        console.print(simulators.table(sides))
+        found = scaling.measure(data_root, 3, 2, _teller(progress))
+    console.print(scaling.table(found, 2))
+    whole = load_dataset("cora", work.data_root).undirected_simple()
+    cora = federate(whole, clients=10, partition="louvain", seed=0)
+    fedavg = next(row for row in rows if row.method == "fedavg")
+    floors = {
+        "Cora, 10 clients, 1 thread": {
+            **floor(round_of_fedavg(cora), peaks[1]),
+            "measured_seconds": fedavg.to_json()["atoll_seconds_per_round"],
+        },
+        "10,000 clients, 2 threads": {
+            **floor(round_of_fedavg(simulators.archipelago(10_000)), peaks[2]),
+            "measured_seconds": sides[0].seconds,
+        },
+    }
+    _show_floors(console, peaks, floors)
+    _write(out, {
+        **result, "benchmark": "all", "peaks": peaks, "roofline": floors, "scale": found,
+        "simulator": [side.to_json() for side in sides],
+    })  # fmt: skip
+    console.print(f"Everything that was measured is in {out}.", highlight=False)
+
+
+def _show_floors(
+    console: Console, peaks: dict[int, dict[str, float]], floors: dict[str, dict[str, Any]]
+) -> None:
+    """What the machine can do, and how far from it a round of FedAvg is."""
+    for threads, peak in peaks.items():
+        console.print(
+            f"{threads} thread(s): {peak['bytes_per_s'] / 1e9:.1f} GB/s (triad), "
+            f"{peak['flops_per_s'] / 1e9:.0f} Gflop/s (product)",
+            highlight=False,
+        )
+    for name, found in floors.items():
+        measured = found["measured_seconds"]
+        console.print(
+            f"FedAvg, {name}: {found['flops'] / 1e9:.2f} Gflop and {found['bytes'] / 1e9:.2f} GB, "
+            f"at least {found['floor_seconds']:.4f} s ({found['bound_by']}), measured "
+            f"{measured:.4f} s, {measured / found['floor_seconds']:.1f} times that",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _progress() -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _check_out(out: Path | None) -> None:
+    if out and not out.absolute().parent.is_dir():
+        raise click.ClickException(f"--out {out}: that folder does not exist; create it first.")
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _teller(progress: Progress) -> Callable[[str], None]:
@@ -143,4 +307,7 @@ main.add_command(gpu)
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m bench")
+    try:
+        main(prog_name="python -m bench")
+    except RunError as error:
+        raise SystemExit(f"Error: {error}") from None

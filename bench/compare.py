@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import resource
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -20,17 +15,13 @@ from typing import Any
 from rich.table import Table
 
 from bench.peer_runner import METHODS
+from bench.processes import RunError, capture, environment
 
 RUNNER = Path(__file__).with_name("peer_runner.py")
 RAW = Path("Planetoid", "Cora", "raw")
-TIME_LIMIT = 1800  # seconds for one run
 WARM_UP = 2  # rounds left out of the peer's median, fewer where a run is short
 HEADINGS = ("peer s", "Atoll s", "ratio", "peer acc.", "its last", "Atoll acc.", "rounds")
 ATOLL_PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scikit-network")
-
-
-class RunError(Exception):
-    """One side of the comparison failed; the message is a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,7 @@ def was_disturbed(runs: list[dict[str, Any]]) -> bool:
 def run_peer(python: Path, method: str, work: Work) -> dict[str, Any]:
     """Runs the peer once; seconds per round are the median after the warm-up rounds."""
     rounds = work.rounds_of(method)
-    run = _capture(
+    run = capture(
         [
             *(str(python), "-I", str(RUNNER), method, "--data-root", str(work.data_root)),
             *("--rounds", str(rounds), "--clients", str(work.clients)),
@@ -103,7 +94,7 @@ def run_peer(python: Path, method: str, work: Work) -> dict[str, Any]:
         ],
         f"the peer's {method}",
         # The peer's torch.load reads whole pickled objects, which torch has refused since 2.6.
-        {**_environment(work.threads), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
+        {**environment(work.threads), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
     )
     after_warm_up = run["round_seconds"][min(WARM_UP, rounds // 2) :]
     return {"seconds_per_round": median(after_warm_up), **run}
@@ -122,7 +113,7 @@ def _cora(work: Work) -> list[str]:
 
 def run_atoll(method: str, work: Work) -> dict[str, Any]:
     """Runs Atoll once through its command line and reads the JSON object that it prints."""
-    run = _capture(
+    run = capture(
         [
             *(sys.executable, "-m", "atoll", "run", method, *METHODS[method].ours),
             *(GRAPHS if METHODS[method].sets else _cora(work)),
@@ -131,7 +122,7 @@ def run_atoll(method: str, work: Work) -> dict[str, Any]:
             *("--data-root", str(work.data_root)),
         ],
         f"Atoll's {method}",
-        _environment(work.threads),
+        environment(work.threads),
     )
     try:
         # The peer scores every client's own model after training; so does this metric, where a
@@ -143,53 +134,10 @@ def run_atoll(method: str, work: Work) -> dict[str, Any]:
             "test_accuracy": run["metrics"][accuracy]["mean"],
             "accuracy_of": accuracy,
             **{key: run.get(key) for key in ("engine", "scored", "seconds")},
-            **{key: run[key] for key in ("process_seconds", "process_cpu_seconds")},
+            **{key: run[key] for key in ("process_seconds", "process_cpu_seconds", "peak_gb")},
         }
     except (KeyError, TypeError) as error:
         raise RunError(f"the JSON object of Atoll's {method} lacks {error}.") from error
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """Returns the variables that hold both sides to the same threads and to the CPU."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {**os.environ, **dict.fromkeys(names, str(threads)), "CUDA_VISIBLE_DEVICES": ""}
-
-
-def _capture(command: list[str], name: str, environment: dict[str, str]) -> dict[str, Any]:
-    """Runs a command in an empty folder and returns the JSON object in its last line of output."""
-    start, cpu_start = time.perf_counter(), _children_cpu()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RunError(f"{name} was stopped after {TIME_LIMIT} seconds.") from error
-    if done.returncode:
-        tail = "\n".join(done.stderr.strip().splitlines()[-4:])
-        raise RunError(
-            f"{name} ended with exit status {done.returncode}; its last lines were:\n{tail}"
-        )
-    try:
-        result = json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, json.JSONDecodeError) as error:
-        raise RunError(f"{name} printed no JSON object as its last line.") from error
-    return {
-        **result,
-        "process_seconds": time.perf_counter() - start,
-        "process_cpu_seconds": _children_cpu() - cpu_start,
-    }
-
-
-def _children_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def compare(

@@ -2,9 +2,8 @@
 
     python flower_runner.py FOLDER --rounds 3 --epochs 3 --cpus 2
 
-FOLDER holds what `bench.simulators.write_clients` wrote. The client is what a user of Flower and
-PyG would write: a two-layer GCN of stock layers, Adam, three local epochs, then an evaluation of
-the global model. Prints one JSON object.
+FOLDER holds what `bench.simulators.write_clients` wrote; `plain_owner.py` is what a client does.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
@@ -32,69 +30,24 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
-from torch.nn import functional
-from torch_geometric.nn import GCNConv
 
-
-class Net(torch.nn.Module):
-    """A two-layer GCN of stock layers."""
-
-    def __init__(self, features: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        self.first = GCNConv(features, hidden, cached=True)
-        self.second = GCNConv(hidden, classes, cached=True)
-
-    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-        h = functional.dropout(self.first(x, edges).relu(), 0.5, training=self.training)
-        out: torch.Tensor = self.second(h, edges)
-        return out
+from plain_owner import Owner, first_model
 
 
 class Client(NumPyClient):  # type: ignore[misc]
     """One owner of a graph."""
 
-    def __init__(self, folder: Path, number: int, epochs: int, hidden: int) -> None:
-        self.data = {k: torch.from_numpy(v) for k, v in load_client(folder, number).items()}
-        about = json.loads((folder / "about.json").read_text())
-        self.net, self.epochs = Net(about["features"], hidden, about["classes"]), epochs
-
-    def load(self, arrays: list[np.ndarray]) -> None:
-        for parameter, array in zip(self.net.parameters(), arrays, strict=True):
-            parameter.data = torch.from_numpy(array)
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
 
     def fit(self, parameters: Any, config: Any) -> Any:
         """Train for some epochs."""
-        self.load(parameters)
-        data, net = self.data, self.net.train()
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=5e-4)
-        for _ in range(self.epochs):
-            optimizer.zero_grad()
-            out = net(data["x"], data["edges"])[data["train"]]
-            functional.cross_entropy(out, data["y"][data["train"]]).backward()
-            optimizer.step()
-        arrays = [parameter.detach().numpy() for parameter in net.parameters()]
-        return arrays, len(data["y"]), {}
+        return self.owner.train(parameters), self.owner.nodes, {}
 
-    @torch.no_grad()
     def evaluate(self, parameters: Any, config: Any) -> Any:
         """Score the model on the test nodes."""
-        self.load(parameters)
-        data = self.data
-        out = self.net.eval()(data["x"], data["edges"])[data["test"]]
-        y = data["y"][data["test"]]
-        right = float((out.argmax(-1) == y).float().mean())
-        return float(functional.cross_entropy(out, y)), len(y), {"accuracy": right}
-
-
-def load_client(folder: Path, number: int) -> dict[str, np.ndarray]:
-    """One client's arrays, cut from the files of all, which are mapped, not read."""
-    nodes, edges = np.load(folder / "nodes.npy"), np.load(folder / "edges_at.npy")
-    (a, b), (c, d) = nodes[number : number + 2], edges[number : number + 2]
-    cut = {
-        name: np.array(np.load(folder / f"{name}.npy", mmap_mode="r")[a:b])
-        for name in ("x", "y", "train", "test")
-    }
-    return {**cut, "edges": np.array(np.load(folder / "edges.npy", mmap_mode="r")[:, c:d])}
+        loss, accuracy, count = self.owner.score(parameters)
+        return loss, count, {"accuracy": accuracy}
 
 
 class Timed(FedAvg):  # type: ignore[misc]
@@ -122,14 +75,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """All rounds in Flower's simulator."""
     folder, hidden, epochs = options.folder.absolute(), options.hidden, options.epochs
     about = json.loads((folder / "about.json").read_text())
-    torch.manual_seed(0)
-    first = Net(about["features"], hidden, about["classes"])
-    start = ndarrays_to_parameters([p.detach().numpy() for p in first.parameters()])
+    start = ndarrays_to_parameters(first_model(about, hidden))
 
     def make_client(context: Context) -> Any:
         torch.set_num_threads(1)
         number = int(context.node_config["partition-id"])
-        return Client(folder, number, epochs, hidden).to_client()
+        return Client(Owner(folder, number, epochs, hidden)).to_client()
 
     def make_server(context: Context) -> ServerAppComponents:
         strategy = Timed(

@@ -16,8 +16,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.compare import ATOLL_PACKAGES, RUNNER, RunError, _capture
+from bench.compare import ATOLL_PACKAGES, RUNNER
 from bench.peer_runner import METHODS
+from bench.processes import RunError, capture
 
 PEER_ROUNDS = {"fedtad": 5}
 """Rounds of the peer, where twenty would take minutes."""
@@ -26,7 +27,7 @@ PEER_ROUNDS = {"fedtad": 5}
 def run_peer(method: str, data_root: Path, peer_path: Path | None) -> dict[str, Any]:
     """The peer's seconds per round: the median without the first two."""
     where = [] if peer_path is None else ["--path", str(peer_path.absolute())]
-    run = _capture(
+    run = capture(
         [
             *(sys.executable, str(RUNNER), method, "--data-root", str(data_root)),
             *("--rounds", str(PEER_ROUNDS.get(method, 20)), "--device", "cuda", *where),
@@ -39,7 +40,7 @@ def run_peer(method: str, data_root: Path, peer_path: Path | None) -> dict[str, 
 
 def run_atoll(method: str, data_root: Path, seeds: int = 1) -> dict[str, Any]:
     """Atoll's seconds per round, as its command line gives them, over 100 rounds."""
-    run = _capture(
+    run = capture(
         [
             *(sys.executable, "-m", "atoll", "run", method, "--data", "cora", "--clients", "10"),
             *("--partition", "louvain", "--epochs", "3", "--rounds", "100"),

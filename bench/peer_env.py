@@ -1,4 +1,4 @@
-"""The peer's own Python environment: made once with exact pins, then used again."""
+"""The peers' own Python environments: each made once with exact pins, then used again."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ PINS = Path(__file__).with_name("peer-constraints.txt")
 DEFAULT = Path(__file__).parent.parent / ".bench-venv"
 
 
-def peer_python(folder: Path, console: Console) -> Path:
-    """Returns the peer's interpreter, after making or updating its environment where needed.
+def peer_python(folder: Path, console: Console, pins: Path = PINS) -> Path:
+    """Returns a peer's interpreter, after making or updating its environment where needed.
 
     The pins are copied into the folder as the last step of an installation, so one that was
     interrupted, or made for other pins, is installed again instead of being used.
     """
     python = folder.absolute() / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = folder / "installed-pins.txt"
-    if python.exists() and stamp.exists() and stamp.read_text() == PINS.read_text():
+    if python.exists() and stamp.exists() and stamp.read_text() == pins.read_text():
         return python
-    console.print(f"Installing the peer into {folder.name}/ (once; about 1.3 GB) ...")
+    console.print(f"Installing a peer into {folder.name}/ (once; about 1.3 GB) ...")
     stamp.unlink(missing_ok=True)
     if not python.exists():
         _follow([sys.executable, "-m", "venv", str(folder)], "python -m venv", console)
         (folder / ".gitignore").write_text("*\n")
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    _follow([*pip, "--requirement", str(PINS)], "pip install", console)
-    stamp.write_text(PINS.read_text())
+    _follow([*pip, "--requirement", str(pins)], "pip install", console)
+    stamp.write_text(pins.read_text())
     return python
 
 

@@ -94,7 +94,7 @@ def test_data_sets_are_listed_whole(cli) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     listed = [line.split()[0] for line in text.splitlines()[3:-1]]
-    assert listed[: len(DATASETS) + 1] == ["lagoon", *DATASETS]
+    assert listed[: len(DATASETS) + 2] == ["lagoon", "archipelago", *DATASETS]
     assert "atoll data fetch NAME" in text
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError
 from atoll.data.source import Source, check_source
-from atoll.data.synthetic import Lagoon, make_lagoon, parse_lagoon
+from atoll.data.synthetic import Archipelago, Lagoon, built_in, make_lagoon, parse_lagoon
 
 
 def make(owners: int = 4, seed: int = 0, **knobs: float) -> Source:
@@ -150,3 +150,36 @@ def test_impossible_knobs_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_lagoon(text)
     assert str(caught.value) == sentence
+
+
+def test_an_archipelago_has_owners_of_the_wished_sizes_and_no_edge_between_them() -> None:
+    source = make_lagoon(parse_lagoon("archipelago:least=20,most=30"), 200, 3)
+    owner = source.columns["owner"]
+    sizes = np.bincount(owner)
+    assert (len(sizes), sizes.min(), sizes.max()) == (200, 20, 30)
+    assert (owner[source.edges[0]] == owner[source.edges[1]]).all()
+    assert isinstance(source.x, np.ndarray)
+    assert check_source(source).name == "archipelago"
+    assert built_in("archipelago:least=20") is Archipelago
+    assert built_in("cora") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("archipelago:nodes=50", "unknown archipelago knob 'nodes'"),
+        ("archipelago:least=5", "archipelago: owners of 5 to 200 nodes are not possible; give"),
+        ("archipelago:least=60,most=50", "archipelago: owners of 60 to 50 nodes are not possible"),
+        ("archipelago:least=many", "archipelago: least cannot be 'many'; it takes a whole number"),
+        ("archipelago:degree=60", "archipelago: degree is 60.0; give a number above 0 and below"),
+        ("archipelago:homophily=2", "archipelago: homophily is 2.0; give a number from 0 to 1"),
+    ],
+)
+def test_knobs_of_an_archipelago_that_cannot_be(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_lagoon(text)
+
+
+def test_an_archipelago_needs_an_owner() -> None:
+    with pytest.raises(ConfigError, match="archipelago cannot have 0 clients; give at least 1"):
+        make_lagoon(Archipelago(), 0, 0)

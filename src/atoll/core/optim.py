@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from atoll.core import kernels
+from atoll.core.batched import call
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 
 
@@ -66,7 +67,7 @@ class Adam:
         count = len(own)
         inputs = [leaf for part in (own, *rest) for leaf in part]
         if inside_transform():
-            steps, *out = _AdamStep.apply(self, owned, state.steps, *inputs)  # type: ignore[no-untyped-call]
+            steps, *out = call(_AdamStep, self, owned, state.steps, *inputs)
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, state.steps, whole)

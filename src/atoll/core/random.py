@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from atoll.core import kernels
+from atoll.core.batched import call
 from atoll.core.tree import inside_transform
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -57,14 +58,14 @@ def salt(*parts: int | str) -> int:
 def salted(key: Tensor, salt: int | Tensor) -> Tensor:
     """`fold(key, *parts)`, for parts whose salt is known."""
     if key.is_cuda:
-        mixed: Tensor = _Mixed.apply(key, _on_device(salt, key))  # type: ignore[no-untyped-call]
+        mixed: Tensor = call(_Mixed, key, _on_device(salt, key))
         return mixed
     return _mix64((key ^ salt) * _MIX_B)
 
 
 def _folded(key: Tensor, salt: int, part: Tensor) -> Tensor:
     if key.is_cuda:
-        mixed: Tensor = _Folded.apply(key, _on_device(salt, key), part)  # type: ignore[no-untyped-call]
+        mixed: Tensor = call(_Folded, key, _on_device(salt, key), part)
         return mixed
     return _mix64((key ^ salt) * _MIX_B + part * _MIX_A + _GOLDEN)
 
@@ -88,7 +89,7 @@ def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
     if not inside_transform():
         return _Bits.forward(key, rows, width)
-    bits: Tensor = _Bits.apply(key, rows, width)  # type: ignore[no-untyped-call]
+    bits: Tensor = call(_Bits, key, rows, width)
     return bits
 
 
@@ -122,9 +123,8 @@ def dropout(
     """
     if key is None or round(rate * 2**16) == 0:
         return h
-    mixed = salt(*purpose) if purpose else None
-    keep = _Keep.apply if inside_transform() else _Keep.forward
-    mask: Tensor = keep(key, rows, mixed, h.shape[-1], rate, h.dtype)
+    given = (key, rows, salt(*purpose) if purpose else None, h.shape[-1], rate, h.dtype)
+    mask: Tensor = call(_Keep, *given) if inside_transform() else _Keep.forward(*given)
     return h * mask
 
 
@@ -282,4 +282,4 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, *plain: Any) -> tuple[Tensor, int]:
         key, rows = _batch_first(in_dims[:2], key, rows)
-        return _Keep.apply(key, rows, *plain), 0  # type: ignore[no-untyped-call]
+        return call(_Keep, key, rows, *plain), 0

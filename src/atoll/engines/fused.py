@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from atoll.core.errors import AtollError, StepError
 from atoll.core.federation import Lazily
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes
-from atoll.core.message import Message, ToAll
+from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, stack, structure, take, tree_map, vmap_trees
 from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
@@ -181,9 +181,11 @@ class Fused:
         self, step: Step, members: tuple[int, ...], message: Message, states: Tree, keys: Tensor
     ) -> tuple[Tree, Tree]:
         """What one bucket computes: a function of tensors alone, so that it can be recorded."""
-        shared = isinstance(message, ToAll)
-        graph = self._graph(members) if len(members) > 1 else self.graphs[members[0]]
-        tree = message.tree if isinstance(message, ToAll) else message.rows(self._index(members))
+        graph = self._graph(members)
+        tree, shared = message.tree, isinstance(message, ToAll)
+        # A bucket of everybody has the rows in order: nothing to copy.
+        if isinstance(message, ToEach) and len(members) < len(self.graphs):
+            tree = message.rows(self._index(members))
 
         def program(tree: Tree, states: Tree, keys: Tensor) -> tuple[Tree, Tree]:
             if len(members) > 1:

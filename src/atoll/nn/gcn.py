@@ -96,7 +96,7 @@ class GCN(Layered):
     ) -> Tensor:
         """Activation and dropout of h, then layer `number` with the given propagation."""
         h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
-        h = h @ layer["weight"]
+        h = matmul(h, layer["weight"])
         is_head = self.head == "linear" and number == self.layers - 1
         out: Tensor = (h if is_head else propagate(h)) + layer["bias"]
         return out

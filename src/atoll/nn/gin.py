@@ -76,7 +76,7 @@ class GIN:
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
         """The linear layer on what `embed` gave, (N, C)."""
-        out: Tensor = embedding @ params[-1]["weight"] + params[-1]["bias"]
+        out: Tensor = matmul(embedding, params[-1]["weight"]) + params[-1]["bias"]
         return out
 
 

@@ -24,15 +24,25 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from atoll.core.batched import call
 from atoll.core.graph import Distinct, Matrix, Sparse
-from atoll.core.tree import inside_transform
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
+
+
+NARROW = 16
+"""Columns below which a CPU multiplies a dense matrix from the other side.
+
+The kernels work along the columns of the result, and classes are few: 10 x (288, 64) by (64, 7)
+take 0.27 ms, and 0.07 ms as the transpose of (7, 64) by (64, 288); backwards likewise.
+"""
 
 
 def matmul(matrix: Matrix, dense: Tensor) -> Tensor:
     """The product, (R, D); differentiable in `dense` and, if sparse, in `matrix.values`."""
     if isinstance(matrix, Tensor):
+        if dense.shape[-1] < NARROW and not dense.is_cuda:
+            return _call(_Narrow, matrix, dense)
         return matrix @ dense
     if isinstance(matrix, Distinct):
         return matmul(matrix.which, matrix.rows @ dense)
@@ -104,16 +114,7 @@ def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
 
 
 def _call(function: type[Function], *args: Tensor | None) -> Tensor:
-    # `Function.apply` looks at the signature first, which takes as long as a small product; only
-    # transforms need that. Without a gradient to track, the kernel is all there is to call.
-    apply: Any
-    if inside_transform():
-        apply = function.apply
-    elif torch.is_grad_enabled():
-        apply = super(Function, function).apply  # type: ignore[misc]  # torch gives no types
-    else:
-        apply = function.forward
-    out: Tensor = apply(*args)
+    out: Tensor = call(function, *args)
     return out
 
 
@@ -187,6 +188,33 @@ def _wide(dense: Tensor, dim: int) -> Tensor:
 def _unwide(out: Tensor, size: int) -> Tensor:
     """(R, B*D) -> (B, R, D)."""
     return out.reshape(out.shape[0], size, out.shape[1] // size).movedim(1, 0)
+
+
+class _Narrow(Function):
+    """A dense product with few columns, from the other side; everything it gives is contiguous."""
+
+    @staticmethod
+    def forward(matrix: Tensor, dense: Tensor) -> Tensor:
+        return (dense.mT @ matrix.mT).mT.contiguous()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        matrix, dense = ctx.saved_tensors
+        by_matrix = grad @ dense.mT if ctx.needs_input_grad[0] else None
+        by_dense = (grad.mT @ matrix).mT if ctx.needs_input_grad[1] else None
+        return by_matrix, by_dense
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        both = [
+            arg.expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
+        return _call(_Narrow, *both), 0
 
 
 class _Product(Function):

@@ -60,6 +60,6 @@ class GraphSAGE(Layered):
         self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
     ) -> Tensor:
         h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
-        mean = matmul(graph.views["mean"], h @ layer["neighbour"])
-        out: Tensor = mean + h @ layer["self"] + layer["bias"]
+        mean = matmul(graph.views["mean"], matmul(h, layer["neighbour"]))
+        out: Tensor = mean + matmul(h, layer["self"]) + layer["bias"]
         return out

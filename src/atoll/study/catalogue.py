@@ -26,7 +26,7 @@ from atoll.data.datasets import (
     load_dataset,
 )
 from atoll.data.source import Source
-from atoll.data.synthetic import Lagoon
+from atoll.data.synthetic import BUILT_IN, Lagoon, built_in
 from atoll.methods import METHODS, method_class
 from atoll.nn import NETS
 
@@ -135,8 +135,9 @@ def dataset_table(root: str | Path | None) -> Table:
     for column in ("name", "task", *_COUNTED, "here"):
         right = column in _COUNTED
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    table.add_row("lagoon", "node", "1", f"{Lagoon.nodes:,}", "", str(Lagoon.words),
-                  str(Lagoon.classes), "yes")  # fmt: skip
+    for name, made in BUILT_IN.items():
+        nodes = f"{made.nodes:,}" if made.nodes else ""
+        table.add_row(name, "node", "1", nodes, "", str(made.words), str(made.classes), "yes")
     for name, info in DATASETS.items():
         counts = (info.graphs, info.nodes, info.edges, info.features, info.classes)
         numbers = ["" if n is None else f"{n:,}" for n in counts]
@@ -147,18 +148,27 @@ def dataset_table(root: str | Path | None) -> Table:
 _COUNTED = ("graphs", "nodes", "edges", "features", "classes")
 
 
-def _lagoon_page() -> Table:
+_GENERATORS = {
+    "lagoon": ("owners' parts of one citation-like graph", "nodes=5000,homophily=0.3"),
+    "archipelago": ("any number of owners, each with a small graph of its own", "least=20,most=40"),
+}
+
+
+def _generator_page(name: str, made: type[Lagoon]) -> Table:
+    what, example = _GENERATORS[name]
     table = Table(
-        title="lagoon: the built-in generator, owners' parts of one citation-like graph",
-        caption="Change some with, for example: --data lagoon:nodes=5000,homophily=0.3",
+        title=f"{name}: built in, {what}",
+        caption=f"Change some with, for example: --data {name}:{example}",
         title_justify="left",
         caption_justify="left",
     )
     for column in ("knob", "default", "what it is"):
         table.add_column(column)
-    about = dict(re.findall(r"^ +(\w+): (.*)$", inspect.getdoc(Lagoon) or "", re.MULTILINE))
-    for f in fields(Lagoon):
-        table.add_row(f.name, str(f.default), about[f.name])
+    pages = "\n".join(inspect.getdoc(kind) or "" for kind in (Lagoon, made))
+    about = dict(re.findall(r"^ +(\w+): (.*)$", pages, re.MULTILINE))
+    for f in fields(made):
+        if f.init:
+            table.add_row(f.name, str(f.default), about[f.name])
     return table
 
 
@@ -176,8 +186,9 @@ def _group_page(name: str, root: str | Path | None) -> Table:
 
 def dataset_page(name: str, root: str | Path | None) -> Table:
     """One data set: size, source, licence, and where it is looked for."""
-    if name.partition(":")[0].lower() == "lagoon":
-        return _lagoon_page()
+    generator = built_in(name.lower())
+    if generator:
+        return _generator_page(generator.__name__.lower(), generator)
     if name.lower() in GROUPS:
         return _group_page(name.lower(), root)
     info, base = dataset_info(name), data_root(root)
