@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.core.batches import held_out
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph, Sparse, View, cast
+from atoll.core.graph import Graph, Sparse, View, cast, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
@@ -38,11 +38,38 @@ class Engine(Protocol):
     ) -> Tree:
         """Replies of the clients at `positions`, stacked in that order."""
 
-    def export_states(self) -> list[Tree]:
-        """Every client's private state, for a checkpoint."""
+    def export_states(self) -> Any:
+        """Every client's private state, for a checkpoint, or where to find it."""
 
-    def import_states(self, states: Sequence[Tree]) -> None:
-        """Continue from stored private states."""
+    def import_states(self, states: Any) -> None:
+        """Continue from what `export_states` gave."""
+
+
+class Backend(Protocol):
+    """What `Participants` need: the clients' numbers, the root of all keys, a ledger, an engine."""
+
+    @property
+    def federation(self) -> Sized:
+        """The clients; only how many there are counts here."""
+
+    @property
+    def numbers(self) -> Tensor:
+        """Each client's own number, (K,) int64."""
+
+    @property
+    def root(self) -> Tensor:
+        """The root key."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where traffic is noted."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs steps."""
+
+    def private_states(self) -> list[Tree]:
+        """The clients' private states, as far as they can be seen from here."""
 
 
 class Simulation:
@@ -67,13 +94,8 @@ class Simulation:
         device: torch.device | str = "cpu",
         chunk: int = 0,
     ) -> None:
-        dtype = torch.get_default_dtype()
         views = dict(method.views)
-        graphs = cast(federation.prepared(views).graphs, dtype=dtype, device=device)
-        if torch.device(device).type == "cuda":
-            graphs = with_dense_features(graphs)
-        # Most graphs of a client train: predicting them to score the others would cost much.
-        graphs = [replace(g, held_out=held_out(g)) if g.batch_size else g for g in graphs]
+        graphs = prepared(federation.graphs, views, device)
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
@@ -89,10 +111,27 @@ class Simulation:
             return Fused(graphs, chunk)
         raise unknown("engine", name, ENGINES)
 
+    def private_states(self) -> list[Tree]:
+        """Every client's private state."""
+        states: list[Tree] = self.engine.export_states()
+        return states
+
     def clients(self, round: int) -> Participants:
         """All clients, in the given round; -1 is the time before the first."""
         everyone = torch.arange(len(self.federation), device=self.root.device)
         return Participants(self, round, everyone)
+
+
+def prepared(
+    graphs: Sequence[Graph], views: Mapping[str, View], device: torch.device | str = "cpu"
+) -> list[Graph]:
+    """Clients' graphs as steps want them: views filled in, in the default type, on the device."""
+    filled = [with_views(graph, views) for graph in graphs]
+    placed: Sequence[Graph] = cast(filled, dtype=torch.get_default_dtype(), device=device)
+    if torch.device(device).type == "cuda":
+        placed = with_dense_features(placed)
+    # Most graphs of a client train: predicting them to score the others would cost much.
+    return [replace(g, held_out=held_out(g)) if g.batch_size else g for g in placed]
 
 
 DENSE_BYTES = 16 << 30
@@ -128,7 +167,7 @@ class Participants:
         replies: Last reply of each step in this round, for scoring.
     """
 
-    simulation: Simulation
+    simulation: Backend
     round: int
     positions: Tensor
     replies: dict[str, Any] = field(default_factory=dict)
@@ -182,7 +221,7 @@ class Participants:
         positions = self.positions.tolist()
         if not leaves:
             # Nothing leaves the client (Local): then its private state must tell.
-            states = self.simulation.engine.export_states() if not step.keeps_state else []
+            states = self.simulation.private_states() if not step.keeps_state else []
             rows = [states[p] for p in positions] if states else []
         else:
             rows = [take(reply, row) for row in range(len(positions))]

@@ -23,7 +23,7 @@ from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.ledger import Ledger
-from atoll.engines.simulation import Participants, Simulation
+from atoll.engines.simulation import Backend, Participants, Simulation
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
 
@@ -120,7 +120,7 @@ class Experiment:
         """
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; give at least 1")
-        run = Run(self)
+        run = self.begin()
         if checkpoint is not None and checkpoint.exists():
             run.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
         else:
@@ -140,6 +140,10 @@ class Experiment:
             if on_round is not None:
                 on_round(run.history)
 
+    def begin(self) -> Run:
+        """The run before its first round."""
+        return Run(self)
+
 
 class Run:
     """An experiment under way: the server's tree, the clients behind the engine, the history."""
@@ -148,16 +152,25 @@ class Run:
         self.experiment = experiment
         federation = experiment.federation
         check_task(experiment.method, federation)
-        self.simulation = Simulation(
-            federation, experiment.method, engine=experiment.engine, seed=experiment.seed,
-            device=experiment.device, chunk=experiment.chunk,
-        )  # fmt: skip
+        self.simulation: Backend = self.backend()
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
-        self.history = empty_history(federation)
+        self.history = self.no_history()
         self.server: Tree = None
+
+    def backend(self) -> Backend:
+        """Where the clients are: on this machine."""
+        wanted = self.experiment
+        return Simulation(
+            wanted.federation, wanted.method, engine=wanted.engine, seed=wanted.seed,
+            device=wanted.device, chunk=wanted.chunk,
+        )  # fmt: skip
+
+    def no_history(self) -> History:
+        """The clients' sizes, and nothing measured yet."""
+        return empty_history(self.experiment.federation)
 
     @property
     def ledger(self) -> Ledger:
@@ -182,7 +195,9 @@ class Run:
         evaluator = self.evaluator
         if self.history.rounds % self.train_every and not last:
             evaluator = replace(evaluator, with_train=False)
-        deployed = _numbers(everyone.map(evaluator.score, method.deploy(self.server)))
+        deployed = np.full((everyone.total, len(ROLES), len(METRICS)), np.nan)
+        scores = _numbers(everyone.map(evaluator.score, method.deploy(self.server)))
+        deployed[everyone.positions.cpu().numpy()] = scores
         local = self._score_local(chosen, evaluator)
         if torch.device(self.experiment.device).type == "cuda":
             torch.cuda.synchronize()

@@ -1,0 +1,191 @@
+"""From the administrator's desk: submit a run, watch it, submit it again after a fault.
+
+FLARE does not bring a site back into a job that runs, and ends a job whose process dies. The run
+itself is safe in the folders of server and sites, so the answer to both is a new job that continues.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.core.errors import AtollError, ClientLost, ConfigError
+from atoll.engines.checkpoint import write_atomically
+from atoll.federate.coordinator import Order, order_text, read_order
+from atoll.federate.kits import CLASSES
+
+ORDER = "order"
+INTERVAL = 0.05
+"""Seconds between two questions of a site for work."""
+RESTARTS = 3
+"""How often a job that ended without one more round is submitted again."""
+
+
+class Desk(Protocol):
+    """A session with the server (`engines.flare.Desk`)."""
+
+    def connected(self) -> set[str]: ...
+    def submit(self, job: Path) -> str: ...
+    def status(self, job: str) -> str: ...
+    def progress(self, job: str) -> dict[str, Any]: ...
+    def abort(self, job: str) -> None: ...
+    def download(self, job: str, to: Path) -> Path: ...
+
+
+def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
+    """A FLARE job: two configurations and no code."""
+    job = folder / f"atoll-{order.run}"
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": INTERVAL},
+        # A site whose process is gone is left out at once, not after FLARE's minute.
+        "dead_client_grace_period": 1.0,
+        "dead_client_check_lead_time": 1.0,
+        "workflows": [{"id": "atoll", "path": CLASSES["server"][0],
+                       "args": {"order": order_text(order)}}],
+    }  # fmt: skip
+    site = {
+        "format_version": 2,
+        "executors": [{"tasks": ["atoll"], "executor": {"path": CLASSES["site"][0], "args": {}}}],
+        "default_task_fetch_interval": INTERVAL,
+    }
+    meta = {"name": job.name, "resource_spec": {}, "min_clients": 1,
+            "deploy_map": {"server": ["server"], "site": list(sites)}}  # fmt: skip
+    for path, content in (
+        ("meta.json", meta),
+        ("server/config/config_fed_server.json", server),
+        ("site/config/config_fed_client.json", site),
+    ):
+        (job / path).parent.mkdir(parents=True, exist_ok=True)
+        (job / path).write_text(json.dumps(content, indent=1))
+    return job
+
+
+class Supervisor:
+    """Sees a run through.
+
+    Args:
+        desk: The session.
+        order: What to run.
+        out: Folder for the result.
+        tell: Hears sentences.
+        on_progress: Hears what the running job says.
+        patience: Seconds to wait for sites that are not connected.
+        rejoin: Whether a site that comes back is taken in at once, by continuing in a new job.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        order: Order,
+        out: Path,
+        *,
+        tell: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        patience: float = 60.0,
+        rejoin: bool = True,
+    ) -> None:
+        self.desk, self.order, self.out = desk, order, out
+        self.tell, self.on_progress = tell, on_progress
+        self.patience, self.rejoin = patience, rejoin
+        self.job = ""
+        self.reached = (0, 0)
+
+    def run(self) -> None:
+        """Until the result is in the folder."""
+        write_atomically(self.out / ORDER, order_text(self.order).encode())
+        first, fruitless = True, 0
+        while True:
+            before = self.reached
+            there = self._gather(len(self.order.sites) if first else self.order.quorum)
+            first = False
+            ended = self._one_job(there)
+            if ended["status"] == "finished":
+                return
+            if ended["status"] == "failed":
+                raise AtollError(ended["reason"])
+            fruitless = 0 if self.reached > before else fruitless + 1
+            if fruitless > RESTARTS:
+                raise ClientLost(
+                    f"{ended['reason']}; the job was submitted {RESTARTS} times without one more "
+                    f"round; mend the cause and go on with: atoll federate run --resume {self.out}"
+                )
+            self.tell(f"{ended['reason']}; continuing in a new job")
+
+    def stop(self) -> None:
+        """Stop the running job; the run stays where it is."""
+        if self.job:
+            self.desk.abort(self.job)
+
+    def _gather(self, least: int) -> list[str]:
+        """The run's sites that are connected, as soon as there are enough."""
+        end = time.monotonic() + self.patience
+        while True:
+            connected = self.desk.connected()
+            there = [site for site in self.order.sites if site in connected]
+            if len(there) == len(self.order.sites) or (
+                time.monotonic() >= end and len(there) >= least
+            ):
+                return there
+            if time.monotonic() >= end:
+                missing = ", ".join(site for site in self.order.sites if site not in connected)
+                raise ClientLost(
+                    f"{missing} did not connect within {self.patience:g} s; start it, or leave it "
+                    f"out with --sites, and go on with: atoll federate run --resume {self.out}"
+                )
+            time.sleep(0.2)
+
+    def _one_job(self, there: Sequence[str]) -> dict[str, Any]:
+        """Submit one job and watch it until it ends."""
+        with tempfile.TemporaryDirectory() as work:
+            self.job = self.desk.submit(write_job(self.order, there, Path(work)))
+        lost: set[str] = set(self.order.sites) - set(there)
+        while True:
+            progress = self.desk.progress(self.job)
+            if progress:
+                self.reached = max(self.reached, (progress["seed"], progress["round"]))
+                self.on_progress(progress)
+                lost |= set(progress["out"])
+            status = self.desk.status(self.job)
+            if status.startswith("FINISHED"):
+                break
+            # A site is away for a while before the server notices; so it must be seen away first.
+            if self.rejoin and lost and self._returned(lost, progress):
+                self.tell(f"{', '.join(sorted(lost))} is back")
+                self.desk.abort(self.job)
+                lost = set()
+            time.sleep(0.5)
+        return self._fetch(status)
+
+    def _returned(self, lost: set[str], progress: dict[str, Any]) -> bool:
+        connected = self.desk.connected()
+        self.away = getattr(self, "away", set()) | (lost - connected)
+        return bool(lost & self.away & connected)
+
+    def _fetch(self, status: str) -> dict[str, Any]:
+        """Copy what the job left; what became of it."""
+        job, self.job = self.job, ""
+        with tempfile.TemporaryDirectory() as work:
+            try:
+                found = list(self.desk.download(job, Path(work)).rglob("atoll/outcome.json"))
+            except ClientLost:
+                found = []
+            if not found:
+                return {"status": "died", "reason": f"the job ended early ({status.lower()})"}
+            ended: dict[str, Any] = json.loads(found[0].read_text())
+            for path in found[0].parent.iterdir():
+                shutil.copy(path, self.out / path.name)
+            return ended
+
+
+def read_saved_order(out: Path) -> Order:
+    """The order of a run that was started before."""
+    try:
+        return read_order((out / ORDER).read_text())
+    except OSError:
+        raise ConfigError(f"'{out}' holds no federated run to resume (it has no {ORDER})") from None
