@@ -7,6 +7,8 @@ named arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import threading
@@ -247,7 +249,8 @@ class Desk:
 
         logging.getLogger().setLevel(logging.CRITICAL)  # FLARE logs each try to connect
         try:
-            self.session = new_secure_session(user, str(kit), timeout=timeout)
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
+                self.session = new_secure_session(user, str(kit), timeout=timeout)
         except Exception as error:  # FLARE raises several kinds, some of them plain exceptions
             raise ClientLost(
                 f"the server does not answer the kit {kit} ({error}); start it with `atoll "

@@ -7,8 +7,9 @@ another process: the roster, a checkpoint per seed written after every round, th
 from __future__ import annotations
 
 import base64
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +22,8 @@ from atoll import __version__
 from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
-from atoll.engines.checkpoint import write_atomically
+from atoll.engines.checkpoint import load_checkpoint, write_atomically
 from atoll.engines.fleet import (
-    BAD,
     LOST,
     REFUSED,
     Cohort,
@@ -34,6 +34,7 @@ from atoll.engines.fleet import (
     Roster,
     SitesFailed,
 )
+from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend
 from atoll.engines.wire import make_probe
 from atoll.federate.audit import Audit
@@ -46,10 +47,14 @@ from atoll.study.config import (
     parse_config,
     resolve,
 )
-from atoll.study.experiment import Experiment, History, Run
+from atoll.study.experiment import Experiment, History, Run, cached_rounds, restored_scores
 from atoll.study.machine import environment, tuned_process
+from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
 from atoll.study.run import CHECKPOINT, name_configuration, selection
+
+
+ROSTER = "roster.json"
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,12 +91,7 @@ def coordinate(
     wanted = make_config(**parse_config(order.config, "the configuration"))
     audit.note("start", run=order.run, config=order.config, sites=order.sites)
     roster, out = agree(order, wanted, fleet, folder, audit)
-    # The sites bring their data: for the configuration that is an object, as in Python.
-    given = msgspec.structs.replace(
-        wanted, objects=("data",), clients=len(roster), partition="given", split="given", ratios=None
-    )
-    config, rules = resolve(msgspec.structs.replace(given, partition=None, split=None), roster.task)
-    config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
+    config, rules = settle(wanted, roster)
     method = build_method(config, roster.features, roster.classes, roster.task)
     fingerprint = name_configuration(config)
     write_atomically(folder / "config.toml", config_text(config).encode())
@@ -109,14 +109,52 @@ def coordinate(
             every_seconds=0.0, on_round=report,
         )  # fmt: skip
         seeds.append(SeedResult(seed, done.history, done.ledger))
-    result = Result(
+    result = _result(config, rules, method, roster, seeds, setup, folder)
+    result.save(folder)
+    audit.note("finished", run=order.run)
+    return result
+
+
+def settle(wanted: RunConfig, roster: Roster) -> tuple[RunConfig, Protocol]:
+    """The configuration with every choice named; data, partition and split are the sites' own."""
+    given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
+    config, rules = resolve(given, roster.task)
+    return msgspec.structs.replace(config, partition="given", split="given", ratios=None), rules
+
+
+def _result(
+    config: RunConfig,
+    rules: Protocol,
+    method: Method,
+    roster: Roster,
+    seeds: Sequence[SeedResult],
+    setup: float,
+    folder: Path,
+) -> Result:
+    return Result(
         config, tuple(seeds), method.scored_as(), rules.weights, selection(config, rules), "flare",
         "cpu", setup, environment(), {"sites": list(roster.names)}, folder, roster.metric,
         asdict(method),
     )  # fmt: skip
-    result.save(folder)
-    audit.note("finished", run=order.run)
-    return result
+
+
+def read_result(order: Order, folder: Path) -> Result:
+    """The result of a finished run, from the files that the server sent."""
+    wanted = make_config(**parse_config(order.config, "the configuration"))
+    roster = _roster(order, wanted, msgspec.json.decode((folder / ROSTER).read_bytes()))
+    config, rules = settle(wanted, roster)
+    method = build_method(config, roster.features, roster.classes, roster.task)
+    seeds = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        tree = load_checkpoint(folder / f"seed-{seed}" / CHECKPOINT)
+        history = _no_history(roster)
+        history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
+        history.cached = cached_rounds(method, tree["server"])
+        ledger = Ledger()
+        ledger.restore(tree["ledger"])
+        seeds.append(SeedResult(seed, history, ledger))
+    setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]
+    return _result(config, rules, method, roster, seeds, setup, folder)
 
 
 @dataclass(frozen=True)
@@ -145,7 +183,7 @@ def agree(
     head = {"do": "hello", "run": order.run, "method": config.method,
             "rounds": config.rounds or 0, "version": __version__}  # fmt: skip
     replies, failures = fleet.map("hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join)
-    path = folder / "roster.json"
+    path = folder / ROSTER
     known = msgspec.json.decode(path.read_bytes()) if path.exists() else None
     refused = {site: why for site, why in failures.items() if why.kind != LOST}
     for site, why in failures.items():
@@ -162,13 +200,20 @@ def agree(
     if len(facts) - len(failures) < order.quorum:
         raise TooFew(_too_few(order, failures))
     write_atomically(path, msgspec.json.encode(facts))
+    return _roster(order, config, facts), dict(failures)
+
+
+def _roster(order: Order, config: RunConfig, facts: Mapping[str, Mapping[str, Any]]) -> Roster:
     first = facts[order.sites[0]]
-    roster = Roster(
+    return Roster(
         order.sites, first["features"], first["classes"], first["task"],
         tuple(tuple(facts[s]["counts"]) for s in order.sites),
         tuple(facts[s]["nodes"] for s in order.sites), config.data, first["metric"],
     )  # fmt: skip
-    return roster, dict(failures)
+
+
+def _no_history(roster: Roster) -> History:
+    return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
 
 
 def _check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -233,8 +278,7 @@ class FederatedRun(Run):
         return cohort
 
     def no_history(self) -> History:
-        roster = self.simulation.federation
-        return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
+        return _no_history(self.simulation.federation)
 
     def _tell(self, run: str, sites: list[str]) -> None:
         """Have the sites build the method."""
@@ -309,6 +353,3 @@ def read_order(text: str) -> Order:
         return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"the order cannot be read: {error}") from error
-
-
-__all__ = ["BAD", "Order", "TooFew", "coordinate", "order_text", "outcome", "read_order"]

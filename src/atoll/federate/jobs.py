@@ -15,10 +15,11 @@ from atoll.federate.coordinator import coordinate, outcome, read_order
 from atoll.federate.data import read_site_data
 from atoll.federate.policy import read_policy
 from atoll.federate.site import Site
+from atoll.study.run import CHECKPOINT
 
 SETTINGS = "atoll.json"
 """In a site's `local` folder: where its data and its policy are."""
-RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.jsonl")
+RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.jsonl", "roster.json")
 
 
 class Coordinator(FleetController):
@@ -32,9 +33,11 @@ class Coordinator(FleetController):
         except Aborted as error:
             ended = {"status": "stopped", "reason": str(error)}
         out.mkdir(parents=True, exist_ok=True)
-        for name in RESULT:
-            if (folder / name).exists():
-                shutil.copy(folder / name, out / name)
+        for path in (*map(folder.joinpath, RESULT), *folder.glob(f"seed-*/{CHECKPOINT}")):
+            if path.exists():
+                to = out / path.relative_to(folder)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, to)
         write_atomically(out / "outcome.json", json.dumps(ended).encode())
 
 

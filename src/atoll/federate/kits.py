@@ -125,7 +125,8 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
         part for part in resources["components"] if "log" not in part["id"]
     ]  # no site sends its logs to the server
     (local / "resources.json").write_text(json.dumps(resources, indent=1))
-    rights = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any")
+    allowed = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
+    rights = dict.fromkeys(allowed, "any")
     denied = dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
     rules = {"format_version": "1.0", "permissions": {"project_admin": {**rights, **denied}}}
     (local / "authorization.json").write_text(json.dumps(rules, indent=1))

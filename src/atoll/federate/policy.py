@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
         if round >= self.rounds:
             raise Refusal(f"its policy allows {self.rounds} rounds, but round {round + 1} was asked")
+
+    def check_reply(self, step: Step, names: Collection[str]) -> None:
+        """Refuse to send a field that the step declares, unless the owner allows it."""
         for name, reason in step.discloses.items():
             field = f"{step.name}.{name}"
-            if self.disclose != DECLARED and field not in self.disclose:
+            if name in names and self.disclose != DECLARED and field not in self.disclose:
                 raise Refusal(
                     f"its policy does not allow step '{step.name}' to disclose '{name}' "
                     f'({reason}); its owner can allow it with disclose = ["{field}"]'

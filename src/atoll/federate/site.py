@@ -16,7 +16,7 @@ import torch
 from atoll import __version__
 from atoll.core.errors import AtollError, WireError
 from atoll.core.method import Method, Step
-from atoll.core.tree import Tree, all_finite, leaves, num_bytes
+from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
@@ -130,6 +130,7 @@ class Job:
             raise WireError(
                 "training diverged (the loss is nan); lower the learning rate or check the features"
             )
+        policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         body = encode(reply)
         policy.check_bytes(len(body), self.sent)
         if not step.keeps_state:

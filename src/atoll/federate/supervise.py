@@ -178,8 +178,7 @@ class Supervisor:
             if not found:
                 return {"status": "died", "reason": f"the job ended early ({status.lower()})"}
             ended: dict[str, Any] = json.loads(found[0].read_text())
-            for path in found[0].parent.iterdir():
-                shutil.copy(path, self.out / path.name)
+            shutil.copytree(found[0].parent, self.out, dirs_exist_ok=True)
             return ended
 
 
