@@ -29,14 +29,10 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from atoll.core.errors import AtollError, ClientLost, WireError
-from atoll.engines.fleet import BAD, LOST, Answers, Failure, Packet
+from atoll.engines.fleet import BAD, LOST, Aborted, Answers, Failure, Packet
 
 TASK = "atoll"
 PROGRESS = "atoll.progress"
-
-
-class Aborted(AtollError):
-    """Somebody stopped the job; the run is saved up to the last complete round."""
 
 
 def to_shareable(packet: Packet) -> Shareable:
@@ -263,9 +259,16 @@ class Desk:
         except Exception as error:
             raise ClientLost(f"the server does not answer any more: {error}") from error
 
-    def connected(self) -> set[str]:
-        """Names of the sites that are connected."""
-        return {client.name for client in self._ask(self.session.get_connected_client_list)}
+    def connected(self) -> dict[str, str]:
+        """Names of the sites that are connected, each with the mark of its process."""
+        reply = self._ask(lambda: self.session.do_command("check_status server"))
+        if "meta" not in reply:
+            raise ClientLost(f"the server does not answer any more: {reply.get('details', reply)}")
+        for part in reply.get("data", ()):
+            head, *rows = part.get("rows") or [[]]
+            if "TOKEN" in head:
+                return {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
+        return {}
 
     def submit(self, job: Path) -> str:
         """Hand in a job folder; its number."""

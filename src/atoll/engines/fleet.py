@@ -76,6 +76,10 @@ class SitesFailed(AtollError):
         self.failures = dict(failures)
 
 
+class Aborted(AtollError):
+    """Somebody stopped the job; the run is saved up to the last complete round."""
+
+
 @dataclass(frozen=True, eq=False)
 class Roster:
     """What the server knows of the sites' data: the counterpart of a `Federation`.

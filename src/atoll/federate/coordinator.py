@@ -26,6 +26,7 @@ from atoll.engines.checkpoint import load_checkpoint, write_atomically
 from atoll.engines.fleet import (
     LOST,
     REFUSED,
+    Aborted,
     Cohort,
     Failure,
     Fleet,
@@ -337,6 +338,8 @@ def outcome(action: Callable[[], Result]) -> dict[str, Any]:
         action()
     except TooFew as error:
         return {"status": "short", "reason": str(error)}
+    except Aborted as error:
+        return {"status": "stopped", "reason": str(error)}
     except AtollError as error:
         return {"status": "failed", "reason": str(error)}
     return {"status": "finished", "reason": ""}

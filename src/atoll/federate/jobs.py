@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atoll.core.errors import ConfigError
 from atoll.engines.checkpoint import write_atomically
-from atoll.engines.flare import Aborted, FlareFleet, FleetController, SiteExecutor
+from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
 from atoll.engines.fleet import Packet
 from atoll.federate.coordinator import coordinate, outcome, read_order
 from atoll.federate.data import read_site_data
@@ -28,10 +28,7 @@ class Coordinator(FleetController):
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         order = read_order(self.order)
         folder = kit / "atoll" / "runs" / order.run
-        try:
-            ended = outcome(lambda: coordinate(order, fleet, folder, self.progress.update))
-        except Aborted as error:
-            ended = {"status": "stopped", "reason": str(error)}
+        ended = outcome(lambda: coordinate(order, fleet, folder, self.progress.update))
         out.mkdir(parents=True, exist_ok=True)
         for path in (*map(folder.joinpath, RESULT), *folder.glob(f"seed-*/{CHECKPOINT}")):
             if path.exists():

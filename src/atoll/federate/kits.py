@@ -124,6 +124,8 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
     resources["components"] = [
         part for part in resources["components"] if "log" not in part["id"]
     ]  # no site sends its logs to the server
+    for server in resources.get("servers", ()):
+        server["heart_beat_timeout"] = 35  # sites give a sign of life every 10 s
     (local / "resources.json").write_text(json.dumps(resources, indent=1))
     allowed = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
     rights = dict.fromkeys(allowed, "any")
@@ -149,7 +151,11 @@ def about_kit(kit: Path) -> dict[str, Any]:
 
 
 def server_command(kit: Path) -> list[str]:
-    """How to start the server of a kit."""
+    """How to start the server of a kit, once what it stores is kept in the kit itself."""
+    # FLARE's own place is /tmp/nvflare, which all servers of a machine would share.
+    file = kit / "local" / "resources.json"
+    store = str(kit.resolve() / "atoll" / "store")
+    file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
     return _command("server.server_train", kit, "fed_server.json", [])
 
 

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ RESTARTS = 3
 class Desk(Protocol):
     """A session with the server (`engines.flare.Desk`)."""
 
-    def connected(self) -> set[str]: ...
+    def connected(self) -> dict[str, str]: ...
     def submit(self, job: Path) -> str: ...
     def status(self, job: str) -> str: ...
     def progress(self, job: str) -> dict[str, Any]: ...
@@ -122,17 +122,17 @@ class Supervisor:
         if self.job:
             self.desk.abort(self.job)
 
-    def _gather(self, least: int) -> list[str]:
+    def _gather(self, least: int) -> dict[str, str]:
         """The run's sites that are connected, as soon as there are enough."""
         end = time.monotonic() + self.patience
         while True:
             connected = self.desk.connected()
-            there = [site for site in self.order.sites if site in connected]
-            if len(there) == len(self.order.sites) or (
-                time.monotonic() >= end and len(there) >= least
-            ):
+            there = {site: connected[site] for site in self.order.sites if site in connected}
+            if len(there) == len(self.order.sites):
                 return there
             if time.monotonic() >= end:
+                if len(there) >= least:
+                    return there
                 missing = ", ".join(site for site in self.order.sites if site not in connected)
                 raise ClientLost(
                     f"{missing} did not connect within {self.patience:g} s; start it, or leave it "
@@ -140,32 +140,27 @@ class Supervisor:
                 )
             time.sleep(0.2)
 
-    def _one_job(self, there: Sequence[str]) -> dict[str, Any]:
+    def _one_job(self, there: Mapping[str, str]) -> dict[str, Any]:
         """Submit one job and watch it until it ends."""
         with tempfile.TemporaryDirectory() as work:
-            self.job = self.desk.submit(write_job(self.order, there, Path(work)))
-        lost: set[str] = set(self.order.sites) - set(there)
+            self.job = self.desk.submit(write_job(self.order, list(there), Path(work)))
+        back: list[str] = []
         while True:
             progress = self.desk.progress(self.job)
             if progress:
                 self.reached = max(self.reached, (progress["seed"], progress["round"]))
                 self.on_progress(progress)
-                lost |= set(progress["out"])
             status = self.desk.status(self.job)
             if status.startswith("FINISHED"):
-                break
-            # A site is away for a while before the server notices; so it must be seen away first.
-            if self.rejoin and lost and self._returned(lost, progress):
-                self.tell(f"{', '.join(sorted(lost))} is back")
-                self.desk.abort(self.job)
-                lost = set()
+                ended = self._fetch(status)
+                return {**ended, "reason": f"{', '.join(back)} is back"} if back else ended
+            if self.rejoin and progress and not back:
+                # A process that is not the one the job began with has no part in the job.
+                now = self.desk.connected()
+                back = [s for s in self.order.sites if s in now and now[s] != there.get(s)]
+                if back:
+                    self.desk.abort(self.job)
             time.sleep(0.5)
-        return self._fetch(status)
-
-    def _returned(self, lost: set[str], progress: dict[str, Any]) -> bool:
-        connected = self.desk.connected()
-        self.away = getattr(self, "away", set()) | (lost - connected)
-        return bool(lost & self.away & connected)
 
     def _fetch(self, status: str) -> dict[str, Any]:
         """Copy what the job left; what became of it."""
