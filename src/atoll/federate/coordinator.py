@@ -301,10 +301,11 @@ class FederatedRun(Run):
         self._welcome_back()
         while True:
             self.simulation.engine.begin()
-            round, entries = self.history.rounds, len(self.ledger.entries)
+            round, server, entries = self.history.rounds, self.server, len(self.ledger.entries)
             try:
                 super().one_round()
             except SitesFailed as error:
+                self.server = server
                 del self.ledger.entries[entries:]
                 self._leave_out(error, round)
                 continue
