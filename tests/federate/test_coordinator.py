@@ -235,9 +235,7 @@ def test_an_oversized_reply_is_refused(make_room, monkeypatch):
         (Policy(), "moon", "disclose 'model'"),
     ],
 )
-def test_what_an_owner_does_not_allow_is_refused_in_one_sentence(
-    policy, method, reason, make_room
-):
+def test_what_an_owner_does_not_allow_is_refused_in_one_sentence(policy, method, reason, make_room):
     room = make_room(small_federation())
     sites = {**room.sites(), "site-2": room.sites(policy)["site-2"]}
     order = room.order(method, rounds=3, set=SMALL)
@@ -250,7 +248,7 @@ def test_what_an_owner_does_not_allow_is_refused_in_one_sentence(
 
 def test_code_of_the_submitters_choice_is_refused(make_room):
     room = make_room(small_federation())
-    with pytest.raises(SitesFailed, match="'my.py:Mine' does not come with Atoll"):
+    with pytest.raises(SitesFailed, match=r"'my\.py:Mine' does not come with Atoll"):
         room.run(room.order("my.py:Mine", rounds=1))
 
 

@@ -1,8 +1,8 @@
 """NVIDIA FLARE as the transport: the only file that imports nvflare.
 
 On the server a `Controller` gives each site a task of its own and waits for the answers; at a site
-an `Executor` answers. What a task carries is a packet: a head of plain values as JSON, and a body of
-named arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
+an `Executor` answers. What a task carries is a packet: a head of plain values as JSON, and a body
+of named arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
 """
 
 from __future__ import annotations
@@ -192,7 +192,12 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         pass
 
     def process_result_of_unknown_task(
-        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+        self,
+        client: Client,
+        task_name: str,
+        client_task_id: str,
+        result: Shareable,
+        fl_ctx: FLContext,
     ) -> None:
         """An answer after its deadline; the round went on without it."""
 

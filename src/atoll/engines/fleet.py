@@ -32,7 +32,7 @@ from atoll.engines.wire import Probe
 NEVER = -2
 """The round of a private state that does not exist yet; -1 is the time before the first round."""
 LOST, BAD, REFUSED = "lost", "bad", "refused"
-"""Why there is no reply: none came; what came cannot be used; the site's owner does not allow it."""
+"""Why there is no reply: none came; what came cannot be used; the owner does not allow it."""
 
 
 class Packet(NamedTuple):
@@ -120,7 +120,7 @@ def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
 
 
 def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:
-    """A step as plain values: whose it is, its name, and the owner's flags that are not as usual."""
+    """A step as plain values: whose it is, its name, and the owner's flags that differ."""
     for name, owner in owners.items():
         if type(owner) is type(step.owner) and is_dataclass(owner):
             other = {

@@ -71,6 +71,9 @@ class Backend(Protocol):
     def private_states(self) -> list[Tree]:
         """The clients' private states, as far as they can be seen from here."""
 
+    def clients(self, round: int) -> Participants:
+        """All clients that can be reached, in the given round; -1 is the time before the first."""
+
 
 class Simulation:
     """Clients on this machine, behind one engine.

@@ -1,4 +1,4 @@
-"""`atoll federate ...`: commands that hide the plumbing. Heavy packages are imported when needed."""
+"""`atoll federate ...`: commands that hide the plumbing. Heavy packages are imported late."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRAINING = (
 
 @click.group(short_help="Run methods on real sites over the network.")
 def federate() -> None:
-    """Run methods on real sites, on NVIDIA FLARE: mutual TLS, a policy and an audit log per site."""
+    """Run methods on real sites (NVIDIA FLARE): mutual TLS, a policy and an audit log each."""
 
 
 @federate.command(short_help="Make the kits of a federation.")
@@ -150,7 +150,9 @@ def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more:
     from atoll.federate.jobs import SETTINGS as FILE
 
     found = {"data": data, "policy": policy, **more}
-    plain = {k: str(v.resolve()) if isinstance(v, Path) else v for k, v in found.items() if v is not None}
+    plain = {
+        k: str(v.resolve()) if isinstance(v, Path) else v for k, v in found.items() if v is not None
+    }
     (kit / "local" / FILE).write_text(json.dumps(plain))
 
 
@@ -165,9 +167,7 @@ def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more:
 @click.option("--resume", "resume_from", metavar="DIR", type=click.Path(path_type=Path),
               help="Continue the run in DIR.")  # fmt: skip
 @AS_JSON
-@click.pass_context
 def run(
-    ctx: click.Context,
     method: str | None,
     kit: Path,
     sites: str | None,
@@ -192,7 +192,9 @@ def run(
     _check_kind(kit, about, "admin")
     if resume_from is not None:
         if method or any(value not in (None, ()) for value in given.values()):
-            raise ConfigError("--resume continues a run with its own configuration; leave the rest out")
+            raise ConfigError(
+                "--resume continues a run with its own configuration; leave the rest out"
+            )
         order, folder = read_saved_order(resume_from), resume_from
     else:
         config = _config(method=method, data=name, **given)
@@ -222,11 +224,11 @@ def status(kit: Path, as_json: bool) -> None:
              "progress": desk.progress(job["job_id"]) if job["status"] == "RUNNING" else {}}
             for job in desk.jobs()
         ]  # fmt: skip
-    found = {"sites": {name: name in connected for name in about["sites"]}, "jobs": jobs}
+    sites = {name: name in connected for name in about["sites"]}
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps({"sites": sites, "jobs": jobs}))
         return
-    for name, there in found["sites"].items():
+    for name, there in sites.items():
         click.echo(f"{name:20} {'connected' if there else 'not connected'}")
     for job in jobs:
         where = job["progress"]
@@ -292,7 +294,9 @@ def demo(
     check_folder(folder, resuming=False)
     federation = _federation(config)
     with _stopping(), Demo(federation, keep) as started:
-        click.echo(f"{len(federation)} sites on loopback, mutual TLS, port {started.port}", err=True)
+        click.echo(
+            f"{len(federation)} sites on loopback, mutual TLS, port {started.port}", err=True
+        )
         order = _order(config, started.sites, quorum, deadline)
         with _desk(started.kits["admin"], started.admin) as desk:
             result = _supervised(
@@ -301,9 +305,7 @@ def demo(
     _show(result, folder, as_json)
 
 
-def _config(
-    settings: tuple[str, ...] = (), own: tuple[str, ...] = (), **given: Any
-) -> RunConfig:
+def _config(settings: tuple[str, ...] = (), own: tuple[str, ...] = (), **given: Any) -> RunConfig:
     from atoll.core.errors import ConfigError
     from atoll.study.config import make_config
 
@@ -325,9 +327,7 @@ def _federation(config: RunConfig) -> Any:
     return make_federation(filled, rules, filled.seed, None, config)[0]
 
 
-def _order(
-    config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadline: float
-) -> Order:
+def _order(config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadline: float) -> Order:
     import secrets
 
     from atoll.core.errors import ConfigError
@@ -343,7 +343,7 @@ def _order(
     return Order(run=name, config=config_text(config), sites=sites, quorum=least, deadline=deadline)
 
 
-class _desk:  # noqa: N801  # a context manager, used like a function
+class _desk:  # a context manager, used like a function
     """A session with the server, closed at the end."""
 
     def __init__(self, kit: Path, user: str) -> None:
@@ -359,7 +359,7 @@ class _desk:  # noqa: N801  # a context manager, used like a function
         self.desk.close()
 
 
-class _stopping:  # noqa: N801  # a context manager, used like a function
+class _stopping:  # a context manager, used like a function
     """SIGTERM unwinds like Ctrl-C, so that processes are cleaned up."""
 
     def __enter__(self) -> None:
@@ -418,7 +418,9 @@ def _foreground(name: str, command: list[str], kit: Path) -> None:
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
             return
-    raise AtollError(f"{name} ended by itself; see {kit / 'atoll' / 'output.log'} and {kit / 'log.txt'}")
+    raise AtollError(
+        f"{name} ended by itself; see {kit / 'atoll' / 'output.log'} and {kit / 'log.txt'}"
+    )
 
 
 def _check_kind(kit: Path, about: dict[str, Any], kind: str) -> None:

@@ -54,7 +54,6 @@ from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
 from atoll.study.run import CHECKPOINT, name_configuration, selection
 
-
 ROSTER = "roster.json"
 
 
@@ -183,7 +182,9 @@ def agree(
     """Greet the sites: the roster, and who is missing. The first time nobody may be."""
     head = {"do": "hello", "run": order.run, "method": config.method,
             "rounds": config.rounds or 0, "version": __version__}  # fmt: skip
-    replies, failures = fleet.map("hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join)
+    replies, failures = fleet.map(
+        "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
+    )
     path = folder / ROSTER
     known = msgspec.json.decode(path.read_bytes()) if path.exists() else None
     refused = {site: why for site, why in failures.items() if why.kind != LOST}
@@ -236,8 +237,8 @@ def _too_few(order: Order, out: Mapping[str, Failure]) -> str:
     there = len(order.sites) - len(out)
     why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
     return (
-        f"{there} of {len(order.sites)} sites answer, but the quorum is {order.quorum} ({why}); the "
-        "run is saved up to the last complete round"
+        f"{there} of {len(order.sites)} sites answer, but the quorum is {order.quorum} ({why}); "
+        "the run is saved up to the last complete round"
     )
 
 

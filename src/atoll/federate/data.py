@@ -85,7 +85,9 @@ def read_site_data(
     if path.suffix == SUFFIX:
         content = load_checkpoint(path)
         if not isinstance(content, dict) or content.get("kind") != KIND:
-            raise DataError(f"'{path}' is not a client's data; give what `atoll federate split` wrote")
+            raise DataError(
+                f"'{path}' is not a client's data; give what `atoll federate split` wrote"
+            )
         return SiteData(content["graph"], content["classes"], content["name"], content["metric"])
     source, report = load_own(path, schema)
     source = source.undirected_simple()

@@ -27,9 +27,7 @@ class Demo:
 
     admin = ADMIN
 
-    def __init__(
-        self, federation: Federation, keep: Path | None = None, policy: str = ""
-    ) -> None:
+    def __init__(self, federation: Federation, keep: Path | None = None, policy: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-")) if keep is None else keep
         self.thrown_away = keep is None
         self.policy = policy or 'disclose = "declared"\n'

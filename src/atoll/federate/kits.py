@@ -34,7 +34,9 @@ def need_nvflare() -> None:
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:
-        raise ConfigError("a federation needs nvflare; install it: pip install 'atoll-fgl[federation]'")
+        raise ConfigError(
+            "a federation needs nvflare; install it: pip install 'atoll-fgl[federation]'"
+        )
 
 
 def provision(
@@ -161,7 +163,9 @@ def server_command(kit: Path) -> list[str]:
 
 def site_command(kit: Path) -> list[str]:
     """How to start the site of a kit."""
-    return _command("client.client_train", kit, "fed_client.json", [f"uid={about_kit(kit)['name']}"])
+    return _command(
+        "client.client_train", kit, "fed_client.json", [f"uid={about_kit(kit)['name']}"]
+    )
 
 
 def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:

@@ -1,13 +1,13 @@
 """What the owner of a site allows: methods, steps, rounds, bytes, disclosures.
 
-    # policy.toml
-    methods = ["fedavg", "fedath"]      # default: every method that comes with Atoll
-    steps = ["train", "score"]          # default: every step of an allowed method
-    rounds = 200                        # rounds of one run
-    reply_bytes = 50_000_000            # of one reply
-    run_bytes = 2_000_000_000           # of all replies of one run
-    disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
-                                        # private state; "declared" allows what methods declare
+# policy.toml
+methods = ["fedavg", "fedath"]      # default: every method that comes with Atoll
+steps = ["train", "score"]          # default: every step of an allowed method
+rounds = 200                        # rounds of one run
+reply_bytes = 50_000_000            # of one reply
+run_bytes = 2_000_000_000           # of all replies of one run
+disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
+                                    # private state; "declared" allows what methods declare
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             allowed = ", ".join(self.steps) or "none"
             raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
         if round >= self.rounds:
-            raise Refusal(f"its policy allows {self.rounds} rounds, but round {round + 1} was asked")
+            raise Refusal(
+                f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
+            )
 
     def check_reply(self, step: Step, names: Collection[str]) -> None:
         """Refuse to send a field that the step declares, unless the owner allows it."""
@@ -77,7 +79,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if size > self.reply_bytes:
             raise Refusal(f"its policy allows replies of {self.reply_bytes} bytes, not of {size}")
         if before + size > self.run_bytes:
-            raise Refusal(f"its policy allows {self.run_bytes} bytes in a run, and they are used up")
+            raise Refusal(
+                f"its policy allows {self.run_bytes} bytes in a run, and they are used up"
+            )
 
 
 def read_policy(path: Path | None) -> Policy:

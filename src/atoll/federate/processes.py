@@ -1,7 +1,7 @@
 """Processes of a federation on this machine: started together, and none left behind.
 
-FLARE starts a process of its own for each job, in a session of its own, which outlives a parent that
-is killed. All of them inherit one variable of the environment, by which they are found again.
+FLARE starts a process of its own for each job, in a session of its own, which outlives a parent
+that is killed. All of them inherit one variable of the environment, by which they are found again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the administrator's desk: submit a run, watch it, submit it again after a fault.
 
 FLARE does not bring a site back into a job that runs, and ends a job whose process dies. The run
-itself is safe in the folders of server and sites, so the answer to both is a new job that continues.
+itself is safe in the folders of server and sites, so the answer to both is a new job that goes on.
 """
 
 from __future__ import annotations
