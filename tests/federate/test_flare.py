@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll.core.errors import ClientLost
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.federate.audit import check_audit
 from atoll.federate.coordinator import Order
@@ -259,6 +260,21 @@ def test_a_method_outside_the_policy_is_refused_in_one_sentence(trial):
     assert last == ("error: site-2: its policy does not allow method 'fedath'; it allows: fedavg")
 
 
+def without_certificate(port: int) -> bytes:
+    """What a server says to somebody who speaks TLS and shows no certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(("localhost", port), timeout=10) as plain,
+            context.wrap_socket(plain) as wrapped,
+        ):
+            wrapped.send(b"hello")
+            return wrapped.recv(1)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+
+
 @pytest.mark.federation
 def test_strangers_do_not_get_in(trial):
     """Another federation's kit, a kit under another site's name, and no certificate at all."""
@@ -270,16 +286,7 @@ def test_strangers_do_not_get_in(trial):
     for name, kit in (("site-4", strange), ("site-9", taken)):
         log = trial.folder / f"{name}.log"
         trial.demo.processes.start(name, site_command(kit), log)
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with (
-        pytest.raises((ssl.SSLError, ConnectionError)),
-        socket.create_connection(("localhost", trial.demo.port), timeout=10) as plain,
-        context.wrap_socket(plain) as wrapped,
-    ):
-        wrapped.send(b"hello")
-        assert wrapped.recv(1) == b"", "the server talks to somebody without a certificate"
-        raise ConnectionError
+    assert without_certificate(trial.demo.port) == b""
     time.sleep(15)
     from atoll.engines.flare import Desk
 
@@ -318,8 +325,7 @@ def test_a_job_with_another_class_or_with_code_does_not_run(kind, trial):
     try:
         try:
             number = desk.submit(job)
-        except Exception as error:  # refused at once is as good
-            assert "not" in str(error).lower()
+        except ClientLost:  # refused at once is as good
             return
         trial.wait(lambda: desk.status(number).startswith("FINISHED"))
         assert "COMPLETED" not in desk.status(number)

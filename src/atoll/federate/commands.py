@@ -332,8 +332,13 @@ def _order(config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadli
 
     from atoll.core.errors import ConfigError
     from atoll.federate.coordinator import Order
-    from atoll.study.config import config_text
+    from atoll.methods import method_class
+    from atoll.study.config import config_text, make_config, resolve
 
+    # Names and hyper-parameters are checked here already, not only on the server.
+    given = {key: getattr(config, key) for key in config.__struct_fields__}
+    task = method_class(config.method).tasks[0]
+    resolve(make_config(**{**given, "objects": ("data",)}), task)
     least = len(sites) // 2 + 1 if quorum is None else quorum
     if not 1 <= least <= len(sites):
         raise ConfigError(f"quorum is {least}; give a number from 1 to {len(sites)}, the sites")
@@ -428,8 +433,9 @@ def _check_kind(kit: Path, about: dict[str, Any], kind: str) -> None:
 
     name = about["name"]
     found = "site" if name in about["sites"] else "server" if name == "server" else "admin"
+    words = {"site": "a site", "server": "the server", "admin": "the administrator"}[kind]
     if found != kind:
-        raise ConfigError(f"'{kit}' is the kit of {name} ({found}), but this needs a {kind}'s kit")
+        raise ConfigError(f"'{kit}' is the kit of {name} ({found}), but this needs {words}'s kit")
 
 
 def _show(result: Result, folder: Path, as_json: bool) -> None:
