@@ -158,7 +158,10 @@ def server_command(kit: Path) -> list[str]:
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
     file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
-    return _command("server.server_train", kit, "fed_server.json", [])
+    loopback = about_kit(kit)["host"] in ("localhost", "127.0.0.1")
+    # Only where it serves other machines does it listen on other addresses.
+    more = ["host=127.0.0.1"] if loopback else []
+    return _command("server.server_train", kit, "fed_server.json", more)
 
 
 def site_command(kit: Path) -> list[str]:
