@@ -310,3 +310,13 @@ def test_help_does_not_import_nvflare_or_torch():
     code = "import sys, atoll.cli; print([m for m in ('torch', 'nvflare') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
+    log = Audit(tmp_path / "site" / "audit.jsonl")
+    log.note("sent", run="r", bytes=70)
+    log.note("sent", run="other", bytes=500)
+    one = site(tmp_path, Policy(run_bytes=100))
+    config = config_text(make_config(method="fedavg", rounds=1))
+    one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
+    assert one.job.sent == 70

@@ -114,7 +114,7 @@ class FlareFleet:
         return call
 
     def back(self, site: str) -> bool:
-        if site in self.gone:
+        if site not in self.sites():
             return False
         if site not in self.pings:
             # It waits at the server until the site asks for work again.

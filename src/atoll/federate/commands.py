@@ -203,7 +203,11 @@ def run(
         check_folder(folder, resuming=False)
         order = _order(config, chosen, quorum, deadline)
     with _stopping(), _desk(kit, about["name"]) as desk:
-        result = _supervised(desk, order, folder, patience=patience, rejoin=rejoin, quiet=as_json)
+        result = _supervised(
+            desk, order, folder, quiet=as_json, patience=patience, rejoin=rejoin,
+            resuming=resume_from is not None,
+            kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
+        )  # fmt: skip
     _show(result, folder, as_json)
 
 
@@ -300,7 +304,7 @@ def demo(
         order = _order(config, started.sites, quorum, deadline)
         with _desk(started.kits["admin"], started.admin) as desk:
             result = _supervised(
-                desk, order, folder, patience=patience, rejoin=rejoin, quiet=as_json
+                desk, order, folder, quiet=as_json, patience=patience, rejoin=rejoin
             )
     _show(result, folder, as_json)
 
@@ -378,8 +382,9 @@ class _stopping:  # a context manager, used like a function
 
 
 def _supervised(
-    desk: Any, order: Order, folder: Path, *, patience: float, rejoin: bool, quiet: bool
+    desk: Any, order: Order, folder: Path, *, quiet: bool, kept: str = "", **options: Any
 ) -> Result:
+    """See a run through; `kept` is what to say when it is interrupted."""
     from atoll.federate.coordinator import read_result
     from atoll.federate.supervise import Supervisor
 
@@ -400,13 +405,14 @@ def _supervised(
 
     supervisor = Supervisor(
         desk, order, folder, tell=lambda text: click.echo(text, err=True), on_progress=on_progress,
-        patience=patience, rejoin=rejoin,
+        **options,
     )  # fmt: skip
     try:
         supervisor.run()
     except KeyboardInterrupt:
         supervisor.stop()
-        click.echo(f"the run is kept; go on with: atoll federate run --resume {folder}", err=True)
+        if kept:
+            click.echo(kept, err=True)
         raise
     return read_result(order, folder)
 

@@ -110,7 +110,8 @@ class Job:
         (self.graph,) = prepared([site.data.graph], dict(method.views))
         safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in run)
         self.states = States(site.folder / "runs" / safe)
-        self.sent = 0
+        # Counted over every process that took part in the run, so that no restart renews it.
+        self.sent = site.audit.total("bytes", event="sent", run=run)
         self.attempt: Any = None
         self.state: Tree = None
 

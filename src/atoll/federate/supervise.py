@@ -6,6 +6,7 @@ itself is safe in the folders of server and sites, so the answer to both is a ne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -77,6 +78,7 @@ class Supervisor:
         on_progress: Hears what the running job says.
         patience: Seconds to wait for sites that are not connected.
         rejoin: Whether a site that comes back is taken in at once, by continuing in a new job.
+        resuming: Whether the run has begun before; only the first time nobody may be missing.
     """
 
     def __init__(
@@ -89,21 +91,22 @@ class Supervisor:
         on_progress: Callable[[dict[str, Any]], None],
         patience: float = 60.0,
         rejoin: bool = True,
+        resuming: bool = False,
     ) -> None:
         self.desk, self.order, self.out = desk, order, out
         self.tell, self.on_progress = tell, on_progress
-        self.patience, self.rejoin = patience, rejoin
+        self.patience, self.rejoin, self.resuming = patience, rejoin, resuming
         self.job = ""
         self.reached = (0, 0)
 
     def run(self) -> None:
         """Until the result is in the folder."""
         write_atomically(self.out / ORDER, order_text(self.order).encode())
-        first, fruitless = True, 0
+        everybody, fruitless = not self.resuming, 0
         while True:
             before = self.reached
-            there = self._gather(len(self.order.sites) if first else self.order.quorum)
-            first = False
+            there = self._gather(len(self.order.sites) if everybody else self.order.quorum)
+            everybody = False
             ended = self._one_job(there)
             if ended["status"] == "finished":
                 return
@@ -118,9 +121,10 @@ class Supervisor:
             self.tell(f"{ended['reason']}; continuing in a new job")
 
     def stop(self) -> None:
-        """Stop the running job; the run stays where it is."""
-        if self.job:
-            self.desk.abort(self.job)
+        """Stop the running job, if the server still listens; the run stays where it is."""
+        with contextlib.suppress(ClientLost):
+            if self.job:
+                self.desk.abort(self.job)
 
     def _gather(self, least: int) -> dict[str, str]:
         """The run's sites that are connected, as soon as there are enough."""
