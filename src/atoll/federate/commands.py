@@ -228,7 +228,7 @@ def status(kit: Path, as_json: bool) -> None:
              "progress": desk.progress(job["job_id"]) if job["status"] == "RUNNING" else {}}
             for job in desk.jobs()
         ]  # fmt: skip
-    sites = {name: name in connected for name in about["sites"]}
+    sites = {name: name in connected for name in (*about["sites"], *connected)}
     if as_json:
         click.echo(json.dumps({"sites": sites, "jobs": jobs}))
         return

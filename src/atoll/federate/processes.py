@@ -37,7 +37,9 @@ class Processes:
         self.end()
 
     def start(self, name: str, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a process with its output in a file."""
+        """Start a process with its output in a file; one of the same name must have ended."""
+        if name in self.started:
+            self.started[name].wait(timeout=10)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             # Its own session: Ctrl-C in the terminal is ours to handle, in order.
