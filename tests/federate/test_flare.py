@@ -291,7 +291,8 @@ def test_strangers_do_not_get_in(trial):
         assert trial.connected() == dict.fromkeys(trial.demo.sites, True)
     finally:
         for name in ("site-4", "site-9"):
-            trial.demo.processes.started.pop(name).kill()
+            trial.demo.processes.started[name].kill()
+            trial.demo.processes.started[name].wait()
 
 
 SUBMIT = """
