@@ -89,3 +89,18 @@ class Room:
 @pytest.fixture
 def make_room(tmp_path: Path) -> Callable[..., Room]:
     return lambda federation, name="room": Room(tmp_path / name, federation)
+
+
+def _tables(folder: Path, labels: str, column: str = "b") -> Path:
+    folder.mkdir()
+    rows = [f"{i},{i / 10},{(i * 7 % 5) / 5},{labels[i % len(labels)]}" for i in range(30)]
+    (folder / "nodes.csv").write_text("\n".join([f"id,a,{column},label", *rows]) + "\n")
+    edges = [f"{i},{(i + k) % 30}" for i in range(30) for k in (1, 3)]
+    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def tables() -> Callable[..., Path]:
+    """`tables(folder, "xyz")` writes an owner's graph as CSV, with classes x, y and z."""
+    return _tables

@@ -18,7 +18,9 @@ from atoll.engines.fleet import Packet, SitesFailed
 from atoll.engines.simulation import Participants, Simulation
 from atoll.federate.audit import check_audit
 from atoll.federate.coordinator import TooFew, outcome
+from atoll.federate.data import read_site_data
 from atoll.federate.policy import Policy
+from atoll.federate.site import Site
 from atoll.methods import METHODS
 from atoll.study.config import build_method, make_config
 from atoll.testing import small_federation, small_graph_federation
@@ -275,3 +277,31 @@ def test_nobody_may_be_missing_at_the_start(make_room):
     fleet = room.fleet(lambda site, q, a: None if site == "site-2" else a)
     with pytest.raises(SitesFailed, match="site-2: no answer to 'hello'"):
         room.run(room.order("fedavg", rounds=1), fleet)
+
+
+def owners(room, tables, folder, *columns):
+    """Two owners with tables of their own; the second has no node of class y."""
+    classes = ["x", "y", "z"]
+    wanted = zip(("xyz", "xz"), columns, strict=True)
+    paths = [tables(folder / str(i), *one) for i, one in enumerate(wanted)]
+    room.names = ("bank-a", "bank-b")
+    return {
+        name: Site(read_site_data(path, classes=classes), Policy(), folder / name)
+        for name, path in zip(room.names, paths, strict=True)
+    }
+
+
+def test_owners_with_tables_of_their_own_equal_the_serial_run(make_room, tables, tmp_path):
+    room = make_room(small_federation())
+    sites = owners(room, tables, tmp_path, "b", "b")
+    result = room.run(room.order("fedath", rounds=2, set=SMALL), room.fleet(sites=sites))
+    graphs = tuple(site.data.graph for site in sites.values())
+    federation = atoll.Federation(graphs, classes=3, name="lagoon")
+    same(result, atoll.run("fedath", federation, engine="serial", rounds=2, set=SMALL))
+
+
+def test_owners_whose_columns_differ_are_refused(make_room, tables, tmp_path):
+    room = make_room(small_federation())
+    sites = owners(room, tables, tmp_path, "b", "amount")
+    with pytest.raises(DataError, match=r"do not fit together: words \['column b'\] and"):
+        room.run(room.order("fedath", rounds=2), room.fleet(sites=sites))

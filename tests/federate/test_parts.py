@@ -76,18 +76,9 @@ def test_a_policy_file_that_is_not_there_is_not_the_default(tmp_path):
         read_policy(tmp_path / "none.toml")
 
 
-def own_graph(folder: Path, labels: str) -> Path:
-    folder.mkdir()
-    rows = [f"{i},{i / 10},{(i * 7 % 5) / 5},{labels[i % len(labels)]}" for i in range(30)]
-    (folder / "nodes.csv").write_text("\n".join(["id,a,b,label", *rows]) + "\n")
-    edges = [f"{i},{(i + k) % 30}" for i in range(30) for k in (1, 3)]
-    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]) + "\n")
-    return folder
-
-
-def test_a_site_that_lacks_a_class_numbers_the_others_as_all_do(tmp_path):
-    whole = read_site_data(own_graph(tmp_path / "a", "xyz"))
-    part = read_site_data(own_graph(tmp_path / "b", "xz"), classes=["x", "y", "z"])
+def test_a_site_that_lacks_a_class_numbers_the_others_as_all_do(tmp_path, tables):
+    whole = read_site_data(tables(tmp_path / "a", "xyz"))
+    part = read_site_data(tables(tmp_path / "b", "xz"), classes=["x", "y", "z"])
     assert whole.words == part.words
     assert part.classes == 3
     assert set(part.graph.y.tolist()) == {0, 2}
