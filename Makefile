@@ -1,18 +1,22 @@
 # make demo   set up, then run the main job on built-in data
 # make test   set up, then lint, types, layers and all tests
+# make test-federation  set up, then whole federations on loopback, their faults and refusals
 # make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-federation check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/atoll demo
 
 test: $(VENV)/installed-dev check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-federation: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 0 -m federation tests/federate
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

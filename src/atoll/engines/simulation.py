@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -39,11 +39,41 @@ class Engine(Protocol):
     ) -> Tree:
         """Replies of the clients at `positions`, stacked in that order."""
 
-    def export_states(self) -> list[Tree]:
-        """Every client's private state, for a checkpoint."""
+    def export_states(self) -> Any:
+        """Every client's private state, for a checkpoint, or where to find it."""
 
-    def import_states(self, states: Sequence[Tree]) -> None:
-        """Continue from stored private states."""
+    def import_states(self, states: Any) -> None:
+        """Continue from what `export_states` gave."""
+
+
+class Backend(Protocol):
+    """What `Participants` need: the clients' numbers, the root of all keys, a ledger, an engine."""
+
+    @property
+    def federation(self) -> Sized:
+        """The clients; only how many there are counts here."""
+
+    @property
+    def numbers(self) -> Tensor:
+        """Each client's own number, (K,) int64."""
+
+    @property
+    def root(self) -> Tensor:
+        """The root key."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where traffic is noted."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs steps."""
+
+    def private_states(self) -> list[Tree]:
+        """The clients' private states, as far as they can be seen from here."""
+
+    def clients(self, round: int) -> Participants:
+        """All clients that can be reached, in the given round; -1 is the time before the first."""
 
 
 class Simulation:
@@ -70,20 +100,8 @@ class Simulation:
         chunk: int = 0,
         in_one: bool = False,
     ) -> None:
-        dtype = torch.get_default_dtype()
         views = dict(method.views)
-
-        def prepared(graph: Graph) -> Graph:
-            # Views are made where they are used: which product is cached depends on the device.
-            there = cast(graph, dtype=graph.real.dtype, device=device)
-            ready: Graph = cast(with_views(there, views), dtype=dtype, device=device)
-            return ready
-
-        graphs = each(prepared, federation.graphs)
-        if torch.device(device).type == "cuda":
-            graphs = with_dense_views(graphs)
-        # Most graphs of a client train: predicting them to score the others would cost much.
-        graphs = each(with_parts, graphs)
+        graphs = prepared(federation.graphs, views, device)
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
@@ -101,10 +119,34 @@ class Simulation:
             return Fused(graphs, chunk, in_one=in_one)
         raise unknown("engine", name, ENGINES)
 
+    def private_states(self) -> list[Tree]:
+        """Every client's private state."""
+        states: list[Tree] = self.engine.export_states()
+        return states
+
     def clients(self, round: int, tape: Tape | None = None) -> Participants:
         """All clients, in the given round; -1 is the time before the first."""
         everyone = torch.arange(len(self.federation), device=self.root.device)
         return Participants(self, round, everyone, tape=tape)
+
+
+def prepared(
+    graphs: Sequence[Graph], views: Mapping[str, View], device: torch.device | str = "cpu"
+) -> Sequence[Graph]:
+    """Clients' graphs as steps want them: views filled in, in the default type, on the device."""
+    dtype = torch.get_default_dtype()
+
+    def one(graph: Graph) -> Graph:
+        # Views are made where they are used: which product is cached depends on the device.
+        there = cast(graph, dtype=graph.real.dtype, device=device)
+        ready: Graph = cast(with_views(there, views), dtype=dtype, device=device)
+        return ready
+
+    placed = each(one, graphs)
+    if torch.device(device).type == "cuda":
+        placed = with_dense_views(placed)
+    # Most graphs of a client train: predicting them to score the others would cost much.
+    return each(with_parts, placed)
 
 
 DENSE_BYTES = 16 << 30
@@ -158,7 +200,7 @@ class Participants:
         drawn: Whether the positions were drawn on the device, so that Python does not know them.
     """
 
-    simulation: Simulation
+    simulation: Backend
     number: int
     positions: Tensor
     replies: dict[str, Any] = field(default_factory=dict)
@@ -254,7 +296,7 @@ class Participants:
         positions = self.positions.tolist()
         if not told:
             # Nothing leaves the client (Local): then its private state must tell.
-            states = self.simulation.engine.export_states() if not step.keeps_state else []
+            states = self.simulation.private_states() if not step.keeps_state else []
             rows = [states[p] for p in positions] if states else []
         else:
             rows = [take(reply, row) for row in range(len(positions))]

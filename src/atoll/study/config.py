@@ -74,25 +74,30 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 def read_config(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, checked."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
             f"configuration file {path} does not exist; give a TOML file of options"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error}") from error
+    return parse_config(text, f"configuration file {path}", str(path))
+
+
+def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
+    """The keys of a configuration as `config_text` writes it, checked."""
+    try:
+        raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"configuration file {path} is not valid TOML: {error}; mend it"
-        ) from error
+        raise ConfigError(f"{what} is not valid TOML: {error}; mend it") from error
     known = RunConfig.__struct_fields__
     for key in raw:
         if key not in known:
-            raise unknown(f"key in {path}", key, known)
+            raise unknown(f"key in {where or what}", key, known)
     try:
         make_config(**raw)
     except ConfigError as error:
-        raise ConfigError(f"configuration file {path}: {error}") from error
+        raise ConfigError(f"{what}: {error}") from error
     return raw
 
 

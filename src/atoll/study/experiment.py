@@ -28,7 +28,7 @@ from atoll.engines.checkpoint import (
     unpack_states,
 )
 from atoll.engines.ledger import Ledger
-from atoll.engines.simulation import Participants, Simulation
+from atoll.engines.simulation import Backend, Participants, Simulation
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
 from atoll.study.replay import Outcome, Replay, Round, fetched
@@ -135,8 +135,8 @@ class Experiment:
         """
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; give at least 1")
-        run = Run(self)
-        run.begin(checkpoint, fingerprint)
+        run = self.begin()
+        run.start_from(checkpoint, fingerprint)
         saved = Saver([(run, checkpoint, fingerprint)], every_seconds)
         while saved.goes_on(should_stop):
             run.advance()
@@ -144,6 +144,10 @@ class Experiment:
                 on_round(run.history)
         run.history.cached = cached_rounds(self.method, run.server)
         return run
+
+    def begin(self) -> Run:
+        """The run before its first round."""
+        return Run(self)
 
 
 class Saver:
@@ -192,15 +196,12 @@ class Run:
         self.experiment = experiment
         federation = experiment.federation
         check_task(experiment.method, federation)
-        self.simulation = Simulation(
-            federation, experiment.method, engine=experiment.engine, seed=experiment.seed,
-            device=experiment.device, chunk=experiment.chunk, in_one=in_one,
-        )  # fmt: skip
+        self.simulation: Backend = self.backend(in_one=in_one)
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
-        self.history = empty_history(federation)
+        self.history = self.no_history()
         self.server: Tree = None
         self.replay: Replay | None = None
         if not in_one:
@@ -211,8 +212,20 @@ class Run:
         experiment = self.experiment
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
-        if wished and experiment.engine == "fused":
+        if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
             self.replay = Replay(self.simulation, self.play, experiment.rounds)
+
+    def backend(self, *, in_one: bool = False) -> Backend:
+        """Where the clients are: on this machine."""
+        wanted = self.experiment
+        return Simulation(
+            wanted.federation, wanted.method, engine=wanted.engine, seed=wanted.seed,
+            device=wanted.device, chunk=wanted.chunk, in_one=in_one,
+        )  # fmt: skip
+
+    def no_history(self) -> History:
+        """The clients' sizes, and nothing measured yet."""
+        return empty_history(self.experiment.federation)
 
     @property
     def ledger(self) -> Ledger:
@@ -222,7 +235,7 @@ class Run:
     def finished(self) -> bool:
         return self.history.rounds >= self.experiment.rounds
 
-    def begin(self, checkpoint: Path | None, fingerprint: str) -> None:
+    def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
         """Start, or continue from the checkpoint if it exists."""
         if checkpoint is not None and checkpoint.exists():
             self.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
@@ -275,7 +288,7 @@ class Run:
         deployed = everyone.map(evaluator.score, method.deploy(server))
         local = self._score_local(chosen, evaluator)
         finite = None if everyone.tape is None else everyone.tape.finite()
-        return server, Outcome(chosen.positions, deployed, local, finite)
+        return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
 
     def _score_local(self, chosen: Participants, evaluator: Evaluator) -> Scores | None:
         """Scores of the local models of those who trained, if anybody did."""
@@ -311,16 +324,19 @@ class Run:
             problem = played.problem(None if found.finite is None else found.finite[row], positions)
             if problem is not None:
                 raise problem
+            nothing = np.full((len(self.history.nodes), len(ROLES), len(METRICS)), np.nan)
+            everywhere = nothing.copy()
+            everywhere[found.scored[row].tolist()] = deployed[row]
             # The local numbers of those who did not train are their last ones.
             past = self.history.scores["local"]
-            scores = past[-1].copy() if past else np.full(deployed[row].shape, np.nan)
+            scores = past[-1].copy() if past else nothing
             if local is not None:
                 scores[positions] = local[row]
-            self.history.scores["deployed"].append(deployed[row])
+            self.history.scores["deployed"].append(everywhere)
             self.history.scores["local"].append(scores)
             self.history.seconds.append(seconds)
             for step, drawn, down, up in [] if played.tape is None else played.tape.traffic:
-                who = positions if drawn else list(range(len(deployed[row])))
+                who = positions if drawn else found.scored[row].tolist()
                 self.ledger.add(played.number, step, who, down, up)
 
     def snapshot(self, fingerprint: str) -> Tree:

@@ -35,12 +35,14 @@ class Outcome:
 
     Attributes:
         positions: Who took part.
-        deployed: Scores of what was deployed, for all clients.
+        scored: Who scored what was deployed: all clients that are there.
+        deployed: Their scores.
         local: Scores of the local models of those who took part; None if nobody trained.
         finite: For a round with a tape: which of the numbers that it watched are finite.
     """
 
     positions: Tensor
+    scored: Tensor
     deployed: Scores
     local: Scores | None = None
     finite: Tensor | None = None

@@ -21,6 +21,7 @@ from atoll.core.graph import Graph
 from atoll.core.tree import Tree, stack, take, tree_map, vmap_trees
 from atoll.engines.fused import Fused, stack_graphs
 from atoll.engines.recording import Recording, Tape, no_reads, shapes
+from atoll.engines.simulation import Simulation
 from atoll.study.experiment import (
     MOMENT,
     MOST_AHEAD,
@@ -135,6 +136,7 @@ class Sweep:
         """One round of all runs; the tape's root and flags are each seed's own."""
         lead = self.runs[0]
         engine, simulation = _engine(lead), lead.simulation
+        assert isinstance(simulation, Simulation)
 
         def one(server: Tree, states: Tree, graph: Graph, root: Tensor) -> Any:
             engine.stacked = {self.everyone: graph}
@@ -255,7 +257,7 @@ def run_together(
     sweep = Sweep(experiments)
     files = checkpoints or [(None, "")] * len(experiments)
     for run, (path, fingerprint) in zip(sweep.runs, files, strict=True):
-        run.begin(path, fingerprint)
+        run.start_from(path, fingerprint)
     if len({run.history.rounds for run in sweep.runs}) > 1:
         sweep.apart = sweep.apart or "they were stopped after different numbers of rounds"
     saver = Saver([(run, *file) for run, file in zip(sweep.runs, files, strict=True)],

@@ -1,0 +1,311 @@
+"""NVIDIA FLARE as the transport: the only file that imports nvflare.
+
+On the server a `Controller` gives each site a task of its own and waits for the answers; at a site
+an `Executor` answers. What a task carries is a packet: a head of plain values as JSON, and a body
+of named arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from atoll.core.errors import AtollError, ClientLost, WireError
+from atoll.engines.fleet import BAD, LOST, Aborted, Answers, Failure, Packet
+
+TASK = "atoll"
+PROGRESS = "atoll.progress"
+
+
+def to_shareable(packet: Packet) -> Shareable:
+    """A packet as FLARE carries it."""
+    return Shareable({"head": json.dumps(packet.head), "body": packet.body})
+
+
+def from_shareable(shareable: Any) -> Packet:
+    """The packet that FLARE carried; anything else is a `WireError`."""
+    try:
+        head, body = json.loads(shareable["head"]), shareable["body"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("a message was refused: it is not an Atoll packet") from error
+    if not isinstance(head, dict) or not isinstance(body, bytes):
+        raise WireError("a message was refused: it is not an Atoll packet")
+    return Packet(head, body)
+
+
+class _Call:
+    """One packet under way to one site."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.answer: Packet | Failure | None = None
+
+
+class FlareFleet:
+    """The sites of one job (`engines.fleet.Fleet`)."""
+
+    def __init__(self, controller: FleetController, fl_ctx: FLContext, stop: Signal) -> None:
+        self.controller, self.fl_ctx, self.stop = controller, fl_ctx, stop
+        self.changed = threading.Condition()
+        self.gone: set[str] = set()
+        self.pings: dict[str, _Call] = {}
+
+    def sites(self) -> tuple[str, ...]:
+        there = {client.name for client in self.fl_ctx.get_engine().get_clients()}
+        return tuple(sorted(there - self.gone))
+
+    def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
+        there = {client.name for client in self.fl_ctx.get_engine().get_clients()}
+        calls = {s: self._send(s, p) for s, p in packets.items() if s in there}
+        end = time.monotonic() + timeout
+        with self.changed:
+            while not self.stop.triggered and time.monotonic() < end:
+                waiting = [s for s, c in calls.items() if c.answer is None and s not in self.gone]
+                if not waiting:
+                    break
+                self.changed.wait(min(0.2, max(0.0, end - time.monotonic())))
+        if self.stop.triggered:
+            raise Aborted("the job was stopped; the run is saved up to the last complete round")
+        replies: dict[str, Packet] = {}
+        failures = {
+            site: Failure(LOST, "it is not connected") for site in packets if site not in there
+        }
+        for site, call in calls.items():
+            if isinstance(call.answer, Packet):
+                replies[site] = call.answer
+            elif isinstance(call.answer, Failure):
+                failures[site] = call.answer
+            else:
+                self.controller.cancel_task(call.task)
+                late = f"no answer to '{step}' within {timeout:g} s"
+                failures[site] = Failure(LOST, "its process is gone" if site in self.gone else late)
+        return replies, failures
+
+    def _send(self, site: str, packet: Packet) -> _Call:
+        call: _Call
+
+        def arrived(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            answer = _answer(client_task.result)
+            client_task.result = None  # FLARE keeps finished tasks; their arrays need not stay
+            with self.changed:
+                call.answer = answer
+                self.changed.notify_all()
+
+        call = _Call(Task(name=TASK, data=to_shareable(packet), result_received_cb=arrived))
+        self.controller.send(task=call.task, fl_ctx=self.fl_ctx, targets=[site])
+        return call
+
+    def back(self, site: str) -> bool:
+        if site not in self.sites():
+            return False
+        if site not in self.pings:
+            # It waits at the server until the site asks for work again.
+            self.pings[site] = self._send(site, Packet({"do": "ping"}, b""))
+        if self.pings[site].answer is None:
+            return False
+        del self.pings[site]
+        return True
+
+    def lost(self, site: str) -> None:
+        """FLARE says that a site's process is gone."""
+        with self.changed:
+            self.gone.add(site)
+            self.changed.notify_all()
+
+    def found(self, site: str) -> None:
+        """FLARE says that a site's process is there after all."""
+        with self.changed:
+            self.gone.discard(site)
+
+    def close(self) -> None:
+        self.controller.cancel_all_tasks()
+
+
+def _answer(result: Any) -> Packet | Failure:
+    if not isinstance(result, Shareable) or result.get_return_code() != ReturnCode.OK:
+        code = result.get_return_code() if isinstance(result, Shareable) else "nothing"
+        return Failure(BAD, f"it answered with {code}; see its log")
+    try:
+        packet = from_shareable(result)
+    except WireError as error:
+        return Failure(BAD, str(error))
+    if "failure" in packet.head:
+        return Failure(str(packet.head["failure"]), str(packet.head.get("reason", "")))
+    return packet
+
+
+class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
+    """Runs `main` on the server with the job's sites as a fleet.
+
+    Args:
+        order: What to run, as text; only `main` reads it.
+    """
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.fleet: FlareFleet | None = None
+        self.progress: dict[str, Any] = {}
+
+    @abstractmethod
+    def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
+        """The server's program.
+
+        Args:
+            fleet: The sites.
+            kit: The server's folder, which outlives the job.
+            out: The job's folder, which the submitter can download.
+        """
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        command = lambda *_args, **_more: dict(self.progress)  # noqa: E731
+        fl_ctx.get_engine().register_app_command(PROGRESS, command)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        workspace = fl_ctx.get_engine().get_workspace()
+        self.fleet = FlareFleet(self, fl_ctx, abort_signal)
+        out = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "atoll"
+        try:
+            self.main(self.fleet, Path(workspace.get_root_dir()), out)
+        finally:
+            self.fleet.close()
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def process_result_of_unknown_task(
+        self,
+        client: Client,
+        task_name: str,
+        client_task_id: str,
+        result: Shareable,
+        fl_ctx: FLContext,
+    ) -> None:
+        """An answer after its deadline; the round went on without it."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if self.fleet is None:
+            return
+        if event_type == EventType.CLIENT_DISCONNECTED:
+            self.fleet.lost(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME))
+        elif event_type == EventType.CLIENT_RECONNECTED:
+            self.fleet.found(fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME))
+
+
+class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
+    """Answers packets at a site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer: Callable[[Packet], Packet] | None = None
+
+    @abstractmethod
+    def open(self, kit: Path) -> Callable[[Packet], Packet]:
+        """What answers packets, from the site's own folder."""
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        if task_name != TASK:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        try:
+            if self.answer is None:
+                root = fl_ctx.get_engine().get_workspace().get_root_dir()
+                self.answer = self.open(Path(root))
+            packet = from_shareable(shareable)
+        except AtollError as error:
+            return to_shareable(Packet({"failure": BAD, "reason": str(error)}, b""))
+        return to_shareable(self.answer(packet))
+
+
+class Desk:
+    """An administrator's session with the server: submit, watch, stop, download.
+
+    Args:
+        kit: The administrator's kit.
+        user: The administrator's name.
+        timeout: Seconds to try to connect.
+    """
+
+    def __init__(self, kit: Path, user: str, timeout: float = 20.0) -> None:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        logging.getLogger().setLevel(logging.CRITICAL)  # FLARE logs each try to connect
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
+                self.session = new_secure_session(user, str(kit), timeout=timeout)
+        except Exception as error:  # FLARE raises several kinds, some of them plain exceptions
+            raise ClientLost(
+                f"the server does not answer the kit {kit} ({error}); start it with `atoll "
+                "federate server`, or check the address"
+            ) from error
+
+    def _ask(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:
+            raise ClientLost(f"the server does not answer any more: {error}") from error
+
+    def connected(self) -> dict[str, str]:
+        """Names of the sites that are connected, each with the mark of its process."""
+        reply = self._ask(lambda: self.session.do_command("check_status server"))
+        if "meta" not in reply:
+            raise ClientLost(f"the server does not answer any more: {reply.get('details', reply)}")
+        for part in reply.get("data", ()):
+            head, *rows = part.get("rows") or [[]]
+            if "TOKEN" in head:
+                return {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
+        return {}
+
+    def submit(self, job: Path) -> str:
+        """Hand in a job folder; its number."""
+        return str(self._ask(lambda: self.session.submit_job(str(job))))
+
+    def status(self, job: str) -> str:
+        """FLARE's word for where a job stands."""
+        return str(self._ask(lambda: self.session.get_job_status(job)))
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs that the server knows, the newest first."""
+        return list(self._ask(lambda: self.session.list_jobs(reverse=True)))
+
+    def progress(self, job: str) -> dict[str, Any]:
+        """What the running job says of itself; empty where it cannot say anything (yet)."""
+        try:
+            return dict(self.session.do_app_command(job, PROGRESS, {}) or {})
+        except Exception:  # not running, just starting or just over: `status` tells
+            return {}
+
+    def abort(self, job: str) -> None:
+        """Stop a job."""
+        self._ask(lambda: self.session.abort_job(job))
+
+    def download(self, job: str, to: Path) -> Path:
+        """The job's folder on the server, copied here."""
+        to.mkdir(parents=True, exist_ok=True)
+        return Path(self._ask(lambda: self.session.download_job_result(job, str(to))))
+
+    def close(self) -> None:
+        """Say goodbye."""
+        try:
+            self.session.close()
+        except Exception:  # the server may be gone already
+            logging.getLogger(__name__).debug("the session could not be closed", exc_info=True)

@@ -1,0 +1,239 @@
+"""Real sites, seen from the server: steps go out as packets, checked replies come back.
+
+`Fleet` is all that a transport has to offer (`engines/flare.py` is one). `Remote` is the engine on
+top of it, `Cohort` what a round sees. Nothing here knows how packets travel.
+
+A round either happens whole, with one set of sites, or not at all: where a site fails in the middle
+of it, the round is tried again without that site. Each packet names the round whose private state
+counts (`state`), so that a site which did more than was used in the end goes back by itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError, WireError
+from atoll.core.message import Message, ToAll
+from atoll.core.method import Method, Step
+from atoll.core.random import make_key
+from atoll.core.tree import Tree
+from atoll.engines.codec import LIMIT, check_like, decode, encode
+from atoll.engines.ledger import Ledger
+from atoll.engines.serial import stack_replies
+from atoll.engines.simulation import Participants
+from atoll.engines.wire import Probe
+
+NEVER = -2
+"""The round of a private state that does not exist yet; -1 is the time before the first round."""
+LOST, BAD, REFUSED = "lost", "bad", "refused"
+"""Why there is no reply: none came; what came cannot be used; the owner does not allow it."""
+
+
+class Packet(NamedTuple):
+    """What travels: plain values, and a tree as `codec.encode` writes it."""
+
+    head: dict[str, Any]
+    body: bytes
+
+
+class Failure(NamedTuple):
+    """Why a site gave no reply that can be used."""
+
+    kind: str
+    reason: str
+
+
+Answers = tuple[dict[str, Packet], dict[str, Failure]]
+
+
+class Fleet(Protocol):
+    """Sites that can be asked."""
+
+    def sites(self) -> tuple[str, ...]:
+        """Names of the sites that are there now."""
+
+    def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
+        """Send each site its packet and wait; replies, and a failure for every other site."""
+
+    def back(self, site: str) -> bool:
+        """Whether a site that was lost answers again."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class SitesFailed(AtollError):
+    """Some sites gave no usable reply."""
+
+    def __init__(self, failures: Mapping[str, Failure]) -> None:
+        super().__init__("; ".join(f"{site}: {why.reason}" for site, why in failures.items()))
+        self.failures = dict(failures)
+
+
+class Aborted(AtollError):
+    """Somebody stopped the job; the run is saved up to the last complete round."""
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """What the server knows of the sites' data: the counterpart of a `Federation`.
+
+    Attributes:
+        names: One per site, in the order of the clients.
+        features: Width of the features, common to all.
+        classes: Number of classes, common to all.
+        task: What is classified: "node" or "graph".
+        counts: Training, validation and test nodes (or graphs) of each site.
+        nodes: Nodes (or graphs) of each site.
+        name: For tables.
+        metric: "accuracy" or "auc".
+    """
+
+    names: tuple[str, ...]
+    features: int
+    classes: int
+    task: str
+    counts: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
+    name: str = "federation"
+    metric: str = "accuracy"
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
+    """The method and the methods that it is a plug on, by the names that packets call them."""
+    found: dict[str, Any] = {name: method}
+    for part in fields(method):
+        value = getattr(method, part.name)
+        if isinstance(value, Method):
+            found |= owners_of(value, f"{name}.{part.name}")
+    return found
+
+
+def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:
+    """A step as plain values: whose it is, its name, and the owner's flags that differ."""
+    for name, owner in owners.items():
+        if type(owner) is type(step.owner) and is_dataclass(owner):
+            other = {
+                part.name: getattr(step.owner, part.name)
+                for part in fields(owner)
+                if getattr(step.owner, part.name) != getattr(owner, part.name)
+            }
+            if all(isinstance(value, bool) for value in other.values()):
+                return {"owner": name, "step": step.name, "flags": other}
+    raise WireError(f"step '{step.name}' belongs to nothing that the sites know; it cannot be sent")
+
+
+class Remote:
+    """The engine whose clients are sites of a fleet (`engines.simulation.Engine`).
+
+    Args:
+        fleet: The transport.
+        names: The sites, in the order of the clients.
+        owners: What has steps, by name, as the sites know it too.
+        probe: Tells what a step replies.
+        run: Names the run and the seed; sites keep private states under it.
+        deadline: Seconds that a step may take.
+        note: Hears of every call (the audit log).
+    """
+
+    name = "flare"
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        names: Sequence[str],
+        owners: Mapping[str, Any],
+        probe: Probe,
+        *,
+        run: str,
+        deadline: float,
+        note: Callable[..., None],
+        limit: int = LIMIT,
+    ) -> None:
+        self.fleet, self.names, self.owners, self.probe = fleet, tuple(names), owners, probe
+        self.about = {"do": "step", "run": run}
+        self.deadline, self.note, self.limit = deadline, note, limit
+        self.committed = [NEVER] * len(names)
+        self.touched: set[int] = set()
+        self.attempt = ""
+
+    def begin(self) -> None:
+        """A new attempt at a round: what the sites did in an unfinished one does not count."""
+        self.attempt, self.touched = secrets.token_hex(4), set()
+
+    def commit(self, round: int) -> None:
+        """The round is complete: the private states of its sites count from now on."""
+        for position in self.touched:
+            self.committed[position] = round
+
+    def run(
+        self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        """Replies of the clients at `positions`, stacked; `SitesFailed` if one gives none."""
+        named = name_step(step, self.owners)
+        template = self.probe.template(step, message.for_one(positions[0]))
+        body = encode(message.tree) if isinstance(message, ToAll) else b""
+        packets = {}
+        for key, position in zip(keys.tolist(), positions, strict=True):
+            head = {**self.about, **named, "round": round, "attempt": self.attempt, "key": key,
+                    "state": self.committed[position]}  # fmt: skip
+            own = body or encode(message.for_one(position))
+            packets[self.names[position]] = Packet(head, own)
+        self.touched |= set() if step.keeps_state else set(positions)
+        replies, failures = self.fleet.map(step.name, packets, self.deadline)
+        arrived: dict[str, Tree] = {}
+        for site, packet in replies.items():
+            try:
+                arrived[site] = decode(packet.body, limit=self.limit)
+                check_like(arrived[site], template, step.discloses)
+            except WireError as error:
+                failures[site] = Failure(BAD, str(error))
+        sizes = {s: (len(p.body), len(replies[s].body) if s in replies else 0)
+                 for s, p in packets.items()}  # fmt: skip
+        self.note("step", step=step.name, round=round, bytes=sizes)
+        if failures:
+            raise SitesFailed(failures)
+        ordered = [arrived[self.names[position]] for position in positions]
+        return stack_replies(ordered, positions, step, round)
+
+    def export_states(self) -> Any:
+        """What the server must remember of the sites; their private states stay with them."""
+        templates = [[*case, tree] for case, tree in self.probe.templates.items()]
+        return {"committed": self.committed, "templates": templates, "probe": self.probe.states}
+
+    def import_states(self, states: Any) -> None:
+        """Continue from what `export_states` gave."""
+        self.committed = list(states["committed"])
+        self.probe.states = list(states["probe"])
+        self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
+
+
+class Cohort:
+    """The sites of a run, as rounds see them (the counterpart of `Simulation`)."""
+
+    def __init__(self, roster: Roster, engine: Remote, seed: int) -> None:
+        self.federation = roster
+        self.engine = engine
+        self.numbers = torch.arange(len(roster))
+        self.root = make_key(seed)
+        self.ledger = Ledger()
+        self.out: dict[str, Failure] = {}
+
+    def private_states(self) -> list[Tree]:
+        """None: they never leave the sites, which check them themselves."""
+        return []
+
+    def clients(self, round: int) -> Participants:
+        """The sites that take part; -1 is the time before the first round."""
+        there = [i for i, name in enumerate(self.federation.names) if name not in self.out]
+        return Participants(self, round, torch.tensor(there, dtype=torch.int64))

@@ -1,0 +1,74 @@
+"""An append-only log of what happened, one JSON object a line, each tied to the one before.
+
+Every line holds the SHA-256 of the line before it, so that a line which was changed or taken out
+later is found by `check_audit`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import DataError
+
+
+class Audit:
+    """Appends events to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.last = _last_digest(path)
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Append one event; it is on the disk's side of the kernel when this returns."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z"
+        text = json.dumps({"time": now, "event": event, **facts, "before": self.last}, default=str)
+        line = text.encode() + b"\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line)  # one write: lines of two processes never mix
+        finally:
+            os.close(handle)
+        self.last = _digest(line)
+
+    def total(self, number: str, **facts: Any) -> int:
+        """The sum of a number over the events with the given facts."""
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        events = [json.loads(line) for line in lines]
+        chosen = [e for e in events if all(e.get(key) == value for key, value in facts.items())]
+        return sum(event[number] for event in chosen)
+
+
+def check_audit(path: Path) -> int:
+    """How many events there are; a line that does not follow from the one before is an error."""
+    before = ""
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            linked = json.loads(line)["before"] == before and line.endswith(b"\n")
+        except (ValueError, KeyError, TypeError):
+            linked = False
+        if not linked:
+            raise DataError(f"audit log {path}, line {number} was changed or follows a missing one")
+        before = _digest(line)
+    return len(lines)
+
+
+def _last_digest(path: Path) -> str:
+    """The digest of the last whole line; one that a crash cut off is taken away."""
+    if not path.exists():
+        return ""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        os.truncate(path, len(whole))
+    return _digest(whole.splitlines(keepends=True)[-1]) if whole else ""
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()[:32]

@@ -1,0 +1,108 @@
+"""What the owner of a site allows: methods, steps, rounds, bytes, disclosures.
+
+# policy.toml
+methods = ["fedavg", "fedath"]      # default: every method that comes with Atoll
+steps = ["train", "score"]          # default: every step of an allowed method
+rounds = 200                        # rounds of one run
+reply_bytes = 50_000_000            # of one reply
+run_bytes = 2_000_000_000           # of all replies of one run
+disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
+                                    # private state; "declared" allows what methods declare
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.core.errors import AtollError, ConfigError, unknown
+from atoll.core.method import Step
+from atoll.methods import METHODS
+
+DECLARED = "declared"
+
+
+class Refusal(AtollError):
+    """The owner of a site does not allow it."""
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The owner's choices; None allows all."""
+
+    methods: tuple[str, ...] | None = None
+    steps: tuple[str, ...] | None = None
+    rounds: int = 10_000
+    reply_bytes: int = 1 << 30
+    run_bytes: int = 1 << 40
+    disclose: tuple[str, ...] | str = ()
+
+    def check_run(self, method: str, rounds: int) -> None:
+        """Refuse a run that the owner does not allow."""
+        if self.methods is not None and method not in self.methods:
+            allowed = ", ".join(self.methods) or "none"
+            raise Refusal(f"its policy does not allow method '{method}'; it allows: {allowed}")
+        if self.methods is None and method not in METHODS:
+            # A name with a colon is code of the submitter's choice.
+            raise Refusal(
+                f"method '{method}' does not come with Atoll; its owner can allow it by name "
+                "(methods = [...] in the policy)"
+            )
+        if rounds > self.rounds:
+            raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
+
+    def check_step(self, step: Step, round: int) -> None:
+        """Refuse a step that the owner does not allow."""
+        if self.steps is not None and step.name not in self.steps:
+            allowed = ", ".join(self.steps) or "none"
+            raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
+        if round >= self.rounds:
+            raise Refusal(
+                f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
+            )
+
+    def check_reply(self, step: Step, names: Collection[str]) -> None:
+        """Refuse to send a field that the step declares, unless the owner allows it."""
+        for name, reason in step.discloses.items():
+            field = f"{step.name}.{name}"
+            if name in names and self.disclose != DECLARED and field not in self.disclose:
+                raise Refusal(
+                    f"its policy does not allow step '{step.name}' to disclose '{name}' "
+                    f'({reason}); its owner can allow it with disclose = ["{field}"]'
+                )
+
+    def check_bytes(self, size: int, before: int) -> None:
+        """Refuse to send more than the owner allows."""
+        if size > self.reply_bytes:
+            raise Refusal(f"its policy allows replies of {self.reply_bytes} bytes, not of {size}")
+        if before + size > self.run_bytes:
+            raise Refusal(
+                f"its policy allows {self.run_bytes} bytes in a run, and they are used up"
+            )
+
+
+def read_policy(path: Path | None) -> Policy:
+    """The policy in a TOML file; the default one without a file."""
+    if path is None:
+        return Policy()
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        for key in raw:
+            if key not in Policy.__struct_fields__:
+                raise unknown(f"key in {path}", key, Policy.__struct_fields__)
+        policy: Policy = msgspec.convert(raw, Policy)
+    except FileNotFoundError:
+        raise ConfigError(f"policy {path} does not exist; give a TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"policy {path} cannot be read: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policy {path} cannot be used: {error}") from error
+    if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
+        raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
+    for name in policy.methods or ():
+        if ":" not in name and name not in METHODS:
+            raise unknown(f"method in {path}", name, METHODS)
+    return policy
