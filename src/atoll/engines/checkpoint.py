@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -65,8 +64,13 @@ def load_checkpoint(path: Path) -> Tree:
         raise DataError(f"checkpoint {path} was written by another version of Atoll") from error
 
 
-def pack_states(states: Sequence[Tree]) -> Tree:
-    """Private states for a checkpoint: those of one shape stacked, so that many cost little."""
+def pack_states(states: Tree) -> Tree:
+    """Private states for a checkpoint: those of one shape stacked, so that many cost little.
+
+    What an engine exports that has no states itself, because they are elsewhere, stays as it is.
+    """
+    if not isinstance(states, list):
+        return states
     alike: dict[object, list[int]] = {}
     for position, state in enumerate(states):
         flat, spec = pytree.tree_flatten(state)
@@ -78,8 +82,10 @@ def pack_states(states: Sequence[Tree]) -> Tree:
     ]
 
 
-def unpack_states(packed: Tree) -> list[Tree]:
-    """Every client's private state, as `pack_states` got them."""
+def unpack_states(packed: Tree) -> Tree:
+    """What `pack_states` got."""
+    if not isinstance(packed, list):
+        return packed
     found = {
         position: state
         for group in packed
