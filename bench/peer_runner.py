@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,24 +131,29 @@ def load_args(options: argparse.Namespace, root: Path) -> Any:
     return args
 
 
-def watched_rounds(trainer: Any) -> tuple[list[float], list[float]]:
-    """Runs the trainer's loop; returns each round's seconds, evaluation included, and accuracy."""
-    marks, accuracies = [], []
+def watched_rounds(trainer: Any) -> tuple[list[float], list[float], list[float]]:
+    """Runs the trainer's loop; each round's seconds and CPU seconds, scored, and its accuracy."""
+    marks, accuracies = [now()], []
     evaluate, add_log = trainer.evaluate, trainer.logger.add_log
 
     def evaluate_and_mark() -> None:
         evaluate()
-        marks.append(time.perf_counter())
+        marks.append(now())
 
     def keep_and_add_log(scores: dict[str, Any]) -> None:
         accuracies.append(float(scores["current_test_accuracy"]))
         add_log(scores)
 
     trainer.evaluate, trainer.logger.add_log = evaluate_and_mark, keep_and_add_log
-    start = time.perf_counter()
+    marks[0] = now()
     trainer.train()
-    seconds = [end - begin for begin, end in zip([start, *marks], marks, strict=False)]
-    return seconds, accuracies
+    wall, cpu = ([end[clock] - begin[clock] for begin, end in pairwise(marks)] for clock in (0, 1))
+    return wall, cpu, accuracies
+
+
+def now() -> tuple[float, float]:
+    """The time on the wall, and of this process on the processors."""
+    return time.perf_counter(), time.process_time()
 
 
 def _version(package: str) -> str:
@@ -177,9 +183,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         seed_everything(args.seed)
         trainer = FGLTrainer(args)
         setup = time.perf_counter() - start
-        seconds, accuracies = watched_rounds(trainer)
+        seconds, cpu_seconds, accuracies = watched_rounds(trainer)
     return {
         "round_seconds": seconds,
+        "round_cpu_seconds": cpu_seconds,
         "round_accuracies": accuracies,
         "setup_seconds": setup,
         "test_accuracy": float(trainer.evaluation_result["best_test_accuracy"]),
