@@ -131,9 +131,10 @@ def _result(
     setup: float,
     folder: Path,
 ) -> Result:
+    sizes = {f"{roster.task}s": list(roster.nodes)}
     return Result(
         config, tuple(seeds), method.scored_as(), rules.weights, selection(config, rules), "flare",
-        "cpu", setup, environment(), {"sites": list(roster.names)}, folder, roster.metric,
+        "cpu", setup, environment(), {"sites": list(roster.names), **sizes}, folder, roster.metric,
         asdict(method),
     )  # fmt: skip
 
