@@ -54,10 +54,9 @@ def test_sites_with_many_graphs_equal_the_serial_run(name, make_room):
     federation = small_graph_federation()
     options = {"rounds": 2, "set": SMALL, "protocol": "gcfl"}
     room = make_room(federation)
-    same(
-        room.run(room.order(name, **options)),
-        atoll.run(name, federation, engine="serial", **options),
-    )
+    result = room.run(room.order(name, **options))
+    same(result, atoll.run(name, federation, engine="serial", **options))
+    assert result.federation["graphs"] == [6, 9, 7, 5]
 
 
 def test_seeds_and_a_share_of_the_sites_equal_the_serial_run(make_room):

@@ -311,3 +311,10 @@ def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
     config = config_text(make_config(method="fedavg", rounds=1))
     one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
     assert one.job.sent == 70
+
+
+def test_a_protocol_for_graphs_can_be_ordered():
+    from atoll.federate.commands import _order
+
+    config = make_config(method="fedavg", protocol="gcfl", rounds=2)
+    assert _order(config, ("a", "b", "c"), None, 1.0).quorum == 2

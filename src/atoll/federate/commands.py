@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import click
 from atoll.options import DATA_ROOT, EPOCHS, FEDERATION, ROUNDS, SEED, SEEDS, SETTINGS, options
 
 if TYPE_CHECKING:
+    from atoll.engines.flare import Desk
     from atoll.federate.coordinator import Order
     from atoll.study.config import RunConfig
     from atoll.study.result import Result
@@ -338,10 +341,12 @@ def _order(config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadli
     from atoll.federate.coordinator import Order
     from atoll.methods import method_class
     from atoll.study.config import config_text, make_config, resolve
+    from atoll.study.protocols import protocol
 
     # Names and hyper-parameters are checked here already, not only on the server.
     given = {key: getattr(config, key) for key in config.__struct_fields__}
-    task = method_class(config.method).tasks[0]
+    able, meant = method_class(config.method).tasks, protocol(config.protocol).tasks
+    task = next((task for task in able if task in meant), able[0])
     resolve(make_config(**{**given, "objects": ("data",)}), task)
     least = len(sites) // 2 + 1 if quorum is None else quorum
     if not 1 <= least <= len(sites):
@@ -352,37 +357,34 @@ def _order(config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadli
     return Order(run=name, config=config_text(config), sites=sites, quorum=least, deadline=deadline)
 
 
-class _desk:  # a context manager, used like a function
+@contextmanager
+def _desk(kit: Path, user: str) -> Iterator[Desk]:
     """A session with the server, closed at the end."""
+    from atoll.engines.flare import Desk
 
-    def __init__(self, kit: Path, user: str) -> None:
-        self.kit, self.user = kit, user
-
-    def __enter__(self) -> Any:
-        from atoll.engines.flare import Desk
-
-        self.desk = Desk(self.kit, self.user)
-        return self.desk
-
-    def __exit__(self, *_: object) -> None:
-        self.desk.close()
+    desk = Desk(kit, user)
+    try:
+        yield desk
+    finally:
+        desk.close()
 
 
-class _stopping:  # a context manager, used like a function
+@contextmanager
+def _stopping() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C, so that processes are cleaned up."""
 
-    def __enter__(self) -> None:
-        def stop(number: int, frame: Any) -> None:
-            raise KeyboardInterrupt
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
 
-        self.before = signal.signal(signal.SIGTERM, stop)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self.before)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _supervised(
-    desk: Any, order: Order, folder: Path, *, quiet: bool, kept: str = "", **options: Any
+    desk: Desk, order: Order, folder: Path, *, quiet: bool, kept: str = "", **options: Any
 ) -> Result:
     """See a run through; `kept` is what to say when it is interrupted."""
     from atoll.federate.coordinator import read_result

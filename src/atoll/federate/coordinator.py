@@ -131,9 +131,10 @@ def _result(
     setup: float,
     folder: Path,
 ) -> Result:
+    sizes = {f"{roster.task}s": list(roster.nodes)}
     return Result(
         config, tuple(seeds), method.scored_as(), rules.weights, selection(config, rules), "flare",
-        "cpu", setup, environment(), {"sites": list(roster.names)}, folder, roster.metric,
+        "cpu", setup, environment(), {"sites": list(roster.names), **sizes}, folder, roster.metric,
         asdict(method),
     )  # fmt: skip
 
@@ -224,13 +225,14 @@ def _check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     for name in names[1:]:
         for key in ("task", "features", "classes", "metric", "words"):
             one, other = facts[names[0]][key], facts[name][key]
-            if one != other:
-                a, b = ([x for x in one if x not in other], [x for x in other if x not in one]) if (
-                    key == "words") else (one, other)  # fmt: skip
-                raise DataError(
-                    f"{names[0]} and {name} do not fit together: {key} {a} and {b}; agree on the "
-                    "columns and give every site the same --classes"
-                )
+            if one == other:
+                continue
+            if key == "words" and set(one) != set(other):
+                one, other = ([w for w in a if w not in b] for a, b in ((one, other), (other, one)))
+            raise DataError(
+                f"{names[0]} and {name} do not fit together: {key} {one} and {other}; agree on "
+                "the columns and give every site the same --classes"
+            )
 
 
 def _too_few(order: Order, out: Mapping[str, Failure]) -> str:

@@ -22,7 +22,7 @@ class Demo:
     Args:
         federation: Each client becomes a site that is given its own file alone.
         keep: Folder for kits, logs and states; None throws them away at the end.
-        start: Names of the parties to start; None starts all.
+        policy: Every site's policy, as TOML; by default what methods declare may leave.
     """
 
     admin = ADMIN
