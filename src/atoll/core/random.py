@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.batched import call
+from atoll.core.batched import call, current_batch, quick
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -55,7 +55,13 @@ def _salt(parts: Sequence[int | str]) -> int:
 
 
 def _salted(key: Tensor, salt: int) -> Tensor:
-    return _mix64((key ^ salt) * _MIX_B)
+    batch = current_batch()
+    if batch is None:
+        return _mix64((key ^ salt) * _MIX_B)
+    keys, axis = batch.lower(key)
+    with batch.paused():  # a dozen small operations, on all clients' keys at once
+        keys = _mix64((keys ^ salt) * _MIX_B)
+    return batch.lift(keys, axis)
 
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
@@ -148,6 +154,7 @@ def _batch_first(dims: tuple[Any, ...], *args: Any) -> list[Any]:
     return out
 
 
+@quick
 class _Bits(torch.autograd.Function):
     """`_grid_bits` as one op: transforms see one call instead of thirty integer ops."""
 
@@ -169,6 +176,7 @@ class _Bits(torch.autograd.Function):
         return random_bits(key, rows, width), 0
 
 
+@quick
 class _Keep(torch.autograd.Function):
     """A dropout mask, already rescaled, as one op."""
 
