@@ -5,17 +5,18 @@ Needed by code that works on all clients at once at less cost than `vmap` of a t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import Function
 
-from atoll.core.tree import inside_transform
+from atoll.core.tree import Tree, inside_transform, tree_map
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Batch:
         """The opposite of `lower`."""
         return _functorch._add_batch_dim(stacked, axis, self.level)
 
+    def copied(self, tree: Tree) -> Tree:
+        """A copy of a tree, every client's own, one after another in memory."""
+
+        def copy(leaf: Tensor) -> Tensor:
+            stacked, axis = self.lower(leaf)
+            with self.paused():
+                stacked = stacked.movedim(axis, 0).clone(memory_format=torch.contiguous_format)
+            return self.lift(stacked, 0)
+
+        return tree_map(copy, tree)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Code that works on stacks, not on what stands for them."""
@@ -58,6 +70,16 @@ def current_batch() -> Batch | None:
     if layers is None or len(layers) != 1 or layers[0].key() != _functorch.TransformType.Vmap:
         return None
     return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
+
+
+F = TypeVar("F", bound=type[Function])
+
+
+def quick(function: F) -> F:
+    """A class decorator: `apply` asks for the signature of `forward` at every call; keep it."""
+    forward: Any = function.forward
+    forward.__signature__ = inspect.signature(forward)
+    return function
 
 
 def call(function: type[Function], *args: Any) -> Any:

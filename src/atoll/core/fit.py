@@ -47,6 +47,11 @@ def fit(
         graph: The client's graph, for methods that can train on mini-batches of it.
         owned: Whether parameters and state may be overwritten: nobody else will read them.
     """
+    batch = current_batch()
+    if batch is not None and not owned:
+        # Every client gets a copy before the first step, which would make one for itself otherwise,
+        # and products with a model that all clients share another.
+        params, state, owned = batch.copied(params), batch.copied(state), True
     state = optimizer.init(params) if state is None else state
     for epoch in range(epochs):
         for step_loss, noise in _steps(loss, graph, fold(key, epoch)):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from atoll.core import kernels
-from atoll.core.batched import call
+from atoll.core.batched import call, current_batch, quick
 from atoll.core.tree import inside_transform
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -60,7 +60,13 @@ def salted(key: Tensor, salt: int | Tensor) -> Tensor:
     if key.is_cuda:
         mixed: Tensor = call(_Mixed, key, _on_device(salt, key))
         return mixed
-    return _mix64((key ^ salt) * _MIX_B)
+    batch = current_batch()
+    if batch is None:
+        return _mix64((key ^ salt) * _MIX_B)
+    keys, axis = batch.lower(key)
+    with batch.paused():  # a dozen small operations, on all clients' keys at once
+        keys = _mix64((keys ^ salt) * _MIX_B)
+    return batch.lift(keys, axis)
 
 
 def _folded(key: Tensor, salt: int, part: Tensor) -> Tensor:
@@ -228,6 +234,7 @@ def _side_by_side(dims: tuple[Any, ...], args: tuple[Tensor, ...]) -> list[Tenso
     return out
 
 
+@quick
 class _Bits(torch.autograd.Function):
     """`_grid_bits` as one op: transforms see one call instead of thirty integer ops."""
 
@@ -249,6 +256,7 @@ class _Bits(torch.autograd.Function):
         return random_bits(key, rows, width), 0
 
 
+@quick
 class _Keep(torch.autograd.Function):
     """A dropout mask, already rescaled, as one op."""
 
