@@ -36,6 +36,7 @@ def test_the_inputs_that_were_recorded_are_left_alone() -> None:
 
 def test_shapes_tell_trees_apart() -> None:
     assert shapes({"a": torch.ones(2)}) == shapes({"a": torch.zeros(2)})
+    assert shapes({"a": torch.ones(2), "n": 1}) != shapes({"a": torch.ones(2), "n": 2})
     for other in ({"a": torch.ones(3)}, {"b": torch.ones(2)}, {"a": torch.ones(2).double()}):
         assert shapes({"a": torch.ones(2)}) != shapes(other)
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from atoll.core.tree import leaves
+from atoll.core.errors import AtollError
+from atoll.core.message import ToAll
+from atoll.core.method import client_step
+from atoll.core.random import make_key
+from atoll.core.tree import leaves, tree_map
 from atoll.methods import METHODS, FedAvg, Local
 from atoll.nn import GCN, NETS
 from atoll.study.config import make_config
 from atoll.study.experiment import Experiment
 from atoll.study.run import Stopped, run_config
-from atoll.study.sweep import Sweep, can_be_one, run_together
+from atoll.study.sweep import SeedFailed, Sweep, can_be_one, run_together
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -72,7 +76,8 @@ def test_all_methods(name: str, fraction: float) -> None:
         assert bool(sweep.apart) == (name in ONE_BY_ONE)
 
 
-def test_stopped_and_resumed_in_the_middle(tmp_path) -> None:
+def test_stopped_and_resumed_in_the_middle(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("atoll.study.sweep.MOMENT", 0.0)
     asked = experiments(rounds=9)
     files = [(tmp_path / str(e.seed), "x") for e in asked]
     count = iter(range(100))
@@ -103,6 +108,11 @@ def test_runs_that_were_stopped_at_different_rounds_go_on_one_by_one(tmp_path) -
             lambda e: [e[0], replace(e[1], federation=e[1].federation.reordered([0, 1]))],
             "they need equally many clients",
         ),
+        (
+            lambda e: [e[0], replace(e[1], federation=e[1].federation.reordered([2, 0, 3, 1]))],
+            "their clients have different numbers",
+        ),
+        (lambda e: [replace(x, replay=False) for x in e], "rounds are not to be recorded"),
         (
             lambda e: [replace(x, federation=small_graph_federation()) for x in e],
             "mini-batches are cut client by client",
@@ -154,3 +164,71 @@ def test_a_stopped_sweep_is_resumed(tmp_path) -> None:
         np.testing.assert_allclose(
             one.history.scores["deployed"], other.history.scores["deployed"], atol=1e-5
         )
+
+
+@dataclass(frozen=True)
+class BreaksOnce(FedAvg):
+    """In its fifth round the model of one seed becomes NaN: the one that drew a large weight."""
+
+    def init(self, clients):
+        model = super().init(clients)
+        bad = torch.as_tensor(int(clients.simulation.root) == int(make_key(1)))
+        return {"model": model, "count": torch.zeros(()), "bad": bad.float()}
+
+    def round(self, server, clients):
+        model = super().round(server["model"], clients)
+        wrong = torch.where((server["count"] == 4) & (server["bad"] > 0), torch.nan, 1.0)
+        return {
+            "model": tree_map(lambda leaf: leaf * wrong, model),
+            "count": server["count"] + 1,
+            "bad": server["bad"],
+        }
+
+    def deploy(self, server):
+        return super().deploy(server["model"])
+
+
+def test_one_seed_that_diverges_leaves_the_others_in_order(tmp_path) -> None:
+    asked = experiments(BreaksOnce(GCN(FEATURES, CLASSES, hidden=5)), rounds=9)
+    files = [(tmp_path / str(e.seed), "") for e in asked]
+    with pytest.raises(SeedFailed, match=r"^seed 1: client 0, step score, round 4: training div"):
+        run_together(asked, checkpoints=files)
+    # Resumed, the first comes to its end; the second says again what is wrong.
+    with pytest.raises(AtollError, match="round 4: training diverged"):
+        run_together(asked, checkpoints=files)
+    first = asked[0].run(checkpoint=files[0][0])
+    same([first], [asked[0].run()])
+
+
+@dataclass(frozen=True)
+class OneByOne(FedAvg):
+    """Has a step for one client at a time."""
+
+    def round(self, server, clients):
+        found = clients.map(self.share, ToAll(server))
+        model = super().round(server, clients)
+        return tree_map(lambda leaf: leaf * (1 + 0.01 * found.std()), model)
+
+    @client_step(vectorize=False, keeps_state=True)
+    def share(self, graph, model, state, key):
+        return graph.train.mean()
+
+
+def test_a_step_for_one_client_at_a_time_parts_the_runs() -> None:
+    asked = experiments(OneByOne(GCN(FEATURES, CLASSES, hidden=5)))
+    same(run_together(asked), [experiment.run() for experiment in asked])
+
+
+def test_clients_that_need_several_programs_part_the_runs() -> None:
+    asked = experiments(chunk=2)
+    assert Sweep(asked).apart == "their clients are too many or too different for one program"
+    same(run_together(asked), [experiment.run() for experiment in asked])
+
+
+def test_no_memory_for_all_at_once(monkeypatch) -> None:
+    def full(*_):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr("atoll.study.sweep.stack_graphs", full)
+    asked = experiments()
+    same(run_together(asked), [experiment.run() for experiment in asked])

@@ -31,6 +31,10 @@ class Batch:
     level: int
     batch_size: int
 
+    def holds(self, leaf: Tensor) -> bool:
+        """Whether a tensor stands for one of each client, or is one for all."""
+        return bool(_functorch.is_batchedtensor(leaf))
+
     def lower(self, leaf: Tensor) -> tuple[Tensor, int]:
         """What stands behind a tensor, and the axis of its clients; one for all is repeated."""
         leaf = _functorch.unwrap_if_dead(leaf)

@@ -89,7 +89,7 @@ def adam(
     }"""
     names = {"DECAY": "weight_decay", "BETA1": "beta1", "BETA2": "beta2", "EPS": "eps"}
     for name, field in names.items():
-        code = code.replace(name, f"({getattr(settings, field)!r})")
+        code = code.replace(name, f"({float(getattr(settings, field))!r})")
     make: Any = torch.cuda.jiterator
     run = make._create_multi_output_jit_fn(code, num_outputs=3)
     # Double precision for powers of numbers near one, not for the rest.

@@ -61,7 +61,7 @@ def salted(key: Tensor, salt: int | Tensor) -> Tensor:
         mixed: Tensor = call(_Mixed, key, _on_device(salt, key))
         return mixed
     batch = current_batch()
-    if batch is None:
+    if batch is None or not batch.holds(key):
         return _mix64((key ^ salt) * _MIX_B)
     keys, axis = batch.lower(key)
     with batch.paused():  # a dozen small operations, on all clients' keys at once

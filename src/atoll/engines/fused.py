@@ -26,7 +26,16 @@ from atoll.core.federation import Lazily
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step
-from atoll.core.tree import Tree, concat, stack, structure, take, tree_map, vmap_trees
+from atoll.core.tree import (
+    Tree,
+    concat,
+    inside_transform,
+    stack,
+    structure,
+    take,
+    tree_map,
+    vmap_trees,
+)
 from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
 from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
@@ -48,10 +57,8 @@ class Fused:
 
     name = "fused"
 
-    def __init__(self, graphs: Sequence[Graph], chunk: int = 0, *, in_one: bool = False) -> None:
-        """`in_one` makes one program of all clients, however much has to be padded."""
+    def __init__(self, graphs: Sequence[Graph], chunk: int = 0) -> None:
         self.graphs = graphs
-        self.in_one = in_one
         self.lazy = isinstance(graphs, Lazily)
         self.chunk = chunk or CHUNK
         self.looped = Serial(graphs)
@@ -125,17 +132,28 @@ class Fused:
         return take(replies, positions)
 
     def regroup(self) -> None:
-        """Stack private states as a program of all clients wants them."""
-        for bucket in self._buckets(tuple(range(len(self.graphs)))):
-            for members in self.states.same_structure(bucket):
-                state = self.states.get(members)
-                if state is not None:
-                    self.states.put(members, state)
+        """Stack private states as programs of all clients want them; look up all places."""
+        programs = self.programs()
+        for members in programs:
+            if self.states.home[members[0]] is not None:
+                self.states.put(members, self.states.get(members))
+            self._index(members)
+        order = [position for members in programs for position in members]
+        row = {position: i for i, position in enumerate(order)}
+        self._index(tuple(row[position] for position in range(len(order))))
+
+    def programs(self) -> list[tuple[int, ...]]:
+        """Who shares a program when all clients take part."""
+        return [
+            members
+            for bucket in self._buckets(tuple(range(len(self.graphs))))
+            for members in self.states.same_structure(bucket)
+        ]
 
     def _index(self, numbers: tuple[int, ...]) -> Tensor:
         """Numbers as a tensor; kept, because copying them to a GPU would wait for it."""
         if numbers not in self.places:
-            if len(self.places) >= MOST_KEPT:
+            if len(self.places) >= MOST_KEPT + 2 * len(self.graphs):
                 self.places.clear()
             self.places[numbers] = torch.tensor(numbers, device=self.graphs[0].y.device)
         return self.places[numbers]
@@ -203,6 +221,8 @@ class Fused:
     def _loop(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
+        if inside_transform():
+            raise NotRecordable(f"step {step.name} runs client by client")
         log.info("step %s declares vectorize=False: its clients run one by one", step.name)
         self.looped.import_states(self.states.export())
         replies = self.looped.run(step, positions, message, keys, round)
@@ -218,7 +238,7 @@ class Fused:
             }
             nodes = math.inf if self._on_gpu else NODES
             made = make_buckets(self.outlines, positions, self.chunk, nodes)
-            self.buckets = {**everybody, positions: [positions] if self.in_one else made}
+            self.buckets = {**everybody, positions: made}
             wanted = {members for found in self.buckets.values() for members in found}
             self.stacked = {m: graph for m, graph in self.stacked.items() if m in wanted}
         return self.buckets[positions]
@@ -275,10 +295,15 @@ class RecordedSteps:
     ) -> tuple[Tree, Tree]:
         """Replay the program, or run it if it is new or cannot be recorded."""
         known = (what, *shapes(inputs))
-        if known not in self.recordings:
-            if known in self.seen:
+        try:
+            new = known not in self.recordings
+        except TypeError:  # a method with a list among its hyper-parameters
+            return program(*inputs)
+        if new:
+            if known in self.seen and len(self.recordings) < MOST_KEPT:
                 return self._rehearse(known, program, *inputs)
-            self.seen.add(known)  # once is not enough: drawn clients may never come together again
+            if len(self.seen) < 10 * MOST_KEPT:
+                self.seen.add(known)  # drawn clients may never come together again
             return program(*inputs)
         recording = self.recordings[known]
         if recording is None:
@@ -291,8 +316,6 @@ class RecordedSteps:
         self, known: Any, program: Callable[..., tuple[Tree, Tree]], *inputs: Tree
     ) -> tuple[Tree, Tree]:
         step = known[0][0]
-        if len(self.recordings) >= MOST_KEPT:
-            self.recordings.clear()
         try:
             with no_reads(inputs[-1].device):
                 found = program(*inputs)
@@ -301,6 +324,7 @@ class RecordedSteps:
             # Whatever it is: the program as it is gives the same result, or the true error.
             log.info("step %s is not recorded: %s", step.name, reason)
             self.recordings[known] = None
+            self.pool = None  # what failed may have left something in it
             return program(*inputs)
         return found
 
@@ -357,6 +381,15 @@ class _States:
                 kinds[id(home[0])] = _kind(self.stacks[home[0]])
             groups.setdefault(None if home is None else kinds[id(home[0])], []).append(position)
         return [bucket] if len(groups) == 1 else [tuple(group) for group in groups.values()]
+
+    def copy(self) -> tuple[Any, ...]:
+        """Where everything is now, for `restore`."""
+        return list(self.home), dict(self.stacks), dict(self.living)
+
+    def restore(self, copied: tuple[Any, ...]) -> None:
+        """As it was when it was copied."""
+        home, stacks, living = copied
+        self.home, self.stacks, self.living = list(home), dict(stacks), dict(living)
 
     @property
     def begun(self) -> bool:

@@ -7,6 +7,7 @@ comes next (`no_reads` finds out), and noise must come from inputs (`Tape`).
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.core.random import fold, salt, salted
-from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
+from atoll.core.tree import Tree, leaves, named_leaves, tree_map
 
 
 class NotRecordable(Exception):
@@ -55,17 +57,32 @@ class Recording:
         self.carried = carried
         self.replay: Callable[[], Any]
         if any(leaf.is_cuda for leaf in self.targets):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                outputs = self._settled(function(*self.inputs))
-
-            def replay() -> Any:
-                graph.replay()
-                return outputs
-
-            self.replay = replay
+            self.replay = self._captured(function, pool)
         else:
             self.replay = lambda: self._settled(function(*self.inputs))
+
+    def _captured(self, function: Callable[..., Any], pool: Any) -> Callable[[], Any]:
+        graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream()
+        # Garbage may hold older graphs, and none may go while another one is captured.
+        gc.collect()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.device(self.targets[0].device), torch.cuda.graph(graph, pool=pool):
+                outputs = self._settled(function(*self.inputs))
+        except BaseException:
+            torch.cuda.set_stream(before)  # torch leaves its own behind when a capture fails
+            raise
+        finally:
+            if collects:
+                gc.enable()
+
+        def replay() -> Any:
+            graph.replay()
+            return outputs
+
+        return replay
 
     def _settled(self, outputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
         """Outputs that share no memory with inputs, for one may be written over another.
@@ -91,8 +108,15 @@ class Recording:
 
 
 def shapes(tree: Tree) -> tuple[Any, ...]:
-    """All that must be equal for a recording to take a tree in the place of another one."""
-    return structure(tree), tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
+    """All that must be equal for a recording to take a tree in the place of another one.
+
+    A number that is no tensor is part of the program: it must be the same.
+    """
+    flat, spec = pytree.tree_flatten(tree)
+    kinds = [
+        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in flat
+    ]
+    return spec, tuple(kinds)
 
 
 @contextmanager
@@ -180,11 +204,17 @@ class Tape:
         self.parts.append(parts)
         if self.salts is None:
             return fold(self.root, *_filled(parts, self.number))
-        return salted(self.root, self.salts[len(self.parts) - 1])
+        return salted(self.root, self.salts[len(self.parts) - 1, 0])
 
     def salts_of(self, rounds: Sequence[int]) -> Tensor:
-        """The salts of some rounds, (R, keys), for recordings of this one."""
-        table = [[salt(*_filled(parts, number)) for parts in self.parts] for number in rounds]
+        """The salts of some rounds, (R, keys, 4), for recordings of this one.
+
+        Each is the first of four numbers, so that it lies in memory as a tensor of its own would:
+        kernels are compiled for how their arguments lie.
+        """
+        table = [
+            [[salt(*_filled(parts, number)), 0, 0, 0] for parts in self.parts] for number in rounds
+        ]
         return torch.tensor(table, dtype=torch.int64, device=self.root.device)
 
     def watch(self, check: Check, tree: Tree) -> None:

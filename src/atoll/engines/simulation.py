@@ -86,7 +86,6 @@ class Simulation:
         seed: Root of all keys.
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
-        in_one: Whether the fused engine makes one program of all clients, whatever their sizes.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class Simulation:
         seed: int = 0,
         device: torch.device | str = "cpu",
         chunk: int = 0,
-        in_one: bool = False,
     ) -> None:
         views = dict(method.views)
         graphs = prepared(federation.graphs, views, device)
@@ -106,17 +104,15 @@ class Simulation:
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
         self.ledger = Ledger()
-        self.engine = self._engine(engine, graphs, views, chunk, in_one)
+        self.engine = self._engine(engine, graphs, views, chunk)
 
-    def _engine(
-        self, name: str, graphs: Any, views: dict[str, View], chunk: int, in_one: bool
-    ) -> Engine:
+    def _engine(self, name: str, graphs: Any, views: dict[str, View], chunk: int) -> Engine:
         if name == "serial":
             return Serial(graphs)
         if name == "wire":
             return Wire(graphs, make_probe(self.federation, views, graphs[0].real))
         if name == "fused":
-            return Fused(graphs, chunk, in_one=in_one)
+            return Fused(graphs, chunk)
         raise unknown("engine", name, ENGINES)
 
     def private_states(self) -> list[Tree]:

@@ -264,7 +264,7 @@ class FederatedRun(Run):
     experiment: FederatedExperiment
     simulation: Cohort
 
-    def backend(self, *, in_one: bool = False) -> Backend:
+    def backend(self) -> Backend:
         """The sites, told what to run."""
         wanted = self.experiment
         roster = cast(Roster, wanted.federation)

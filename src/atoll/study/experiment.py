@@ -142,7 +142,7 @@ class Experiment:
             run.advance()
             if on_round is not None:
                 on_round(run.history)
-        run.history.cached = cached_rounds(self.method, run.server)
+        run.finish()
         return run
 
     def begin(self) -> Run:
@@ -176,27 +176,30 @@ class Saver:
         began = time.monotonic()
         due = stop or began - self.time >= self.pause
         if due and self.round != played:
-            if self.before is not None:
-                self.before()
-            for run, checkpoint, fingerprint in self.runs:
-                if checkpoint is not None:
-                    save_checkpoint(checkpoint, run.snapshot(fingerprint))
+            self.save()
             self.round, self.time = played, time.monotonic()
             # Many clients' states take long to write: at most a tenth of the time goes there.
             self.pause = max(self.every_seconds, 9 * (self.time - began), 0.0)
             self.pause = self.pause if self.every_seconds else 0.0
         return not stop
 
+    def save(self, leave_out: Sequence[Run] = ()) -> None:
+        """Save all runs but some."""
+        if self.before is not None:
+            self.before()
+        for run, checkpoint, fingerprint in self.runs:
+            if checkpoint is not None and run not in leave_out:
+                save_checkpoint(checkpoint, run.snapshot(fingerprint))
+
 
 class Run:
     """An experiment under way: the server's tree, the clients behind the engine, the history."""
 
-    def __init__(self, experiment: Experiment, *, in_one: bool = False) -> None:
-        """`in_one` makes one program of all clients, so that runs can be stacked."""
+    def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         federation = experiment.federation
         check_task(experiment.method, federation)
-        self.simulation: Backend = self.backend(in_one=in_one)
+        self.simulation: Backend = self.backend()
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
@@ -204,23 +207,17 @@ class Run:
         self.history = self.no_history()
         self.server: Tree = None
         self.replay: Replay | None = None
-        if not in_one:
-            self.may_replay()
-
-    def may_replay(self) -> None:
-        """From now on replay rounds, if the experiment wants that."""
-        experiment = self.experiment
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
         if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
             self.replay = Replay(self.simulation, self.play, experiment.rounds)
 
-    def backend(self, *, in_one: bool = False) -> Backend:
+    def backend(self) -> Backend:
         """Where the clients are: on this machine."""
         wanted = self.experiment
         return Simulation(
             wanted.federation, wanted.method, engine=wanted.engine, seed=wanted.seed,
-            device=wanted.device, chunk=wanted.chunk, in_one=in_one,
+            device=wanted.device, chunk=wanted.chunk,
         )  # fmt: skip
 
     def no_history(self) -> History:
@@ -246,6 +243,12 @@ class Run:
         """The server's first tree."""
         self.server = self.experiment.method.init(self.simulation.clients(-1))
 
+    def finish(self) -> None:
+        """Note what only the end tells, and let go of recordings: they hold memory."""
+        self.history.cached = cached_rounds(self.experiment.method, self.server)
+        if self.replay is not None:
+            self.replay.forget()
+
     def one_round(self) -> None:
         """Train, aggregate, score."""
         began, number = time.perf_counter(), self.history.rounds
@@ -266,6 +269,8 @@ class Run:
                 break  # what cannot be replayed would be waited for
             self.server, played = self.replay.one(self.server, number + ahead, with_train)
             rounds.append(played)
+            if played.tape is None:
+                break  # it was waited for already
         self._read(rounds, began)
 
     def _ahead(self) -> int:

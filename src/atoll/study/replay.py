@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError
 from atoll.core.tree import Tree, leaves, record, stack, tree_map
 from atoll.engines.fused import Fused
-from atoll.engines.recording import Recording, Tape, no_reads, shapes
+from atoll.engines.recording import NotRecordable, Recording, Tape, no_reads, shapes
 from atoll.engines.simulation import Participants, Simulation, client_diverged, server_diverged
 from atoll.study.evaluate import Scores
 
@@ -122,15 +122,16 @@ class Replay:
         states = self.engine.states
         self.engine.regroup()
         before = shapes(server), states.layout(), shapes(list(states.stacks.values()))
-        kept = dict(states.stacks), list(states.home)
+        kept = states.copy()
         tape = Tape(self.simulation.root, number)
         try:
+            check_place((server, kept[1]), self.simulation.root.device)
             with no_reads(self.simulation.root.device):
                 clients = self.simulation.clients(number, tape)
                 after, outcome = self.play(server, clients, with_train)
         except Exception as reason:
             # Whatever it is: the round as it is gives the same result, or the true error.
-            states.stacks, states.home = kept
+            states.restore(kept)
             self._give_up(str(reason))
             return self._as_it_is(server, number, with_train)
         if before == (shapes(after), states.layout(), shapes(list(states.stacks.values()))):
@@ -158,6 +159,7 @@ class Replay:
                 program, server, stacks, salts[0], carried=2, pool=self.pool, keeps=keeps
             )
         except Exception as reason:
+            self.pool = None  # what failed may have left something in it
             self._give_up(str(reason))
         else:
             self.takes[with_train] = Take(recording, tape, salts)
@@ -172,8 +174,16 @@ class Replay:
         states.stacks = dict(zip(states.stacks, stacks, strict=True))
         return server, Round(number, tree_map(torch.clone, outcome), take.tape)
 
+    def forget(self) -> None:
+        """Let go of what was recorded."""
+        self.takes.clear()
+        self.engine.recorded = None
+
     def _give_up(self, reason: str) -> None:
         self.tries = MOST_TRIES
+        if self.takes:
+            log.info("rounds of one kind are not recorded: %s", reason)
+            return
         self.engine.record_steps()
         reason = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
         self._tell(
@@ -185,6 +195,12 @@ class Replay:
         if how != self.how:
             log.info("%s", how)
         self.how = how
+
+
+def check_place(tree: Tree, device: torch.device) -> None:
+    """Refuse tensors in main memory: a recording for a GPU would freeze their numbers."""
+    if any(leaf.device != device for leaf in leaves(tree)):
+        raise NotRecordable("the server or the clients keep tensors in main memory")
 
 
 def fetched(rounds: Sequence[Round]) -> Outcome:

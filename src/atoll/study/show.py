@@ -30,6 +30,7 @@ class Watcher:
         self.label = label
         self.stopping = False
         self.done: dict[int, int] = {}
+        self.quarters: dict[int, int] = {}
         self.began = time.monotonic()
         self.config: RunConfig | None = None
         self.task: TaskID | None = None
@@ -88,9 +89,14 @@ class Watcher:
         score = f"seed {seed}, validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
         rounds = self.config.rounds or 1
         self.done[seed] = history.rounds
-        self.progress.update(self.task, completed=sum(self.done.values()), score=score)
+        # Seeds before the first that is heard of were finished in an earlier run.
+        before = (min(self.done) - self.config.seed) * rounds
+        done = before + sum(self.done.values())
+        self.progress.update(self.task, completed=done, score=score)
         # Where no bar can be drawn, a line now and then still shows that something happens.
-        if self.progress.disable and not self.quiet and history.rounds % max(1, rounds // 4) == 0:
+        quarter = 4 * history.rounds // rounds
+        if self.progress.disable and not self.quiet and quarter > self.quarters.get(seed, 0):
+            self.quarters[seed] = quarter
             spent = time.monotonic() - self.began
             self.console.print(
                 f"{(self.label or self.config.method).strip()}: round {history.rounds}/{rounds}, "

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.errors import ConfigError
+from atoll.core.errors import AtollError, ConfigError
 from atoll.core.graph import Graph
 from atoll.core.tree import Tree, stack, take, tree_map, vmap_trees
 from atoll.engines.fused import Fused, stack_graphs
@@ -29,9 +29,8 @@ from atoll.study.experiment import (
     History,
     Run,
     Saver,
-    cached_rounds,
 )
-from atoll.study.replay import Outcome, Round, Take
+from atoll.study.replay import Outcome, Round, Take, check_place
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,11 @@ def can_be_one(experiments: Sequence[Experiment]) -> str:
         "there is one run": len(experiments) < 2,
         f"engine {first.engine} runs clients one by one": first.engine != "fused",
         "they differ in more than seed and data": any(other != first for other in alike),
+        "rounds are not to be recorded": first.replay is False,
         "they need equally many clients, at least two": len(sizes) > 1 or sizes == {1},
+        "their clients have different numbers": any(
+            e.federation.numbers != first.federation.numbers for e in experiments
+        ),
         "mini-batches are cut client by client": any(graph.batch_size for graph in graphs),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -63,41 +66,53 @@ class Sweep:
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = can_be_one(experiments)
-        self.runs = [Run(experiment, in_one=not self.apart) for experiment in experiments]
+        self.runs = [Run(experiment) for experiment in experiments]
         self.everyone = tuple(range(len(experiments[0].federation)))
         self.played = 0
+        self.failed: dict[int, AtollError] = {}
         self.carried: tuple[Tree, Tree] | None = None
         self.fixed: tuple[Tree, Tree] | None = None
         self.takes: dict[bool, Take] = {}
         cuda = torch.device(experiments[0].device).type == "cuda"
         self.pool: Any = torch.cuda.graph_pool_handle() if cuda else None
+        if not self.apart and any(_engine(run).programs() != [self.everyone] for run in self.runs):
+            self.part("their clients are too many or too different for one program")
 
     @property
     def finished(self) -> bool:
         return all(run.finished for run in self.runs)
 
-    def advance(self) -> None:
-        """One round of every run, or as many as can be replayed before anybody should look."""
-        lead = self.runs[0]
-        number = lead.history.rounds
+    def advance(self) -> list[int]:
+        """One round, or as many as can be replayed before anybody should look; whose they were."""
+        if self.apart:
+            # As if there had been no sweep: the first comes to its end, then the next begins.
+            first = next(place for place, run in enumerate(self.runs) if not run.finished)
+            self.runs[first].advance()
+            return [first]
         # States begin in the first round; until everybody has one, no two runs need be alike.
         begun = all(_engine(run).states.begun for run in self.runs)
-        if self.apart or self.played == 0 or (self.carried is None and not begun):
+        if self.played == 0 or (self.carried is None and not begun):
             for run in self.runs:
-                if not run.finished:
-                    run.advance()
+                run.one_round()
             self.played += 1
-            return
+            return list(range(len(self.runs)))
         try:
-            self._advance_together(number)
+            self._advance_together(self.runs[0].history.rounds)
         except _Apart as reason:
-            self._part(str(reason))
-            self.advance()
+            self.part(str(reason))
+            return self.advance()
+        return list(range(len(self.runs)))
 
     def _advance_together(self, number: int) -> None:
         lead, began = self.runs[0], time.perf_counter()
         if self.carried is None:
-            self.carried, self.fixed = self._stacked()
+            try:
+                self.carried, self.fixed = self._stacked()
+                check_place(self.carried, self.runs[0].simulation.root.device)
+            except Exception as reason:
+                # Too large, or too different: one by one they can still be run.
+                self.carried = self.fixed = None
+                raise _Apart(str(reason)) from reason
         rounds: list[Round] = []
         for ahead in range(self._ahead()):
             with_train = lead.scores_train(number + ahead)
@@ -130,6 +145,8 @@ class Sweep:
             lambda leaf: leaf.reshape(seeds, clients, *leaf.shape[1:]), stack_graphs(graphs)
         )
         roots = torch.stack([run.simulation.root for run in self.runs])
+        for run in self.runs:
+            _engine(run).stacked.clear()  # everybody's graphs are in one place now
         return (stack(servers), stack(states)), (stacked, roots)
 
     def _play(self, tape: Tape, with_train: bool, carried: Any, fixed: Any) -> Any:
@@ -149,11 +166,12 @@ class Sweep:
             return server, engine.states.stacks.get(self.everyone), outcome
 
         found: list[Tape] = []
-        kept = engine.stacked, dict(engine.states.stacks), simulation.root
+        kept = engine.stacked, engine.states.copy(), simulation.root
         try:
             servers, states, outcome = vmap_trees(one, *carried, *fixed)
         finally:
-            engine.stacked, engine.states.stacks, simulation.root = kept
+            engine.stacked, states_before, simulation.root = kept
+            engine.states.restore(states_before)
         return found[-1], (servers, states), outcome
 
     def _rehearse(self, number: int, with_train: bool) -> Round:
@@ -188,8 +206,9 @@ class Sweep:
             )
         except Exception as reason:
             raise _Apart(str(reason)) from reason
+        if not self.takes:
+            log.info("%d seeds are trained at once", len(self.runs))
         self.takes[with_train] = Take(recording, tape, salts)
-        log.info("%d seeds are trained at once", len(self.runs))
 
     def _replay(self, recorded: Take, number: int) -> Round:
         assert self.carried is not None
@@ -201,8 +220,13 @@ class Sweep:
         found: Outcome = tree_map(torch.Tensor.cpu, stack([r.outcome for r in rounds]))
         seconds = (time.perf_counter() - began) / len(rounds) / len(self.runs)
         self.played += len(rounds)
-        for seed, run in enumerate(self.runs):
-            run.write(rounds, tree_map(lambda leaf, s=seed: leaf[:, s], found), seconds)
+        for place, run in enumerate(self.runs):
+            try:
+                run.write(rounds, tree_map(lambda leaf, p=place: leaf[:, p], found), seconds)
+            except AtollError as problem:
+                self.failed[place] = problem
+        for place, error in self.failed.items():
+            raise SeedFailed(self.runs[place].experiment.seed, error)
 
     def settle(self) -> None:
         """Give every run its own server and states, for a checkpoint or to go on alone."""
@@ -214,19 +238,32 @@ class Sweep:
             if states is not None:
                 _engine(run).states.put(self.everyone, take(states, seed))
 
-    def _part(self, reason: str) -> None:
+    def finish(self) -> None:
+        """Everybody's own server and states, and nothing that was recorded."""
+        self.settle()
+        self.carried = self.fixed = None
+        self.takes.clear()
+        for run in self.runs:
+            run.finish()
+
+    def part(self, reason: str) -> None:
         """Go on one by one."""
         self.settle()
         self.carried = self.fixed = None
         self.takes.clear()
         self.apart = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
-        for run in self.runs:
-            run.may_replay()
         log.info("the seeds are trained one by one, because %s", self.apart)
 
 
 class _Apart(Exception):
     """Why runs cannot be one program."""
+
+
+class SeedFailed(AtollError):
+    """One of several seeds that were trained at once went wrong."""
+
+    def __init__(self, seed: int, error: AtollError) -> None:
+        super().__init__(f"seed {seed}: {error}")
 
 
 def _engine(run: Run) -> Fused:
@@ -249,8 +286,8 @@ def run_together(
         experiments: Alike but for seed and federation.
         checkpoints: For each a file, or None, and a fingerprint (`Experiment.run`).
         every_seconds: Least time between two checkpoints.
-        on_round: Called with an experiment's place and history after each round.
-        should_stop: Asked after each round; True saves and returns.
+        on_round: Called with an experiment's place and history after one or several rounds.
+        should_stop: Asked then; True saves and returns.
     """
     if any(e.rounds < 1 for e in experiments):
         raise ConfigError(f"rounds is {experiments[0].rounds}; give at least 1")
@@ -259,15 +296,18 @@ def run_together(
     for run, (path, fingerprint) in zip(sweep.runs, files, strict=True):
         run.start_from(path, fingerprint)
     if len({run.history.rounds for run in sweep.runs}) > 1:
-        sweep.apart = sweep.apart or "they were stopped after different numbers of rounds"
+        sweep.part("they were stopped after different numbers of rounds")
     saver = Saver([(run, *file) for run, file in zip(sweep.runs, files, strict=True)],
                   every_seconds, before=sweep.settle)  # fmt: skip
     while saver.goes_on(should_stop):
-        sweep.advance()
-        for place, run in enumerate(sweep.runs):
+        try:
+            moved = sweep.advance()
+        except SeedFailed:
+            # The others are in order: kept, so that they can be brought to their end.
+            saver.save(leave_out=[sweep.runs[place] for place in sweep.failed])
+            raise
+        for place in moved:
             if on_round is not None:
-                on_round(place, run.history)
-    sweep.settle()
-    for run in sweep.runs:
-        run.history.cached = cached_rounds(run.experiment.method, run.server)
+                on_round(place, sweep.runs[place].history)
+    sweep.finish()
     return sweep.runs

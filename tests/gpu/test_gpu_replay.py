@@ -1,0 +1,108 @@
+"""On a GPU a replayed round is the round itself, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.tree import tree_map
+from atoll.methods import METHODS
+from atoll.nn import NETS
+from atoll.study.experiment import Experiment
+from atoll.study.sweep import Sweep
+from atoll.testing import relabelled, small_federation
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    # Torch warns in a thread of its own that it sets up cuBLAS there, and stumbles over an error.
+    pytest.mark.filterwarnings("default"),
+]
+
+SHORTER = {"fedsage+": {"generator_epochs": 2, "exchanges": 2, "wide": 8}}
+NOT_WHOLE = {"adafgl", "fedsage+", "gcfl"}
+"""Methods whose rounds are not all alike; their steps are recorded one by one."""
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("name", METHODS)
+def test_replays_are_exact(name: str, fraction: float) -> None:
+    federation, method = small_federation(), METHODS[name]
+    net = NETS[(*method.nets, "gcn")[0]](federation.features, federation.classes)
+    made = method(net, **SHORTER.get(name, {}))
+    eager, replayed = (
+        Experiment(
+            made, federation, rounds=12, seed=3, fraction=fraction, device="cuda", replay=replay
+        ).run()
+        for replay in (False, True)
+    )
+    for scored, scores in eager.history.scores.items():
+        np.testing.assert_array_equal(scores, replayed.history.scores[scored])
+    assert list(eager.ledger.rows()) == list(replayed.ledger.rows())
+    assert replayed.replay is not None
+    whole = replayed.replay.how == "rounds are recorded and replayed"
+    assert whole == (name not in NOT_WHOLE)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedgta", "fedpub", "fediih", "local"])
+def test_seeds_at_once(name: str) -> None:
+    first, method = small_federation(), METHODS[name]
+    turned = tuple(relabelled(graph, 5) for graph in reversed(first.graphs))
+    net = NETS[(*method.nets, "gcn")[0]](first.features, first.classes)
+    asked = [
+        Experiment(method(net), federation, rounds=8, seed=seed, device="cuda")
+        for seed, federation in enumerate([first, replace(first, graphs=turned), first])
+    ]
+    sweep = Sweep(asked)
+    for run in sweep.runs:
+        run.start()
+    while not sweep.finished:
+        sweep.advance()
+    assert not sweep.apart
+    sweep.finish()
+    for run, alone in zip(sweep.runs, [experiment.run() for experiment in asked], strict=True):
+        for scored, scores in alone.history.scores.items():
+            np.testing.assert_allclose(run.history.scores[scored], scores, atol=1e-4)
+
+
+def test_training_scores_that_are_due_now_and_then() -> None:
+    federation = small_federation()
+    method = METHODS["fedavg"](NETS["gcn"](federation.features, federation.classes))
+    runs = [
+        Experiment(method, federation, rounds=9, train_every=3, device="cuda", replay=replay).run()
+        for replay in (False, True)
+    ]
+    for scored, scores in runs[0].history.scores.items():
+        np.testing.assert_array_equal(scores, runs[1].history.scores[scored])
+
+
+@dataclass(frozen=True)
+class CountsInMainMemory(METHODS["fedavg"]):
+    """Keeps a number beside the GPU."""
+
+    def init(self, clients):
+        return {"model": super().init(clients), "count": torch.zeros(())}
+
+    def round(self, server, clients):
+        model = super().round(server["model"], clients)
+        scale = 1 - 0.01 * server["count"]
+        return {
+            "model": tree_map(lambda leaf: leaf * scale, model),
+            "count": server["count"] + 1,
+        }
+
+    def deploy(self, server):
+        return super().deploy(server["model"])
+
+
+def test_a_number_in_main_memory_is_not_frozen() -> None:
+    federation = small_federation()
+    method = CountsInMainMemory(NETS["gcn"](federation.features, federation.classes))
+    runs = [
+        Experiment(method, federation, rounds=8, device="cuda", replay=replay).run()
+        for replay in (False, True)
+    ]
+    for scored, scores in runs[0].history.scores.items():
+        np.testing.assert_array_equal(scores, runs[1].history.scores[scored])
