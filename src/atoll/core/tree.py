@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ T = TypeVar("T")
 
 RECORDS: dict[str, type[Any]] = {}
 """Every record type by its dotted name: the only types that bytes may be decoded into."""
+
+
+_FIELDS: dict[type[Any], tuple[tuple[str, bool], ...]] = {}
+"""Names of every record type's fields, in order, and whether they are static."""
 
 
 def static(default: Any) -> Any:
@@ -55,6 +59,7 @@ def record(cls: type[T]) -> type[T]:
 
     pytree.register_pytree_node(made, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
     RECORDS[f"{made.__module__}.{made.__qualname__}"] = made
+    _FIELDS[made] = tuple((f.name, bool(f.metadata.get("static"))) for f in fields)
     return made  # type: ignore[no-any-return]  # dataclass() is typed through Any above
 
 
@@ -83,12 +88,32 @@ def _step_name(step: Any) -> str:
 
 def tree_map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:
     """Apply `fn` to the tensors of one tree, or of several trees of the same structure."""
+    if not rest:
+        return cast(T, _mapped(fn, tree))
 
     def on_tensors(first: Any, *others: Any) -> Any:
         return fn(first, *others) if isinstance(first, Tensor) else first
 
     mapped: T = pytree.tree_map(on_tensors, tree, *rest)
     return mapped
+
+
+def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
+    """`tree_map` of one tree, a third of the time of torch's: rounds are full of them."""
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    kind = type(tree)
+    if kind is dict:
+        return {key: _mapped(fn, child) for key, child in tree.items()}
+    if kind is list or kind is tuple:
+        return kind(_mapped(fn, child) for child in tree)
+    if kind in _FIELDS:
+        return kind(*[
+            getattr(tree, name) if fixed else _mapped(fn, getattr(tree, name))
+            for name, fixed in _FIELDS[kind]
+        ])  # fmt: skip
+    # Anything else: a leaf that is no tensor, or a container that only torch knows.
+    return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def flatten(tree: Tree) -> tuple[list[Any], pytree.TreeSpec]:
