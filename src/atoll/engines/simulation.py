@@ -17,7 +17,7 @@ from atoll.core.graph import Graph, Sparse, View, cast, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
-from atoll.core.tree import Tree, all_finite, named_leaves, num_bytes, take
+from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take
 from atoll.engines.fused import Fused
 from atoll.engines.ledger import Ledger
 from atoll.engines.serial import Serial
@@ -183,11 +183,11 @@ class Participants:
 
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
         """Name the first client whose numbers are no numbers any more."""
-        leaves = list(named_leaves(reply))
-        if leaves and all_finite(reply):
+        silent = not leaves(reply)
+        if not silent and all_finite(reply):
             return
         positions = self.positions.tolist()
-        if not leaves:
+        if silent:
             # Nothing leaves the client (Local): then its private state must tell.
             states = self.simulation.engine.export_states() if not step.keeps_state else []
             rows = [states[p] for p in positions] if states else []
