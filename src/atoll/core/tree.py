@@ -70,7 +70,13 @@ class Empty:
 
 def leaves(tree: Tree) -> list[Tensor]:
     """All tensors of a tree, in a fixed order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+
+    def keep(leaf: Tensor) -> None:
+        found.append(leaf)
+
+    _mapped(keep, tree)
+    return found
 
 
 def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:

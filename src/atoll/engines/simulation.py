@@ -286,11 +286,11 @@ class Participants:
 
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
         """Name the first client whose numbers are no numbers any more."""
-        told = list(named_leaves(reply))
-        if told and all_finite(reply):
+        silent = not leaves(reply)
+        if not silent and all_finite(reply):
             return
         positions = self.positions.tolist()
-        if not told:
+        if silent:
             # Nothing leaves the client (Local): then its private state must tell.
             states = self.simulation.private_states() if not step.keeps_state else []
             rows = [states[p] for p in positions] if states else []
