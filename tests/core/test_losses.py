@@ -67,3 +67,16 @@ def test_squared_distance_of_trees_by_hand():
 def test_squared_distance_needs_trees_of_one_structure():
     with pytest.raises(ValueError, match="longer"):
         sq_distance([torch.zeros(1)], [torch.zeros(1), torch.zeros(1)])
+
+
+def test_a_small_loss_beside_large_logits_is_not_rounded_away():
+    graph = make_graph(
+        torch.zeros(1, 1), torch.zeros(2, 0, dtype=torch.int64), torch.tensor([0]),
+        train=torch.ones(1),
+    )  # fmt: skip
+    slopes = []
+    for dtype in (torch.float32, torch.float64):
+        logits = torch.tensor([[1000.0, 990.0]], dtype=dtype, requires_grad=True)
+        cross_entropy(logits, graph).backward()
+        slopes.append(logits.grad.double())
+    assert torch.allclose(*slopes, rtol=1e-2, atol=0)
