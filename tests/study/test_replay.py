@@ -42,7 +42,7 @@ def test_who_is_recorded_whole(name: str) -> None:
 
 
 def test_rounds_are_read_together(monkeypatch) -> None:
-    monkeypatch.setattr("atoll.study.experiment.MOMENT", 1e9)
+    monkeypatch.setattr("atoll.study.replay.MOMENT", 1e9)
     reads = []
     run = experiment(rounds=9).run(on_round=lambda history: reads.append(history.rounds))
     # The first alone; the second is rehearsed and recorded, and the rest are replays of it.
@@ -103,7 +103,7 @@ class Breaks(FedAvg):
     ],
 )
 def test_what_diverges_stops_where_it_would_have(what, said, fraction, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.study.experiment.MOMENT", 1e9)
+    monkeypatch.setattr("atoll.study.replay.MOMENT", 1e9)
     method = Breaks(GCN(FEATURES, CLASSES, hidden=5), what=what)
     for replay in (False, True):
         run = Run(experiment(method, rounds=12, fraction=fraction, replay=replay))
@@ -116,7 +116,7 @@ def test_what_diverges_stops_where_it_would_have(what, said, fraction, monkeypat
 
 
 def test_a_resumed_run_records_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.study.experiment.MOMENT", 0.0)
+    monkeypatch.setattr("atoll.study.replay.MOMENT", 0.0)
     path = tmp_path / "checkpoint"
     whole = experiment(rounds=9).run()
     count = iter(range(100))

@@ -77,7 +77,7 @@ def test_all_methods(name: str, fraction: float) -> None:
 
 
 def test_stopped_and_resumed_in_the_middle(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.study.sweep.MOMENT", 0.0)
+    monkeypatch.setattr("atoll.study.replay.MOMENT", 0.0)
     asked = experiments(rounds=9)
     files = [(tmp_path / str(e.seed), "x") for e in asked]
     count = iter(range(100))

@@ -5,11 +5,10 @@ Needed by code that works on all clients at once at less cost than `vmap` of a t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,16 +75,6 @@ def current_batch() -> Batch | None:
     return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
 
 
-F = TypeVar("F", bound=type[Function])
-
-
-def quick(function: F) -> F:
-    """A class decorator: `apply` asks for the signature of `forward` at every call; keep it."""
-    forward: Any = function.forward
-    forward.__signature__ = inspect.signature(forward)
-    return function
-
-
 def call(function: type[Function], *args: Any) -> Any:
     """`function.apply(*args)` for a function with a `vmap` rule, at less cost where it can be.
 
@@ -113,7 +102,7 @@ def call(function: type[Function], *args: Any) -> Any:
     ]
     with batch.paused():
         if not any(stacked):
-            return function.apply(*args)  # type: ignore[no-untyped-call]
+            return call(function, *args)
         out, axis = function.vmap(batch, axes, *lowered)  # type: ignore[no-untyped-call]
     if isinstance(out, Tensor):
         return batch.lift(out, axis)

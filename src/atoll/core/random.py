@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from atoll.core import kernels
-from atoll.core.batched import call, current_batch, quick
+from atoll.core.batched import call, current_batch
 from atoll.core.tree import inside_transform
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -234,7 +234,6 @@ def _side_by_side(dims: tuple[Any, ...], args: tuple[Tensor, ...]) -> list[Tenso
     return out
 
 
-@quick
 class _Bits(torch.autograd.Function):
     """`_grid_bits` as one op: transforms see one call instead of thirty integer ops."""
 
@@ -256,7 +255,6 @@ class _Bits(torch.autograd.Function):
         return random_bits(key, rows, width), 0
 
 
-@quick
 class _Keep(torch.autograd.Function):
     """A dropout mask, already rescaled, as one op."""
 

@@ -203,7 +203,7 @@ class Tape:
         """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""
         self.parts.append(parts)
         if self.salts is None:
-            return fold(self.root, *_filled(parts, self.number))
+            return fold(self.root, *filled(parts, self.number))
         return salted(self.root, self.salts[len(self.parts) - 1, 0])
 
     def salts_of(self, rounds: Sequence[int]) -> Tensor:
@@ -213,19 +213,23 @@ class Tape:
         kernels are compiled for how their arguments lie.
         """
         table = [
-            [[salt(*_filled(parts, number)), 0, 0, 0] for parts in self.parts] for number in rounds
+            [[salt(*filled(parts, number)), 0, 0, 0] for parts in self.parts] for number in rounds
         ]
         return torch.tensor(table, dtype=torch.int64, device=self.root.device)
 
-    def watch(self, check: Check, tree: Tree) -> None:
-        """Have the tensors of a tree, stacked by clients, looked at when the round is read."""
+    def watch(self, tree: Tree, step: str = "", *, drawn: bool = False, problem: str = "") -> None:
+        """Have the tensors of a tree, stacked by clients, looked at when the round is read.
+
+        Step, drawn and problem are as in `Check`.
+        """
+        found = [(n, leaf) for n, leaf in named_leaves(tree) if leaf.is_floating_point()]
+        floats = {name: leaf for name, leaf in found if leaf.numel()}
         # A sum is finite if all its terms are; one that overflows by itself is no model's.
-        floats = [leaf for _, leaf in named_floats(tree)]
-        sums = [leaf.reshape(len(leaf), -1).sum(1) for leaf in floats]
+        sums = [leaf.reshape(len(leaf), -1).sum(1) for leaf in floats.values()]
         if sums:
             if len({part.dtype for part in sums}) > 1:
                 sums = [part.double() for part in sums]
-            self.checks.append(check)
+            self.checks.append(Check(step, tuple(floats), drawn, problem))
             self.flags.append(torch.stack(sums).isfinite())
             self.sizes.append((len(sums), len(sums[0])))
 
@@ -248,11 +252,6 @@ class Tape:
         return None
 
 
-def named_floats(tree: Tree) -> list[tuple[str, Tensor]]:
-    """Floating-point tensors of a tree that have numbers, with their names."""
-    found = named_leaves(tree)
-    return [(name, leaf) for name, leaf in found if leaf.is_floating_point() and leaf.numel()]
-
-
-def _filled(parts: Sequence[Any], number: int) -> list[int | str]:
+def filled(parts: Sequence[Any], number: int) -> list[int | str]:
+    """The parts of a key, with the number of the round for `ROUND`."""
     return [number if part is ROUND else part for part in parts]

@@ -20,7 +20,7 @@ from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take, tree_map
 from atoll.engines.fused import Fused
 from atoll.engines.ledger import Ledger
-from atoll.engines.recording import ROUND, Check, NotRecordable, Tape, named_floats
+from atoll.engines.recording import ROUND, NotRecordable, Tape, filled
 from atoll.engines.serial import Serial
 from atoll.engines.wire import Wire, make_probe
 
@@ -240,8 +240,7 @@ class Participants:
         if self.tape is not None:
             self.tape.traffic.append((step.name, self.drawn, down, up))
             told = reply if leaves(reply) or step.keeps_state else self._states()
-            names = tuple(name for name, _ in named_floats(told))
-            self.tape.watch(Check(step.name, names, self.drawn), told)
+            self.tape.watch(told, step.name, drawn=self.drawn)
         else:
             self._stop_if_not_finite(step, reply)
             sim.ledger.add(self.number, step.name, who, down, up)
@@ -268,16 +267,14 @@ class Participants:
     def require_finite(self, tree: Tree, problem: str) -> None:
         """Stop with the given sentence if a tensor of the server's own is not finite."""
         if self.tape is not None:
-            stacked = tree_map(lambda leaf: leaf.unsqueeze(0), tree)
-            names = tuple(name for name, _ in named_floats(stacked))
-            self.tape.watch(Check("", names, problem=problem), stacked)
+            self.tape.watch(tree_map(lambda leaf: leaf.unsqueeze(0), tree), problem=problem)
         elif not all_finite(tree):
             raise server_diverged(self.number, problem)
 
     def _key(self, *parts: Any) -> Tensor:
         if self.tape is not None:
             return self.tape.key(*parts)
-        return fold(self.simulation.root, *(self.number if p is ROUND else p for p in parts))
+        return fold(self.simulation.root, *filled(parts, self.number))
 
     def _states(self) -> Tree:
         engine = self.simulation.engine

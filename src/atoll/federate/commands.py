@@ -86,11 +86,9 @@ def split(out: Path, own: tuple[str, ...], **given: Any) -> None:
 @KIT
 def server(kit: Path) -> None:
     """Run the server until Ctrl-C."""
-    from atoll.federate.kits import about_kit, need_nvflare, server_command
+    from atoll.federate.kits import server_command
 
-    need_nvflare()
-    about = about_kit(kit)
-    _check_kind(kit, about, "server")
+    about = _opened(kit, "server")
     click.echo(f"server for {', '.join(about['sites'])} at {about['host']}:{about['port']}")
     _foreground("server", server_command(kit), kit)
 
@@ -186,13 +184,10 @@ def run(
 ) -> None:
     """Run METHOD (default: fedavg) on the sites, with the administrator's kit."""
     from atoll.core.errors import ConfigError
-    from atoll.federate.kits import about_kit, need_nvflare
     from atoll.federate.supervise import read_saved_order
     from atoll.study.run import check_folder
 
-    need_nvflare()
-    about = about_kit(kit)
-    _check_kind(kit, about, "admin")
+    about = _opened(kit, "admin")
     if resume_from is not None:
         if method or any(value not in (None, ()) for value in given.values()):
             raise ConfigError(
@@ -219,11 +214,7 @@ def run(
 @AS_JSON
 def status(kit: Path, as_json: bool) -> None:
     """Say which sites are connected and how far the jobs are."""
-    from atoll.federate.kits import about_kit, need_nvflare
-
-    need_nvflare()
-    about = about_kit(kit)
-    _check_kind(kit, about, "admin")
+    about = _opened(kit, "admin")
     with _desk(kit, about["name"]) as desk:
         connected = desk.connected()
         jobs = [
@@ -247,11 +238,7 @@ def status(kit: Path, as_json: bool) -> None:
 @KIT
 def stop(kit: Path) -> None:
     """Stop the running jobs; what they reached is kept, and `run --resume` goes on."""
-    from atoll.federate.kits import about_kit, need_nvflare
-
-    need_nvflare()
-    about = about_kit(kit)
-    _check_kind(kit, about, "admin")
+    about = _opened(kit, "admin")
     with _desk(kit, about["name"]) as desk:
         running = [job for job in desk.jobs() if not job["status"].startswith("FINISHED")]
         for job in running:
@@ -434,6 +421,16 @@ def _foreground(name: str, command: list[str], kit: Path) -> None:
     raise AtollError(
         f"{name} ended by itself; see {kit / 'atoll' / 'output.log'} and {kit / 'log.txt'}"
     )
+
+
+def _opened(kit: Path, kind: str) -> dict[str, Any]:
+    """What a kit says of itself, once NVIDIA FLARE is there and the kit is of the right kind."""
+    from atoll.federate.kits import about_kit, need_nvflare
+
+    need_nvflare()
+    about = about_kit(kit)
+    _check_kind(kit, about, kind)
+    return about
 
 
 def _check_kind(kit: Path, about: dict[str, Any], kind: str) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.batched import call, quick
+from atoll.core.batched import call
 from atoll.core.graph import Distinct, Matrix, Sparse
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
@@ -190,7 +190,6 @@ def _unwide(out: Tensor, size: int) -> Tensor:
     return out.reshape(out.shape[0], size, out.shape[1] // size).movedim(1, 0)
 
 
-@quick
 class _Narrow(Function):
     """A dense product with few columns, from the other side; everything it gives is contiguous."""
 
@@ -218,7 +217,6 @@ class _Narrow(Function):
         return _call(_Narrow, *both), 0
 
 
-@quick
 class _Product(Function):
     """The arguments are the tensors of the matrix, ordered as in `matmul`, then dense."""
 
@@ -258,7 +256,6 @@ class _Product(Function):
         return _unblocks(out, size), 0
 
 
-@quick
 class _SharedProduct(Function):
     """Block-diagonal matrix @ (the same dense matrix below itself, never copied)."""
 
@@ -309,7 +306,6 @@ _PIECE = 1 << 22
 """Most numbers that a per-entry product holds at once."""
 
 
-@quick
 class _EntryDot(Function):
     """For each entry the inner product of a[row] and b[column]: the gradient by the values."""
 
@@ -347,7 +343,6 @@ class _EntryDot(Function):
         return _unblocks(_call(_EntryDot, *sides, *index), size), 0
 
 
-@quick
 class _Gather(Function):
     """dense[index]; its backward pass sums over the bags that (offsets, order) describe."""
 
@@ -377,7 +372,6 @@ class _Gather(Function):
         return _segment_rule(_Gather, info.batch_size, in_dims, args)
 
 
-@quick
 class _BagSum(Function):
     """Sum of entries over bags: entry order[e] belongs to the bag that offsets gives e."""
 
@@ -399,7 +393,6 @@ class _BagSum(Function):
         return _segment_rule(_BagSum, info.batch_size, in_dims, args)
 
 
-@quick
 class _RowSum(Function):
     """Sum of entries, which stand in row order, over each row."""
 
@@ -422,7 +415,6 @@ class _RowSum(Function):
         return _segment_rule(_RowSum, info.batch_size, in_dims, args)
 
 
-@quick
 class _RowMax(Function):
     """Largest entry of each row; zero for a row without entries. Not differentiable."""
 

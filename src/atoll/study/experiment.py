@@ -31,15 +31,9 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend, Participants, Simulation
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
-from atoll.study.replay import Outcome, Replay, Round, fetched
+from atoll.study.replay import Outcome, Replay, Round, fetched, rounds_ahead
 
 SCORED = ("deployed", "local")
-
-MOMENT = 0.2
-"""Seconds of replays before somebody looks at what they found."""
-
-MOST_AHEAD = 50
-"""Rounds whose scores wait on the device at most."""
 
 
 @runtime_checkable
@@ -179,8 +173,8 @@ class Saver:
             self.save()
             self.round, self.time = played, time.monotonic()
             # Many clients' states take long to write: at most a tenth of the time goes there.
-            self.pause = max(self.every_seconds, 9 * (self.time - began), 0.0)
-            self.pause = self.pause if self.every_seconds else 0.0
+            if self.every_seconds:
+                self.pause = max(self.every_seconds, 9 * (self.time - began))
         return not stop
 
     def save(self, leave_out: Sequence[Run] = ()) -> None:
@@ -263,7 +257,9 @@ class Run:
             return
         began, number = time.perf_counter(), self.history.rounds
         rounds: list[Round] = []
-        for ahead in range(self._ahead()):
+        seconds = self.history.seconds
+        left = self.experiment.rounds - number
+        for ahead in range(rounds_ahead(left, seconds[-1]) if seconds else 1):
             with_train = self.scores_train(number + ahead)
             if rounds and not self.replay.ready(with_train):
                 break  # what cannot be replayed would be waited for
@@ -272,14 +268,6 @@ class Run:
             if played.tape is None:
                 break  # it was waited for already
         self._read(rounds, began)
-
-    def _ahead(self) -> int:
-        """How many rounds to replay before they are read: a moment's worth."""
-        seconds = self.history.seconds
-        if not seconds:
-            return 1
-        left = self.experiment.rounds - len(seconds)
-        return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds[-1], 1e-6))))
 
     def scores_train(self, number: int) -> bool:
         """Whether the training part is scored in this round."""
@@ -394,13 +382,13 @@ def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:
 
 
 def _numbers(scores: Scores) -> np.ndarray:
-    """Stacked scores -> (K, 3, 5), NaN where a client has no such number."""
-    confusion = scores.confusion.cpu().numpy()
+    """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
+    confusion = scores.confusion.numpy()
     numbers = from_confusion(confusion)
     empty = confusion.sum((-1, -2)) == 0
-    auc = scores.auc.cpu().numpy()
+    auc = scores.auc.numpy()
     numbers["auc"] = np.where(auc < 0, np.nan, auc)
-    numbers["loss"] = np.where(empty, np.nan, scores.loss.cpu().numpy())
+    numbers["loss"] = np.where(empty, np.nan, scores.loss.numpy())
     return np.stack([numbers[m] for m in METRICS], axis=-1)
 
 

@@ -25,6 +25,12 @@ from atoll.study.evaluate import Scores
 
 log = logging.getLogger(__name__)
 
+MOMENT = 0.2
+"""Seconds of replays before somebody looks at what they found."""
+
+MOST_AHEAD = 50
+"""Rounds whose scores wait on the device at most."""
+
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
 
@@ -185,16 +191,25 @@ class Replay:
             log.info("rounds of one kind are not recorded: %s", reason)
             return
         self.engine.record_steps()
-        reason = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
         self._tell(
-            f"no round is recorded as a whole, because {reason}; the clients' steps are, and the "
-            "server runs between them"
+            f"no round is recorded as a whole, because {first_line(reason)}; the clients' steps "
+            "are, and the server runs between them"
         )
 
     def _tell(self, how: str) -> None:
         if how != self.how:
             log.info("%s", how)
         self.how = how
+
+
+def first_line(reason: str) -> str:
+    """What an error says, short enough for the log."""
+    return (reason.strip().splitlines() or ["no reason given"])[0]
+
+
+def rounds_ahead(left: int, seconds: float) -> int:
+    """How many rounds to replay before they are read, if one takes so long: a moment's worth."""
+    return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds, 1e-6))))
 
 
 def check_place(tree: Tree, device: torch.device) -> None:

@@ -23,14 +23,12 @@ from atoll.engines.fused import Fused, stack_graphs
 from atoll.engines.recording import Recording, Tape, no_reads, shapes
 from atoll.engines.simulation import Simulation
 from atoll.study.experiment import (
-    MOMENT,
-    MOST_AHEAD,
     Experiment,
     History,
     Run,
     Saver,
 )
-from atoll.study.replay import Outcome, Round, Take, check_place
+from atoll.study.replay import Round, Take, check_place, fetched, first_line, rounds_ahead
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +112,8 @@ class Sweep:
                 self.carried = self.fixed = None
                 raise _Apart(str(reason)) from reason
         rounds: list[Round] = []
-        for ahead in range(self._ahead()):
+        left = lead.experiment.rounds - number
+        for ahead in range(rounds_ahead(left, len(self.runs) * lead.history.seconds[-1])):
             with_train = lead.scores_train(number + ahead)
             if with_train in self.takes:
                 rounds.append(self._replay(self.takes[with_train], number + ahead))
@@ -123,12 +122,6 @@ class Sweep:
             else:
                 rounds.append(self._rehearse(number, with_train))
         self._write(rounds, began)
-
-    def _ahead(self) -> int:
-        lead = self.runs[0]
-        left = lead.experiment.rounds - lead.history.rounds
-        moment = MOMENT / max(len(self.runs) * lead.history.seconds[-1], 1e-6)
-        return max(1, min(left, MOST_AHEAD, int(moment)))
 
     def _stacked(self) -> tuple[tuple[Tree, Tree], tuple[Tree, Tree]]:
         """Servers and states, graphs and keys of all runs, with an axis for the seeds."""
@@ -217,7 +210,7 @@ class Sweep:
         return Round(number, tree_map(torch.clone, outcome), recorded.tape)
 
     def _write(self, rounds: Sequence[Round], began: float) -> None:
-        found: Outcome = tree_map(torch.Tensor.cpu, stack([r.outcome for r in rounds]))
+        found = fetched(rounds)
         seconds = (time.perf_counter() - began) / len(rounds) / len(self.runs)
         self.played += len(rounds)
         for place, run in enumerate(self.runs):
@@ -240,18 +233,19 @@ class Sweep:
 
     def finish(self) -> None:
         """Everybody's own server and states, and nothing that was recorded."""
-        self.settle()
-        self.carried = self.fixed = None
-        self.takes.clear()
+        self._let_go()
         for run in self.runs:
             run.finish()
 
-    def part(self, reason: str) -> None:
-        """Go on one by one."""
+    def _let_go(self) -> None:
         self.settle()
         self.carried = self.fixed = None
         self.takes.clear()
-        self.apart = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+
+    def part(self, reason: str) -> None:
+        """Go on one by one."""
+        self._let_go()
+        self.apart = first_line(reason)
         log.info("the seeds are trained one by one, because %s", self.apart)
 
 
