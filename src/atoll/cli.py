@@ -5,14 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from atoll import __version__
+from atoll.commands.common import (
+    AtollSubgroup,
+    chosen_options,
+    fresh_folder,
+    make_console,
+    or_stopped,
+    say,
+    written,
+)
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -29,24 +36,7 @@ from atoll.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from atoll.study.result import Result
-    from atoll.study.show import Watcher
-
-
-class AtollSubgroup(click.Group):
-    """Turns unknown commands into a suggestion."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = click.utils.make_str(args[0])
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
-            from atoll.core.errors import unknown
-
-            raise click.UsageError(str(unknown("command", name, self.commands)), ctx)
-        return super().resolve_command(ctx, args)
 
 
 class AtollGroup(AtollSubgroup):
@@ -118,35 +108,21 @@ def run(
     from atoll.study.run import resume, run_config
     from atoll.study.show import Watcher
 
-    chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    for name, texts in (("set", settings), ("own", own)):
-        if texts:
-            chosen[name] = dict(_pair(name, text) for text in texts)
-    watcher = Watcher(_console(stderr=as_json or quiet), quiet=quiet)
+    chosen = chosen_options(given, set=settings, own=own)
+    watcher = Watcher(make_console(stderr=as_json or quiet), quiet=quiet)
     more: dict[str, Any] = {"observer": watcher, "save_every": save_every}
     if resume_from is not None:
         _refuse_mixing(chosen, config_file, out)
-        result = _or_stopped(ctx, watcher, resume_from, lambda: resume(resume_from, **more))
+        result = or_stopped(ctx, watcher, resume_from, lambda: resume(resume_from, **more))
     else:
         base = {} if config_file is None else read_config(config_file)
         for name in ("set", "own"):
             if name in chosen:
                 chosen[name] = {**base.get(name, {}), **chosen[name]}
         config = make_config(**{**base, **chosen})
-        folder = out or _fresh_folder(f"{config.method}-{config.data}")
-        result = _or_stopped(ctx, watcher, folder, lambda: run_config(config, out=folder, **more))
+        folder = out or fresh_folder(f"{config.method}-{config.data}")
+        result = or_stopped(ctx, watcher, folder, lambda: run_config(config, out=folder, **more))
     _show([result], folder=result.out, as_json=as_json, quiet=quiet)
-
-
-def _pair(option: str, text: str) -> tuple[str, str]:
-    from atoll.core.errors import ConfigError
-
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(
-            f"--{option} takes key=value, but got '{text}'; write --{option} KEY=VALUE"
-        )
-    return key.strip(), value.strip()
 
 
 def _refuse_mixing(chosen: dict[str, Any], config_file: Path | None, out: Path | None) -> None:
@@ -163,49 +139,13 @@ def _refuse_mixing(chosen: dict[str, Any], config_file: Path | None, out: Path |
         )
 
 
-def _or_stopped(
-    ctx: click.Context, watcher: Watcher, folder: Path, action: Callable[[], Result]
-) -> Result:
-    """The result, watched; Ctrl-C ends the command and says how to go on."""
-    from atoll.study.run import Stopped
-
-    try:
-        with watcher:
-            return action()
-    except Stopped as stop:
-        how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
-    except KeyboardInterrupt:
-        how = "stopped at once"
-    if (folder / "config.toml").exists():
-        how += f"; the run is saved in {folder}; continue with: atoll run --resume {folder}"
-    click.echo(how, err=True)
-    ctx.exit(130)
-
-
-def _fresh_folder(name: str) -> Path:
-    """A folder for a result that the user gave no name for."""
-    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
-    stem = Path("atoll-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
-    number, folder = 1, stem
-    while folder.exists():
-        number += 1
-        folder = stem.with_name(f"{stem.name}-{number}")
-    return folder
-
-
-def _console(*, stderr: bool) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False)
-
-
 def _show(results: list[Result], *, folder: Path | None, as_json: bool, quiet: bool) -> None:
     from rich.text import Text
 
     from atoll.study.show import result_table
 
     if not quiet:
-        console = _console(stderr=as_json)
+        console = make_console(stderr=as_json)
         console.print(result_table(results))
         console.print(Text(f"Saved in {folder}", style="dim"), soft_wrap=True)
     if as_json:
@@ -226,21 +166,21 @@ def demo(ctx: click.Context, rounds: int, seeds: int, clients: int, out: Path | 
     from atoll.study.run import check_folder, run_config
     from atoll.study.show import Watcher
 
-    folder, names = out or _fresh_folder("demo"), ("local", "fedavg", "fedath")
+    folder, names = out or fresh_folder("demo"), ("local", "fedavg", "fedath")
     given = {"clients": clients, "rounds": rounds, "seeds": seeds}
     # On this small graph the evaluator of FedATH's public code does better than its paper's.
     settings = {"fedath": {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 0.001}}
     configs = [make_config(method=name, set=settings.get(name, {}), **given) for name in names]
     for name in names:
         check_folder(folder / name, resuming=False)
-    console = _console(stderr=False)
+    console = make_console(stderr=False)
     console.print(f"{clients} libraries own parts of one citation graph; nobody shows theirs.")
     results = []
     for config in configs:
         to = folder / config.method
         watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
         action = lambda c=config, t=to, w=watcher: run_config(c, out=t, observer=w)  # noqa: E731
-        results.append(_or_stopped(ctx, watcher, to, action))
+        results.append(or_stopped(ctx, watcher, to, action))
     _show(results, folder=folder, as_json=False, quiet=False)
 
 
@@ -250,7 +190,7 @@ def methods(name: str | None) -> None:
     """List the methods; with NAME, everything about one."""
     from atoll.study.catalogue import method_page, method_table
 
-    _console(stderr=False).print(method_table() if name is None else method_page(name))
+    make_console(stderr=False).print(method_table() if name is None else method_page(name))
 
 
 @main.command(short_help="List the data sets, or say everything about one.")
@@ -261,7 +201,7 @@ def datasets(name: str | None, data_root: str | None) -> None:
     from atoll.study.catalogue import dataset_page, dataset_table
 
     page = dataset_table(data_root) if name is None else dataset_page(name, data_root)
-    _console(stderr=False).print(page)
+    make_console(stderr=False).print(page)
 
 
 @main.group(cls=AtollSubgroup)
@@ -285,7 +225,7 @@ def fetch(names: tuple[str, ...], mirror: str | None, data_root: str | None, for
 
     wanted = [one for name in names for one in GROUPS.get(name.lower(), (name,))]
     for name in wanted:
-        folder = fetch_one(name, data_root, mirror, force=force, progress=_say)
+        folder = fetch_one(name, data_root, mirror, force=force, progress=say)
         click.echo(f"{name}: ready in {folder}")
 
 
@@ -296,17 +236,13 @@ def check(ctx: click.Context, data_root: str | None) -> None:
     """Load what is present and compare it with the published counts."""
     from atoll.data.fetch import check as check_all
 
-    found = [row for row in check_all(data_root, progress=_say) if row[1] or row[2]]
+    found = [row for row in check_all(data_root, progress=say) if row[1] or row[2]]
     for name, _, problem in found:
         click.echo(f"{name}: {problem or 'as published'}")
     if not found:
         click.echo("no data set is here; get one with: atoll data fetch NAME")
     if any(problem for _, _, problem in found):
         ctx.exit(2)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 @main.command(
@@ -325,10 +261,9 @@ def partition(out: Path, own: tuple[str, ...], **given: Any) -> None:
     from atoll.study.config import make_config
     from atoll.study.run import save_divided
 
-    chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    asked = make_config(**chosen, own=dict(_pair("own", text) for text in own))
+    asked = make_config(**chosen_options(given, own=own))
     path, federation, notes = save_divided(asked, out)
-    console = _console(stderr=False)
+    console = make_console(stderr=False)
     for note in notes:
         console.print(Text(note, style="dim"))
     size = path.stat().st_size / 1e6
@@ -349,14 +284,13 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
     from atoll.study.inspect import inspect_federation
     from atoll.study.run import check_folder, make_federation, need_one_graph
 
-    chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    asked = make_config(**chosen, own=dict(_pair("own", text) for text in own))
+    asked = make_config(**chosen_options(given, own=own))
     config, rules = resolve(asked)
     if out is not None:
         check_folder(out, resuming=True)
     federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
     need_one_graph(federation)
-    console = _console(stderr=False)
+    console = make_console(stderr=False)
     for note in notes:
         console.print(Text(note, style="dim"))
     console.print(inspect_federation(federation, out, seed=asked.seed))
@@ -401,20 +335,17 @@ def contribution(
     from atoll.study.contribution import contribution as compare
     from atoll.study.plots import check_output
 
-    chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    for name, texts in (("set", settings), ("own", own)):
-        chosen[name] = dict(_pair(name, text) for text in texts)
-    config = make_config(**chosen)
+    config = make_config(**chosen_options(given, set=settings, own=own))
     if out is not None:
         check_output(out)
-    console = _console(stderr=as_json)
+    console = make_console(stderr=as_json)
     with show.progress(console, config) as on_round:
         found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
     for note in found.notes:
         console.print(Text(note, style="dim"))
     console.print(show.contribution_tables(found))
     if out is not None:
-        _written(console, show.write_contribution(found, out))
+        written(console, show.write_contribution(found, out))
     if as_json:
         click.echo(json.dumps(show.summary(found)))
 
@@ -433,7 +364,7 @@ def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None
     found = explain_run(folder, seed)
     to = out or folder / "explain"
     write_explanation(found, to, form)
-    console = _console(stderr=False)
+    console = make_console(stderr=False)
     console.print(explanation_table(found))
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
 
@@ -468,13 +399,10 @@ def tune_clusters(
     from atoll.study.plots import check_output
     from atoll.study.tune_clusters import tune_clusters as tune
 
-    chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    for name, texts in (("set", settings), ("own", own)):
-        chosen[name] = dict(_pair(name, text) for text in texts)
-    config = make_config(**{"method": "gcfl", **chosen})
+    config = make_config(**{"method": "gcfl", **chosen_options(given, set=settings, own=own)})
     if out is not None:
         check_output(out)
-    console = _console(stderr=as_json)
+    console = make_console(stderr=as_json)
     with show.progress(console, config) as on_round:
         found = tune(config, on_round=on_round)
     for note in found.notes:
@@ -482,15 +410,9 @@ def tune_clusters(
     console.print(show.tuning_text(found, grid=grid))
     console.print(Text("  " + show.command(found)), soft_wrap=True)
     if out is not None:
-        _written(console, show.write_tuning(found, out))
+        written(console, show.write_tuning(found, out))
     if as_json:
         click.echo(json.dumps(show.summary(found)))
-
-
-def _written(console: Console, paths: list[Path]) -> None:
-    from rich.text import Text
-
-    console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
 
 
 @main.command(
@@ -523,9 +445,9 @@ def clusters(
     if folder.exists():
         check_output(to)
     found = study_clusters(folder, seed=seed, against=against, beside=beside)
-    console = _console(stderr=as_json)
+    console = make_console(stderr=as_json)
     console.print(show.clusters_text(found))
-    _written(console, show.write_clusters(found, to))
+    written(console, show.write_clusters(found, to))
     if as_json:
         click.echo(json.dumps(show.summary(found)))
 
@@ -548,6 +470,6 @@ def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) ->
     if folders[0].exists():
         check_output(to)
     found = read_similarities(folders, seed)
-    console = _console(stderr=False)
+    console = make_console(stderr=False)
     console.print(similarity_table(found))
-    _written(console, write_similarities(found, to))
+    written(console, write_similarities(found, to))

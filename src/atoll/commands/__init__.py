@@ -1,0 +1,1 @@
+"""The larger commands, one file each; `atoll.cli` holds the others and adds these."""
