@@ -104,6 +104,13 @@ class Result:
             for seed in self.seeds
         ])  # fmt: skip
 
+    def curve(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
+        """A metric after every round, (S, R): the protocol's mean over clients."""
+        scored = self.config.evaluate or "deployed"
+        return np.stack(
+            [_mean(seed.history, scored, metric, role, self.weights) for seed in self.seeds]
+        )
+
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
         rounds = [s for seed in self.seeds for s in seed.history.seconds]
