@@ -20,6 +20,7 @@ from atoll.study.cells import Cell, Outcome, StudyObserver, run_cells
 from atoll.study.papers import STRICT, FigureRecipe, Paper, Variant
 from atoll.study.plots import DPI, check_output
 from atoll.study.reproduce import Wanted, named_cell, unique
+from atoll.study.show import counted
 
 COLUMNS = ("dataset", "clients", "method")
 """What `--only` can ask of a figure."""
@@ -90,10 +91,10 @@ class Drawing:
     def title(self) -> str:
         """What the picture shows and how it was run."""
         rounds = self.wanted.rounds
-        short = f", only {rounds} rounds" if rounds is not None else ""
+        short = f", only {counted(rounds, 'round')}" if rounds is not None else ""
         return (
             f"{self.paper.name}, figure {self.number}: {self.recipe.shows}\n"
-            f"protocol {self.rules}, {self.wanted.seeds} seed(s){short}"
+            f"protocol {self.rules}, {counted(self.wanted.seeds, 'seed')}{short}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from atoll.study.clusters_plots import (
     plot_norms,
     plot_tree,
 )
-from atoll.study.contribution import contribution
+from atoll.study.contribution import contribution, mean
 from atoll.study.contribution_show import plot as plot_contribution
 from atoll.study.figures import Drawing, Point
-from atoll.study.plots import GREY, empty_figure, heat_map, name_ticks
+from atoll.study.plots import GREY, empty_figure, heat_map, name_ticks, number_text
 from atoll.study.reproduce import Ours, ours_of
 from atoll.study.run import CHECKPOINT
 from atoll.study.saved import SavedRun, read_run
@@ -68,13 +69,18 @@ def _panels(drawing: Drawing, count: int, *, width: float = 5.4, height: float =
     wide = min(count, 3)
     high = -(-count // wide)
     figure = empty_figure(width * wide, height * high + 0.9)
-    figure.suptitle(drawing.title(), fontsize=11)
+    figure.suptitle(_wrapped(drawing.title(), int(13 * width * wide)), fontsize=11)
     axes = figure.subplots(high, wide, squeeze=False).ravel()
     for one in axes[count:]:
         one.set_axis_off()
     for one in axes[:count]:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes[:count]
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Lines that a picture is wide enough for."""
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, width))
 
 
 def _methods(drawing: Drawing) -> list[str]:
@@ -140,6 +146,7 @@ def draw_rounds(drawing: Drawing) -> tuple[Pictures, Rows]:
                 for number, value in enumerate(curve, start=1)
             ]  # fmt: skip
         axes.set(title=dataset, xlabel="round", ylabel=_label(drawing, dataset))
+        axes.xaxis.get_major_locator().set_params(integer=True)
     _legend(figure, panels[0], methods)
     return {"": figure}, rows
 
@@ -182,22 +189,23 @@ def draw_grid(drawing: Drawing) -> tuple[Pictures, Rows]:
     """A heat map over two things that are varied, for each data set and method."""
     keys = list(dict.fromkeys((p.dataset, p.method) for p in drawing.points))
     figure, panels = _panels(drawing, len(keys))
-    x = [variant.label for variant in drawing.recipe.x]
-    y = [variant.label for variant in drawing.recipe.y]
+    x = [float(variant.label) for variant in drawing.recipe.x]
+    y = [float(variant.label) for variant in drawing.recipe.y]
     for axes, key in zip(panels, keys, strict=True):
         values = np.full((len(y), len(x)), np.nan)
         for point in (p for p in drawing.points if (p.dataset, p.method) == key):
-            place = y.index(point.y.label), x.index(point.x.label)
+            place = y.index(float(point.y.label)), x.index(float(point.x.label))
             values[place] = _of(point, drawing).mean
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
         text = np.array([[f"{value:.1f}" for value in row] for row in values])
         # From the least value on: the differences are what the picture is for.
-        image = heat_map(axes, values - low, text, top=max(high - low, 0.1))
+        top = max(high - low, 1.0)
+        image = heat_map(axes, values - low, text, top=top)
         bar = figure.colorbar(image, ax=axes, shrink=0.8)
-        ticks = np.linspace(0, max(high - low, 0.1), 4)
+        ticks = np.linspace(0, top, 4)
         bar.set_ticks(ticks, labels=[f"{low + tick:.1f}" for tick in ticks])
-        name_ticks(axes.xaxis, np.array(x))
-        name_ticks(axes.yaxis, np.array(y))
+        name_ticks(axes.xaxis, np.array([f"{label:g}" for label in x]))
+        name_ticks(axes.yaxis, np.array([f"{label:g}" for label in y]))
         axes.set(xlabel=drawing.recipe.x_name, ylabel=drawing.recipe.y_name)
         axes.set_title(f"{', '.join(key)}\n{_label(drawing, key[0])}", fontsize=10)
     return {"": figure}, [_row(point, drawing) for point in drawing.points]
@@ -272,8 +280,10 @@ def draw_contribution(drawing: Drawing) -> tuple[Pictures, Rows]:
         pictures[name] = plot_contribution(found)
         rows += [
             {"dataset": point.dataset, "variation": point.x.label, "class": row.name,
-             "train_nodes_of_client": row.train, "homophily_at_client": row.homophily,
-             "with": 100 * np.nanmean(row.present), "without": 100 * np.nanmean(row.absent)}
+             "train_nodes_of_client": row.train,
+             "homophily_at_client": number_text(row.homophily, 4),
+             "with": number_text(100 * mean(row.present), 3),
+             "without": number_text(100 * mean(row.absent), 3)}
             for row in found.classes()
         ]  # fmt: skip
     return pictures, rows

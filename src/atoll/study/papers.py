@@ -252,6 +252,7 @@ def absent(data: str, root: str | None) -> str:
     )
 
 
+@cache
 def _of_file(template: str, data: str, settings: bool) -> Options:
     """Rounds, epochs and shares of a setting's file, and its hyper-parameters if they are meant."""
     if not template:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.data.datasets import plain_name
 from atoll.study.cells import Cell, Outcome, StudyObserver, run_cells
 from atoll.study.clusters import Gain
-from atoll.study.config import RunConfig, config_text
+from atoll.study.config import RunConfig, config_text, make_config
 from atoll.study.papers import AVERAGE, GAINS, METRICS, STRICT, Paper, Printed
 from atoll.study.saved import SavedRun, read_run
 
@@ -45,7 +45,10 @@ class Row:
 
     Attributes:
         printed: What the paper says.
-        cells: The runs behind it by protocol, the paper's first; none if it has no run.
+        cells: The runs behind it by protocol, the paper's first; several where the paper prints a
+            mean over others of its cells, and none if it has no run.
+        metrics: Our name of what is read from each of these runs.
+        baseline: The run over which clients gain, where the paper prints gains.
         reason: Why it has no run; empty if it has.
         ours: By protocol, where the run is done.
         errors: By protocol, where it failed.
@@ -54,7 +57,9 @@ class Row:
     """
 
     printed: Printed
-    cells: Mapping[str, Cell] = field(default_factory=dict)
+    cells: Mapping[str, tuple[Cell, ...]] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    baseline: Cell | None = None
     reason: str = ""
     ours: Mapping[str, Ours] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -135,6 +140,9 @@ class Wanted:
     root: str | None = None
     device: str | None = None
 
+    def __post_init__(self) -> None:
+        make_config(**self.options())  # impossible numbers, before anything else
+
     def rules(self, paper: Paper) -> tuple[str, ...]:
         """The protocols, the paper's own first."""
         own = paper.recipe.protocol
@@ -214,25 +222,28 @@ def plan_table(paper: Paper, table: str, wanted: Wanted) -> list[Row]:
 
 
 def _planned(paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted) -> Row:
-    if one.metric == AVERAGE:
-        parts = averaged(one, table)
-        lacking = {p.dataset for p in parts if paper.why_not(p.dataset, p.method, wanted.root)}
-        if lacking:
-            return Row(one, reason=f"a mean that needs {', '.join(sorted(lacking))}, which is not "
-                       "here" if len(lacking) == 1 else "a mean over data sets that are not all "
-                       f"here: {', '.join(sorted(lacking))}")  # fmt: skip
-        return Row(one, tolerance=_tolerance(paper, one))
-    reason = paper.why_not(one.dataset, one.method, wanted.root)
-    if reason:
-        return Row(one, reason=reason)
+    parts = averaged(one, table) if one.metric == AVERAGE else [one]
+    reasons = {
+        part.dataset: paper.why_not(part.dataset, part.method, wanted.root) for part in parts
+    }
+    lacking = [name for name, reason in reasons.items() if reason]
+    if lacking and one.metric == AVERAGE:
+        return Row(one, reason=f"a mean over data sets that are not all here: {', '.join(lacking)}")
+    if lacking:
+        return Row(one, reason=reasons[one.dataset])
+    gains = one.metric in GAINS
     cells = {
-        rules: _cell(paper, one, rules, wanted)
+        rules: tuple(_cell(paper, part, rules, wanted) for part in parts)
         for rules in wanted.rules(paper)
         # Clients differ from seed to seed under strict, so that none of them gains.
-        if rules != STRICT or one.metric not in GAINS
+        if rules != STRICT or not gains
     }
-    note = paper.recipe.methods[one.method].note
-    return Row(one, cells, tolerance=_tolerance(paper, one), note=note)
+    base = replace(one, method=paper.recipe.baseline) if gains else None
+    return Row(
+        one, cells, tuple(METRICS.get(part.metric, part.metric) for part in parts),
+        _cell(paper, base, paper.recipe.protocol, wanted) if base else None,
+        tolerance=_tolerance(paper, one), note=paper.recipe.methods[one.method].note,
+    )  # fmt: skip
 
 
 def _tolerance(paper: Paper, one: Printed) -> float:
@@ -287,67 +298,39 @@ def reproduce_table(
 ) -> Reproduction:
     """Run what a table needs and is not there yet, and put it beside the print."""
     rows = plan_table(paper, table, wanted)
-    extra = _support(paper, table, rows, wanted)
-    cells = unique([*(cell for row in rows for cell in row.cells.values()), *extra.values()])
+    cells = unique(cell for row in rows for cell in needed(row))
     kind = {"kind": "reproduce", "paper": paper.name, "item": f"table {table}", **(about or {})}
     outcomes = run_cells(folder, cells, about=kind, observer=observer)
-    found = {outcome.cell.name: outcome for outcome in outcomes}
-    gains = Gains(found)
-    done = [_filled(paper, row, found, extra, gains) for row in rows]
-    done = [_average(row, done, extra, found) if _is_average(row) else row for row in done]
-    return Reproduction(paper, table, tuple(done), wanted.rules(paper), wanted.rounds, wanted.seeds)
+    found, gains = {outcome.cell.name: outcome for outcome in outcomes}, Gains()
+    done = tuple(_filled(row, found, gains) for row in rows)
+    return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)
 
 
-def _is_average(row: Row) -> bool:
-    return row.printed.metric == AVERAGE and not row.reason
+def needed(row: Row) -> list[Cell]:
+    """Every run that a row needs."""
+    own = [cell for cells in row.cells.values() for cell in cells]
+    return own if row.baseline is None else [*own, row.baseline]
 
 
-def _support(
-    paper: Paper, table: str, rows: Sequence[Row], wanted: Wanted
-) -> dict[tuple[Any, ...], Cell]:
-    """Runs that rows need beside their own: the baseline of gains, the parts of averages."""
-    found: dict[tuple[Any, ...], Cell] = {}
-    whole = paper.cells(table)
-    for row in rows:
-        one = row.printed
-        if one.metric in GAINS and row.cells:
-            rules = paper.recipe.protocol
-            like = Printed(
-                one.table, one.dataset, one.setting, one.clients, paper.recipe.baseline, "acc",
-                0.0, None,
-            )  # fmt: skip
-            found["baseline", one.dataset, one.setting, one.clients] = _cell(
-                paper, like, rules, wanted
-            )
-        if _is_average(row):
-            for rules in wanted.rules(paper):
-                for part in averaged(one, whole):
-                    found[rules, part] = _cell(paper, part, rules, wanted)
-    return found
-
-
-def _filled(
-    paper: Paper,
-    row: Row,
-    found: Mapping[str, Outcome],
-    extra: Mapping[tuple[Any, ...], Cell],
-    gains: Gains,
-) -> Row:
+def _filled(row: Row, found: Mapping[str, Outcome], gains: Gains) -> Row:
     """A row with what its runs say."""
-    ours, errors, one = {}, {}, row.printed
-    for rules, cell in row.cells.items():
-        outcome = found[cell.name]
-        if outcome.error is not None:
-            errors[rules] = outcome.error
-        elif one.metric in GAINS:
-            base = found[extra["baseline", one.dataset, one.setting, one.clients].name]
-            if base.error is not None:
-                errors[rules] = f"{paper.recipe.baseline}: {base.error}"
-            else:
-                ours[rules] = gains.of(outcome, base, one.metric)
+    ours, errors = {}, {}
+    for rules, cells in row.cells.items():
+        outcomes = [found[cell.name] for cell in cells]
+        behind = outcomes if row.baseline is None else [*outcomes, found[row.baseline.name]]
+        failed = [f"{o.cell.labels['method']}: {o.error}" for o in behind if o.error is not None]
+        if failed:
+            errors[rules] = failed[0]
+        elif row.baseline is not None:
+            ours[rules] = gains.of(behind[0], behind[1], row.printed.metric)
         else:
-            ours[rules] = ours_of(outcome, METRICS[one.metric])
-    return Row(one, row.cells, row.reason, ours, errors, row.tolerance, row.note)
+            read = [ours_of(o, name) for o, name in zip(outcomes, row.metrics, strict=True)]
+            ours[rules] = read[0] if len(read) == 1 else _mean(read)
+    return replace(row, ours=ours, errors=errors)
+
+
+def _mean(parts: Sequence[Ours]) -> Ours:
+    return Ours(float(np.mean([part.mean for part in parts])), None, parts[0].seeds)
 
 
 def ours_of(outcome: Outcome, metric: str) -> Ours:
@@ -361,36 +344,10 @@ def ours_of(outcome: Outcome, metric: str) -> Ours:
     return Ours(100 * found["mean"], 100 * found["std"] if seeds > 1 else None, seeds)
 
 
-def _average(
-    row: Row,
-    rows: Sequence[Row],
-    extra: Mapping[tuple[Any, ...], Cell],
-    found: Mapping[str, Outcome],
-) -> Row:
-    """A row that is a mean of others."""
-    ours, errors = {}, {}
-    one = row.printed
-    for rules in dict.fromkeys(key[0] for key in extra if isinstance(key[1], Printed)):
-        parts = [
-            (key[1], found[cell.name]) for key, cell in extra.items()
-            if key[0] == rules and isinstance(key[1], Printed)
-            and (key[1].method, key[1].setting) == (one.method, one.setting)
-            and one.clients in ("all", key[1].clients)
-        ]  # fmt: skip
-        failed = [outcome.error for _, outcome in parts if outcome.error is not None]
-        if failed:
-            errors[rules] = f"a part failed: {failed[0]}"
-            continue
-        means = [ours_of(outcome, METRICS[part.metric]) for part, outcome in parts]
-        ours[rules] = Ours(float(np.mean([m.mean for m in means])), None, means[0].seeds)
-    return Row(one, row.cells, "", ours, errors, row.tolerance, row.note)
-
-
 class Gains:
     """What clients gain over the baseline's; a run is read once, its clients are made once."""
 
-    def __init__(self, found: Mapping[str, Outcome]) -> None:
-        self.found = found
+    def __init__(self) -> None:
         self.runs: dict[Path, SavedRun] = {}
 
     def of(self, outcome: Outcome, base: Outcome, metric: str) -> Ours:

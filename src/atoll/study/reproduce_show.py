@@ -35,6 +35,7 @@ from atoll.study.reproduce import (
     Reproduction,
     Row,
     Wanted,
+    needed,
     plan_table,
     unique,
 )
@@ -161,7 +162,7 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> Group:
                 table.add_row(f"table{number}", recipe.shows, "–", "not a result", "–")
                 continue
             rows = plan_table(paper, number, wanted)
-            cells = unique(cell for row in rows for cell in row.cells.values())
+            cells = unique(cell for row in rows for cell in needed(row))
             sets = list(dict.fromkeys(r.printed.dataset for r in rows))
             known = [one for one in sets if one in paper.recipe.data]
             table.add_row(
@@ -226,7 +227,7 @@ def _cells(found: Reproduction, row: Row) -> list[str]:
 
 _KEYS = ("dataset", "setting", "clients", "method", "metric")
 _METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
-                 "min_gain": "least gain", "ratio_improved": "improved clients"}  # fmt: skip
+                 "min_gain": "least gain", "ratio_improved": "improved"}  # fmt: skip
 
 
 def _key(row: Row, name: str) -> str:
@@ -358,8 +359,7 @@ def _plain(found: Reproduction, row: Row) -> dict[str, Any]:
         line[f"{prefix}std"] = None if ours is None or ours.std is None else round(ours.std, 3)
         gap = found.difference(row, rules)
         line[f"{prefix}difference"] = None if gap is None else round(gap, 3)
-        cell = row.cells.get(rules)
-        line[f"{prefix}cell"] = None if cell is None else cell.name
+        line[f"{prefix}cells"] = " ".join(cell.name for cell in row.cells.get(rules, ()))
     line["verdict"] = found.verdict(row)
     return line
 
