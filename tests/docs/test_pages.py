@@ -152,6 +152,13 @@ def check_names(context: click.Context) -> None:
         resolve(make_config(**{**base, **given, "set": {**base.get("set", {}), **settings}}))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_that_is_not_run_is_python(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.text, block.place, "exec")
+
+
 def test_every_page_with_commands_is_read() -> None:
     assert len(COMMANDS) > 20
     assert len(RUN) > 3
