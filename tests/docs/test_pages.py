@@ -17,6 +17,8 @@ from pages import PAGES, ROOT, Block, blocks, name, parse, words_of
 
 from atoll.cli import main
 from atoll.commands.common import pair
+from atoll.data.datasets import GROUPS, dataset_info, plain_name
+from atoll.data.synthetic import built_in
 from atoll.methods import method_class
 from atoll.study.config import RunConfig, make_config, read_config, resolve
 
@@ -140,6 +142,10 @@ def test_commands_could_be_given(block: Block, command: str) -> None:
 def check_names(context: click.Context) -> None:
     """Methods, data sets, hyper-parameters and recipes exist, as far as names can tell."""
     params = context.params
+    for data in (*listed(params.get("data")), *listed(params.get("names"))):
+        kind = plain_name(data).lower()
+        if "/" not in data and kind not in GROUPS and built_in(kind) is None:
+            dataset_info(plain_name(data))
     if isinstance(params.get("methods"), tuple):  # of a command for several
         for one in params["methods"]:
             method_class(one if ".py:" in one else one.partition(":")[0])
@@ -150,6 +156,12 @@ def check_names(context: click.Context) -> None:
         base = read_config(ROOT / recipe) if recipe else {}
         settings = dict(pair("set", text) for text in params.get("settings", ()))
         resolve(make_config(**{**base, **given, "set": {**base.get("set", {}), **settings}}))
+
+
+def listed(value: Any) -> list[str]:
+    """Names that an option holds: one, several, or several with commas; none where it is a path."""
+    values = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+    return [one for text in values for one in re.split(r",(?!\w+=)", text)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
