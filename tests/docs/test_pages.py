@@ -22,7 +22,7 @@ from atoll.data.synthetic import built_in
 from atoll.methods import method_class
 from atoll.study.config import RunConfig, make_config, read_config, resolve
 
-SMALL = {"rounds": 2, "seeds": 2}
+SMALL = {"rounds": 2, "seeds": 2, "trials": 2}
 """The most that a command of a page is run with."""
 SHELL = ("cat", "ls", "head", ".")
 """Other programs that a page may use."""
@@ -134,7 +134,7 @@ def test_commands_could_be_given(block: Block, command: str) -> None:
         known = (ROOT / "pyproject.toml").read_text()
         assert all(re.search(f"^{one} = ", known, re.M) for e in extras for one in e.split(","))
     elif (context := parse(words)) is None:
-        assert words[0] in SHELL, f"{block.place}: what is `{words[0]}`?"
+        assert words[0] in SHELL or block.not_run, f"{block.place}: what is `{words[0]}`?"
     elif block.not_run:
         check_names(context)
 
@@ -148,8 +148,11 @@ def check_names(context: click.Context) -> None:
             dataset_info(plain_name(data))
     if isinstance(params.get("methods"), tuple):  # of a command for several
         for one in params["methods"]:
-            method_class(one if ".py:" in one else one.partition(":")[0])
-    elif "protocol" in params and not params.get("resume_from"):  # of one that trains
+            if ".py:" not in one:
+                method_class(one.partition(":")[0])
+    elif ".py:" in (params.get("method") or "") or params.get("resume_from"):
+        return  # a file of the reader's own, a run of the reader's own
+    elif "protocol" in params:  # of a command that trains
         known = {key for key in RunConfig.__struct_fields__ if params.get(key) not in (None, ())}
         given: dict[str, Any] = {key: params[key] for key in known - {"own"}}
         recipe = params.get("config_file")
