@@ -136,6 +136,15 @@ def client_step(function: Callable[..., Any] | None = None, **options: Any) -> A
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
     The state is None on a client's first visit. See `Step` for the options.
+
+    Examples:
+        >>> import atoll
+        >>> class Counting:
+        ...     @atoll.client_step(keeps_state=True)
+        ...     def count(self, graph, message, state, key):
+        ...         return graph.real.sum()
+        >>> Counting().count.name, Counting().count.keeps_state
+        ('count', True)
     """
     if function is not None:
         return StepDefinition(function)
@@ -184,6 +193,12 @@ class Method(ABC):
 
     The step that trains is called `train`; everything a method keeps is in the server's tree or in
     the clients' private states, never on `self`.
+
+    Examples:
+        >>> import atoll
+        >>> method = atoll.methods.FedProx(net=atoll.nn.GCN(features=10, classes=3), mu=0.1)
+        >>> isinstance(method, atoll.Method), method.deployed
+        (True, 'global')
     """
 
     net: Net

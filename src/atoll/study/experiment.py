@@ -75,7 +75,7 @@ class History:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run.
+    """One method on one federation with one seed, without files and protocols: what `run` runs.
 
     Attributes:
         method: With its hyper-parameters.
@@ -93,6 +93,14 @@ class Experiment:
         compat: Names from `protocols.COMPAT`.
         replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
             fused engine. Elsewhere a replay is the same work again, which only tests want.
+
+    Examples:
+        >>> import atoll
+        >>> federation = atoll.partition(atoll.load("lagoon"), clients=3)
+        >>> net = atoll.nn.GCN(federation.features, federation.classes)
+        >>> done = atoll.Experiment(atoll.methods.FedAvg(net), federation, rounds=4).run()
+        >>> done.history.array("deployed", "accuracy", "test").shape  # rounds, clients
+        (4, 3)
     """
 
     method: Method

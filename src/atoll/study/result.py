@@ -53,6 +53,17 @@ class Result:
         out: Where it is saved.
         hyperparameters: Every value of method, net and optimizer, defaults included.
         metric: What this data set is scored by; it picks the round.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, seeds=2)
+        >>> len(result.metrics()["test_accuracy"]["per_seed"])
+        2
+        >>> result.of_clients("accuracy", "test").shape  # seeds, clients
+        (2, 3)
+        >>> sorted(result.bytes())
+        ['down', 'up']
+        >>> result.save("two-seeds")  # config.toml, result.json, metrics.csv, ledger.csv
     """
 
     config: RunConfig

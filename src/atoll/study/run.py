@@ -112,6 +112,12 @@ def run(
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
             data_root, schema, own.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedprox", "lagoon", rounds=5, set={"mu": 0.1})
+        >>> result.metrics()["test_accuracy"]["mean"] > 0.5
+        True
     """
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
@@ -145,6 +151,12 @@ def resume(
     """Continue a stopped run; a finished one is only read again.
 
     A run that was started with a method object or a data object needs the same objects again.
+
+    Examples:
+        >>> import atoll
+        >>> first = atoll.run("fedavg", "lagoon", rounds=2, out="my-run")  # and now it is killed
+        >>> atoll.resume("my-run").metrics() == first.metrics()
+        True
     """
     folder = Path(folder)
     if not (folder / "config.toml").exists():
