@@ -1,0 +1,117 @@
+"""A comparison in plain sentences: what differs, what is noise, and how many seeds would tell."""
+
+from __future__ import annotations
+
+import math
+
+from atoll.study.compare_table import Row, Table
+from atoll.study.show import counted
+from atoll.study.statistics import PairedTest, least_pairs, smallest_wilcoxon
+
+
+def where(table: Table) -> str:
+    """`cora, 10 clients`, or all problems."""
+    if not table.data:
+        return f"all {table.problems} problems"
+    return (
+        table.data if table.clients is None else f"{table.data}, {counted(table.clients, 'client')}"
+    )
+
+
+def sentences(table: Table, alpha: float) -> list[str]:
+    """What the tests of one table say."""
+    finished = [row for row in table.rows if row.finished]
+    if len(finished) < 2:
+        return []
+    if table.reference is None:
+        return ["The method to compare against has no result here, so nothing is tested."]
+    if table.tests[0].by == "nothing":
+        return [
+            "One seed cannot tell a difference from noise, so nothing is tested; give --seeds "
+            f"{least_pairs(alpha, len(table.tests))} or more."
+        ]
+    said = [_which_test(table, alpha)] if table.tests[0].by == "t" else []
+    apart = [test for test in table.tests if test.different]
+    alike = [test for test in table.tests if not test.different]
+    if not apart:
+        said.append(
+            f"All differences from {table.reference} are within the noise: on {where(table)} no "
+            "method can be called better or worse than it."
+        )
+    for better, word in ((False, "better"), (True, "worse")):
+        found = [test for test in apart if (test.difference > 0) == better]
+        if found:
+            listed = _and([f"{t.name} ({_points(-t.difference)}, {p_text(t.p)})" for t in found])
+            said.append(f"{table.reference} is {word} than {listed}.")
+    return [*said, *(_noise(test, table) for test in alike), *_all_at_once(table, alpha)]
+
+
+def _which_test(table: Table, alpha: float) -> str:
+    pairs, family = min(t.pairs for t in table.tests), len(table.tests)
+    floor = smallest_wilcoxon(pairs)
+    corrected = f", {min(1.0, floor * family):.3g} after Holm's correction" if family > 1 else ""
+    seeds = math.ceil(least_pairs(alpha, family) / table.problems)
+    return (
+        f"With {counted(pairs, 'pair')} Wilcoxon's test cannot reach p < {alpha:g} whatever the "
+        f"scores (its smallest p is {floor:.3g}{corrected}; it takes {seeds} seeds), so the paired "
+        "t-test decides here, which takes the differences as normal."
+    )
+
+
+def _noise(test: PairedTest, table: Table) -> str:
+    if test.wins == test.losses == 0:
+        return f"{test.name} and {test.against} have the same score everywhere."
+    begin = (
+        f"{test.name} cannot be told from {test.against}: {_points(test.difference)} ± "
+        f"{100 * test.std:.1f} is noise with {counted(table.seeds, 'seed')} ({p_text(test.p)}); "
+    )
+    if test.needed is None:
+        return begin + "no affordable number of seeds would show a difference this small."
+    seeds = max(table.seeds + 1, math.ceil(test.needed / table.problems))
+    return begin + f"to tell a difference of this size would take about {seeds} seeds."
+
+
+def _all_at_once(table: Table, alpha: float) -> list[str]:
+    found = table.rank_test
+    if found is None:
+        return []
+    said = f"Over {counted(found.blocks, 'block')} Friedman's test gives {p_text(found.p)}"
+    if found.p >= alpha:
+        return [f"{said}: the methods rank alike as far as can be told."]
+    return [
+        f"{said}: the methods do not all rank alike; mean ranks differ (Nemenyi) where they are "
+        f"more than {found.critical_difference:.2f} apart."
+    ]
+
+
+def chosen_points(table: Table) -> list[str]:
+    """Which points of the grids the numbers are of, and who chose them."""
+    return [
+        f"{row.method}: {point_text(row)}, chosen from {row.points} points by validation scores; "
+        "test scores are read for it alone."
+        for row in table.rows
+        if row.points > 1 and row.point
+    ]
+
+
+def failures(table: Table) -> list[str]:
+    """The sentence of every method that failed here, wholly or in part."""
+    return [f"{row.method}: {row.error}" for row in table.rows if row.error]
+
+
+def point_text(row: Row) -> str:
+    """`mu=0.1 lr=0.01`."""
+    return " ".join(f"{key}={value}" for key, value in row.point.items())
+
+
+def p_text(p: float) -> str:
+    """`p = 0.031`, `p < 0.001`."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f} points".replace("-", "−")
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
