@@ -9,20 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.commands.common import chosen_options, fresh_folder, make_console, pair, written
-from atoll.options import FEDERATION, FILES, TRAINING, options
+from atoll.options import AS_JSON, DIVISION, OUT, QUIET, TRAINING, options
 
 if TYPE_CHECKING:
     from atoll.study.compare_table import Comparison
-
-
-def _without(wanted: tuple[Any, ...], *names: str) -> list[Any]:
-    """Options less those of these names, which mean something else here."""
-    kept = []
-    for option in wanted:
-        probe = option(lambda: None)
-        if probe.__click_params__[0].name not in names:
-            kept.append(option)
-    return kept
 
 
 # fmt: off
@@ -51,6 +41,9 @@ TESTING = (
     click.option(
         "--tex", metavar="FILE", type=click.Path(path_type=Path), help="Write a LaTeX table."),
 )
+RESUME = click.option(
+    "--resume", "resume_from", metavar="DIR", type=click.Path(path_type=Path),
+    help="Continue the stopped study in DIR; a finished one is shown again.")
 # fmt: on
 
 
@@ -60,10 +53,7 @@ TESTING = (
     "--clients 5,10 --seeds 10",
 )
 @click.argument("methods", metavar="METHOD...", nargs=-1)
-@options(
-    *SEVERAL, *_without(FEDERATION, "data", "clients"), *TRAINING, *TESTING,
-    *_without(FILES, "config_file", "save_every"),
-)  # fmt: skip
+@options(*SEVERAL, *DIVISION, *TRAINING, *TESTING, OUT, RESUME, AS_JSON, QUIET)
 @click.pass_context
 def compare(
     ctx: click.Context,

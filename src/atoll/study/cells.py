@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -162,12 +163,20 @@ def _run_cell(
         _note(folder, "stopped", cell)
         raise
     except AtollError as error:
-        _note(folder, "failed", cell, error=str(error))
-        return Outcome(cell, to, error=str(error))
+        return _failed(folder, cell, str(error))
+    except Exception as error:  # a fault of one method must not cost hours of the others
+        write_atomically(to / "error.txt", traceback.format_exc().encode())
+        sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
+        return _failed(folder, cell, f"{sentence}; {to / 'error.txt'} says where")
     _note(folder, "end", cell)
     outcome = read_cell(folder, cell)
     assert outcome is not None
     return Outcome(cell, to, outcome.summary)
+
+
+def _failed(folder: Path, cell: Cell, error: str) -> Outcome:
+    _note(folder, "failed", cell, error=error)
+    return Outcome(cell, folder / "cells" / cell.name, error=error)
 
 
 def _asked(cell: Cell) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.engines.checkpoint import write_atomically
 from atoll.study.compare_table import Comparison, Row, Table
-from atoll.study.compare_words import chosen_points, failures, point_text, sentences, where
+from atoll.study.compare_words import failures, point_text, remarks, where
 from atoll.study.show import counted
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ def comparison_text(found: Comparison) -> Group:
     from rich.text import Text
 
     parts: list[Any] = []
-    for table in found:
+    for table, said, notes in remarks(found):
         parts += [Text(heading(table), style="bold"), Text(), _rich_table(table), Text()]
-        parts += [Text(line) for line in sentences(table, found.alpha)]
-        parts += [Text(line, style="dim") for line in chosen_points(table)]
+        parts += [Text(line) for line in said]
+        parts += [Text(line, style="dim") for line in notes]
         parts += [Text(f"Failed: {line}", style="yellow") for line in failures(table)]
         parts.append(Text())
     return Group(*parts, Text(caption(found), style="dim"))
@@ -96,14 +96,14 @@ def header(table: Table) -> list[str]:
     """Names of the columns."""
     test = table.tests[0].by if table.tests else ""
     p = {"wilcoxon": "p (Wilcoxon)", "t": "p (t)"}.get(test, "p")
-    return ["method", table.metric.replace("_", " "), "rank", "gap", p, "MB/round", "s/round"]
+    return ["method", table.metric.replace("_", " "), "", "rank", "gap", p, "MB/round", "s/round"]
 
 
 def cells(table: Table, row: Row) -> list[str]:
     """One row as text."""
     label = f"{row.method} ({point_text(row)})" if row.point else row.method
     if not row.finished:
-        return [label, "failed", "–", "–", "–", "–", "–"]
+        return [label, "failed", "", "–", "–", "–", "–", "–"]
     test = table.test_of(row.method)
     if row.method == table.reference:
         gap, p = "best" if row.method in table.best else "reference", ""
@@ -112,8 +112,8 @@ def cells(table: Table, row: Row) -> list[str]:
     else:
         gap, p = f"{100 * test.difference:+.1f}".replace("-", "−"), _p(test.p)
     return [
-        label, f"{score_text(row, table)}{' ≈' if _tied(table, row) else '  '}", f"{row.rank:.2f}",
-        gap, p, f"{row.megabytes:.2f}", f"{row.seconds:.3f}",
+        label, score_text(row, table), "≈" if _tied(table, row) else "", f"{row.rank:.2f}", gap, p,
+        f"{row.megabytes:.2f}", f"{row.seconds:.3f}",
     ]  # fmt: skip
 
 
@@ -136,17 +136,16 @@ def _tied(table: Table, row: Row) -> bool:
 def markdown(found: Comparison) -> str:
     """All tables, one below the other."""
     parts = ["# Comparison", ""]
-    for table in found:
+    for table, said, notes in remarks(found):
         parts += [f"## {heading(table)}", "", _line(header(table))]
-        parts.append("|---|" + "---:|" * 6)
+        parts.append("|---|" + "---:|" * 7)
         for row in table.rows:
             texts = [text.strip().replace("|", "\\|") for text in cells(table, row)]
             if row.method in table.best:
                 texts[:2] = [f"**{text}**" for text in texts[:2]]
             parts.append(_line(texts))
-        said = sentences(table, found.alpha) + chosen_points(table)
-        said += [f"Failed: {line}" for line in failures(table)]
-        parts += ["", *(f"- {line}" for line in said), ""]
+        lines = [*said, *notes, *(f"Failed: {line}" for line in failures(table))]
+        parts += ["", *(f"- {line}" for line in lines), ""]
     return "\n".join([*parts, caption(found), ""])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ class Comparison:
 
         return markdown(self)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Table]:
         """The tables, the one over all last."""
         return iter((*self.tables, *([self.overall] if self.overall else [])))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from atoll.study.compare_table import Row, Table
+from atoll.study.compare_table import Comparison, Row, Table
 from atoll.study.show import counted
 from atoll.study.statistics import PairedTest, least_pairs, smallest_wilcoxon
 
@@ -16,6 +17,17 @@ def where(table: Table) -> str:
     return (
         table.data if table.clients is None else f"{table.data}, {counted(table.clients, 'client')}"
     )
+
+
+def remarks(found: Comparison) -> Iterator[tuple[Table, list[str], list[str]]]:
+    """Each table with what its tests say and with notes; what holds for several is said once."""
+    told: set[str] = set()
+    for table in found:
+        said = [text for text in sentences(table, found.alpha) if text not in told]
+        notes = chosen_points(table) + scored_models(table)
+        notes = [text for text in notes if text not in told]
+        told |= {*said, *notes}
+        yield table, said, notes
 
 
 def sentences(table: Table, alpha: float) -> list[str]:
@@ -30,7 +42,7 @@ def sentences(table: Table, alpha: float) -> list[str]:
             "One seed cannot tell a difference from noise, so nothing is tested; give --seeds "
             f"{least_pairs(alpha, len(table.tests))} or more."
         ]
-    said = [_which_test(table, alpha)] if table.tests[0].by == "t" else []
+    said = []
     apart = [test for test in table.tests if test.different]
     alike = [test for test in table.tests if not test.different]
     if not apart:
@@ -43,7 +55,9 @@ def sentences(table: Table, alpha: float) -> list[str]:
         if found:
             listed = _and([f"{t.name} ({_points(-t.difference)}, {p_text(t.p)})" for t in found])
             said.append(f"{table.reference} is {word} than {listed}.")
-    return [*said, *(_noise(test, table) for test in alike), *_all_at_once(table, alpha)]
+    said += [_noise(test, table) for test in alike]
+    said += [_which_test(table, alpha)] if table.tests[0].by == "t" else []
+    return [*said, *_all_at_once(table, alpha)]
 
 
 def _which_test(table: Table, alpha: float) -> str:
@@ -62,13 +76,13 @@ def _noise(test: PairedTest, table: Table) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
     begin = (
-        f"{test.name} cannot be told from {test.against}: {_points(test.difference)} ± "
-        f"{100 * test.std:.1f} is noise with {counted(table.seeds, 'seed')} ({p_text(test.p)}); "
+        f"{test.name} cannot be told from {test.against}: {_points(test.difference, test.std)} is "
+        f"within the noise of {counted(table.seeds, 'seed')} ({p_text(test.p)}); "
     )
     if test.needed is None:
         return begin + "no affordable number of seeds would show a difference this small."
     seeds = max(table.seeds + 1, math.ceil(test.needed / table.problems))
-    return begin + f"to tell a difference of this size would take about {seeds} seeds."
+    return begin + f"a difference of this size and spread would take about {seeds} seeds to show."
 
 
 def _all_at_once(table: Table, alpha: float) -> list[str]:
@@ -94,6 +108,18 @@ def chosen_points(table: Table) -> list[str]:
     ]
 
 
+def scored_models(table: Table) -> list[str]:
+    """Whose which model is scored, where that differs between methods."""
+    kinds: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.finished:
+            kinds.setdefault(row.scored, []).append(row.method)
+    if len(kinds) < 2:
+        return []
+    listed = [f"the {kind} model of {_and(names)}" for kind, names in kinds.items()]
+    return [f"Scored: {'; '.join(listed)}."]
+
+
 def failures(table: Table) -> list[str]:
     """The sentence of every method that failed here, wholly or in part."""
     return [f"{row.method}: {row.error}" for row in table.rows if row.error]
@@ -109,8 +135,9 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f} points".replace("-", "−")
+def _points(value: float, std: float | None = None) -> str:
+    spread = "" if std is None else f" ± {100 * std:.1f}"
+    return f"{100 * value:+.1f}{spread} points".replace("-", "−")
 
 
 def _and(words: list[str]) -> str:
