@@ -24,10 +24,9 @@ def remarks(found: Comparison) -> Iterator[tuple[Table, list[str], list[str]]]:
     told: set[str] = set()
     for table in found:
         said = [text for text in sentences(table, found.alpha) if text not in told]
-        notes = chosen_points(table) + scored_models(table)
-        notes = [text for text in notes if text not in told]
-        told |= {*said, *notes}
-        yield table, said, notes
+        scored = [text for text in scored_models(table) if text not in told]
+        told |= {*said, *scored}
+        yield table, said, chosen_points(table) + scored
 
 
 def sentences(table: Table, alpha: float) -> list[str]:
