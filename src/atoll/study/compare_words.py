@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from atoll.study.compare_table import Comparison, Row, Table
 from atoll.study.show import counted
-from atoll.study.statistics import PairedTest, least_pairs, smallest_wilcoxon
+from atoll.study.statistics import MOST_PAIRS, PairedTest, least_pairs, smallest_wilcoxon
 
 
 def where(table: Table) -> str:
@@ -20,19 +20,23 @@ def where(table: Table) -> str:
 
 
 def remarks(found: Comparison) -> Iterator[tuple[Table, list[str], list[str]]]:
-    """Each table with what its tests say and with notes; what holds for several is said once."""
+    """Each table with what its tests say and with notes; a note on several is given once."""
     told: set[str] = set()
     for table in found:
-        said = [text for text in sentences(table, found.alpha) if text not in told]
-        scored = [text for text in scored_models(table) if text not in told]
-        told |= {*said, *scored}
-        yield table, said, chosen_points(table) + scored
+        notes = [*which_test(table, found.alpha), *scored_models(table)]
+        notes = [note for note in notes if note not in told]
+        told.update(notes)
+        yield table, findings(table, found.alpha), [*chosen_points(table), *notes]
 
 
 def sentences(table: Table, alpha: float) -> list[str]:
-    """What the tests of one table say."""
-    finished = [row for row in table.rows if row.finished]
-    if len(finished) < 2:
+    """What the tests of one table say, and by which right."""
+    return [*findings(table, alpha), *which_test(table, alpha)]
+
+
+def findings(table: Table, alpha: float) -> list[str]:
+    """Who differs, who does not as far as can be told, and how many seeds would tell."""
+    if sum(row.finished for row in table.rows) < 2:
         return []
     if table.reference is None:
         return ["The method to compare against has no result here, so nothing is tested."]
@@ -43,10 +47,9 @@ def sentences(table: Table, alpha: float) -> list[str]:
         ]
     said = []
     apart = [test for test in table.tests if test.different]
-    alike = [test for test in table.tests if not test.different]
     if not apart:
         said.append(
-            f"All differences from {table.reference} are within the noise: on {where(table)} no "
+            f"All differences from {table.reference} are within the noise: on {where(table)}, no "
             "method can be called better or worse than it."
         )
     for better, word in ((False, "better"), (True, "worse")):
@@ -54,34 +57,41 @@ def sentences(table: Table, alpha: float) -> list[str]:
         if found:
             listed = _and([f"{t.name} ({_points(-t.difference)}, {p_text(t.p)})" for t in found])
             said.append(f"{table.reference} is {word} than {listed}.")
-    said += [_noise(test, table) for test in alike]
-    said += [_which_test(table, alpha)] if table.tests[0].by == "t" else []
+    said += [_noise(test, table) for test in table.tests if not test.different]
     return [*said, *_all_at_once(table, alpha)]
 
 
-def _which_test(table: Table, alpha: float) -> str:
+def which_test(table: Table, alpha: float) -> list[str]:
+    """Why it is not Wilcoxon's test that decides, where it is not."""
+    if not table.tests or table.tests[0].by != "t":
+        return []
     pairs, family = min(t.pairs for t in table.tests), len(table.tests)
     floor = smallest_wilcoxon(pairs)
     corrected = f", {min(1.0, floor * family):.3g} after Holm's correction" if family > 1 else ""
     seeds = math.ceil(least_pairs(alpha, family) / table.problems)
-    return (
+    return [
         f"With {counted(pairs, 'pair')} Wilcoxon's test cannot reach p < {alpha:g} whatever the "
         f"scores (its smallest p is {floor:.3g}{corrected}; it takes {seeds} seeds), so the paired "
         "t-test decides here, which takes the differences as normal."
-    )
+    ]
 
 
 def _noise(test: PairedTest, table: Table) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
-    begin = (
-        f"{test.name} cannot be told from {test.against}: {_points(test.difference, test.std)} is "
-        f"within the noise of {counted(table.seeds, 'seed')} ({p_text(test.p)}); "
+    begin = f"{test.name} cannot be told from {test.against}: "
+    if test.by == "t" and test.std < 1e-9:
+        return begin + (
+            f"all {test.pairs} differences are {_points(test.difference)}, so that there is no "
+            "spread to measure by; more seeds would tell."
+        )
+    begin += (
+        f"{_points(test.difference, test.std)} is within the noise of "
+        f"{counted(table.seeds, 'seed')} ({p_text(test.p)}); "
     )
-    if test.needed is None:
-        return begin + "no affordable number of seeds would show a difference this small."
-    seeds = max(table.seeds + 1, math.ceil(test.needed / table.problems))
-    return begin + f"a difference of this size and spread would take about {seeds} seeds to show."
+    seeds = max(table.seeds + 1, math.ceil((test.needed or MOST_PAIRS) / table.problems))
+    about = "more than" if test.needed is None else "about"
+    return begin + f"a difference of this size and spread would take {about} {seeds} seeds to show."
 
 
 def _all_at_once(table: Table, alpha: float) -> list[str]:

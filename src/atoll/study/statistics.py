@@ -31,8 +31,8 @@ ALPHA = 0.05
 POWER = 0.8
 EXACT = 500
 """Most pairs for which Wilcoxon's distribution is counted out; above, it is normal."""
-MOST_PAIRS = 10_000
-"""Beyond so many pairs a difference is called none."""
+MOST_PAIRS = 1000
+"""More pairs than anybody runs: beyond, only that it would take more is said."""
 FEWEST_BLOCKS = 10
 """Friedman's distribution is an approximation, too rough with fewer blocks."""
 
