@@ -77,6 +77,7 @@ def test_all_methods_get_the_clients_and_seeds_of_plain_runs(tmp_path: Path) -> 
     for seed in range(2):
         first, second = (cell / f"seed-{seed}" / "partition.npz" for cell in cells)
         assert first.read_bytes() == second.read_bytes()
+    assert json.loads((tmp_path / "compare.json").read_text()) == found.summary()
     again = atoll.compare(["fedavg", "fedprox:mu=0.1"], out=tmp_path, **SMALL)
     assert again.table() == found.table()
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]

@@ -78,7 +78,6 @@ def compare(
     """
     from atoll.study.cells_show import StudyWatcher
     from atoll.study.compare import make_request, read_request, run_request
-    from atoll.study.compare_show import write_study
     from atoll.study.run import Stopped
 
     tested = {name: given.pop(name) for name in ("against", "metric", "alpha")}
@@ -105,7 +104,8 @@ def compare(
     except (Stopped, KeyboardInterrupt):
         _say_how_to_go_on(folder)
         ctx.exit(130)
-    paths = [*write_study(found, folder), *([found.to_tex(tex)] if tex is not None else [])]
+    paths = [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
+    paths += [found.to_tex(tex)] if tex is not None else []
     _show(found, paths, as_json=as_json, quiet=quiet)
     if found.failed:
         ctx.exit(1)

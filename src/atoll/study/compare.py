@@ -12,7 +12,8 @@ a grid has one cell per point; its winner is chosen by validation scores alone: 
              metric, alpha, and objects: what Python gave that no file can hold
 
 Each cell's labels are data, clients (null: the data or the protocol decide), method (the arm's
-label) and point (of the grid; {} without one). `compare.json` beside it holds the tables.
+label) and point (of the grid; {} without one). `compare.json`, `compare.csv` and `compare.md`
+beside it hold the tables; they appear when all cells have ended.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from atoll.core.method import Method
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.study.cells import StudyObserver, run_cells
 from atoll.study.compare_cells import Request, check, make_cells
+from atoll.study.compare_show import write_study
 from atoll.study.compare_table import Comparison, make_comparison
 from atoll.study.config import Value
 from atoll.study.federations import Federations
@@ -121,7 +123,7 @@ def run_request(
     *,
     keep: bool = True,
 ) -> Comparison:
-    """Run what is not finished in the folder, and compare."""
+    """Run what is not finished in the folder, compare, and write the tables beside it."""
     cells = make_cells(request, methods or {}, data or {})
     federations = Federations()
     check_folder(folder, resuming=True)
@@ -131,10 +133,13 @@ def run_request(
         "request": msgspec.to_builtins(request),
     }  # fmt: skip
     outcomes = run_cells(folder, cells, about=about, observer=observer, federations=federations)
-    return make_comparison(
+    found = make_comparison(
         outcomes, methods=list(request.methods), against=request.against, metric=request.metric,
         alpha=request.alpha, folder=folder if keep else None, asked=msgspec.to_builtins(request),
     )  # fmt: skip
+    if keep:
+        write_study(found, folder)
+    return found
 
 
 def read_request(folder: Path, **changes: Any) -> Request:

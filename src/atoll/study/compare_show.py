@@ -226,11 +226,9 @@ def write_text(text: str, path: Path) -> Path:
     return path
 
 
-def write_study(found: Comparison, folder: Path) -> list[Path]:
-    """compare.csv, compare.md and compare.json in the study's folder."""
+def write_study(found: Comparison, folder: Path) -> None:
+    """The tables, beside the cells that they are of."""
     content = json.dumps(found.summary(), indent=2, allow_nan=False)
-    return [
-        write_csv(found, folder / "compare.csv"),
-        write_text(markdown(found), folder / "compare.md"),
-        write_text(content + "\n", folder / "compare.json"),
-    ]
+    write_csv(found, folder / "compare.csv")
+    write_text(markdown(found), folder / "compare.md")
+    write_text(content + "\n", folder / "compare.json")

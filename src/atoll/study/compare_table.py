@@ -247,8 +247,7 @@ def _metric(asked: str | None, summaries: Sequence[Mapping[str, Any]]) -> str:
     """What was asked for, else what the data are scored by, where it is defined."""
     if asked is not None:
         return asked
-    own = {s.get("metric", "accuracy") for s in summaries if f"test_{s.get('metric')}" in
-           s["metrics"]}  # fmt: skip
+    own = {s["metric"] if f"test_{s['metric']}" in s["metrics"] else "accuracy" for s in summaries}
     return own.pop() if len(own) == 1 else "accuracy"
 
 
