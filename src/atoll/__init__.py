@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.api import load, partition, save
     from atoll.core.federation import Federation
     from atoll.core.method import Method, client_step
+    from atoll.study.compare import compare
     from atoll.study.experiment import Experiment
     from atoll.study.result import Result
     from atoll.study.run import resume, run
@@ -29,6 +30,7 @@ _HOMES = {
     "load": "atoll.api",
     "partition": "atoll.api",
     "save": "atoll.api",
+    "compare": "atoll.study.compare",
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
     "Experiment": "atoll.study.experiment",
@@ -45,6 +47,7 @@ __all__ = [
     "Method",
     "Result",
     "client_step",
+    "compare",
     "load",
     "methods",
     "nn",

@@ -20,6 +20,7 @@ from atoll.commands.common import (
     say,
     written,
 )
+from atoll.commands.compare import compare
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -80,6 +81,7 @@ def main(ctx: click.Context, debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+main.add_command(compare)
 main.add_command(federate)
 
 

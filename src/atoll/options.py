@@ -12,14 +12,14 @@ import click
 DATA_ROOT = click.option(
     "--data-root", metavar="DIR",
     help="Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]")
-FEDERATION = (
-    click.option(
-        "--data", metavar="NAME|PATH",
-        help="lagoon or archipelago (built in), a data set's name, a group (molecules), a path to "
-        "your own, or a file of `atoll partition`.  [default: lagoon]"),
-    click.option(
-        "--clients", type=int, metavar="K",
-        help="Number of clients.  [default: the protocol's, or one per owner]"),
+DATA = click.option(
+    "--data", metavar="NAME|PATH",
+    help="lagoon or archipelago (built in), a data set's name, a group (molecules), a path to "
+    "your own, or a file of `atoll partition`.  [default: lagoon]")
+CLIENTS = click.option(
+    "--clients", type=int, metavar="K",
+    help="Number of clients.  [default: the protocol's, or one per owner]")
+DIVISION = (
     click.option(
         "--partition", metavar="NAME",
         help="How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
@@ -43,6 +43,7 @@ FEDERATION = (
         help="How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable."),
     DATA_ROOT,
 )
+FEDERATION = (DATA, CLIENTS, *DIVISION)
 """What decides a federation: the same options for `run` and `inspect`."""
 ROUNDS = click.option(
     "--rounds", type=int, metavar="R", help="Rounds.  [default: the protocol's]")
@@ -79,19 +80,23 @@ TRAINING = (
         "repeatable."),
     *MACHINE,
 )
+OUT = click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path),
+    help="Folder for the result.  [default: a new one in atoll-runs]")
+AS_JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress, no table.")
 FILES = (
     click.option(
         "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path),
         help="A TOML file of options, for example the config.toml of a saved run."),
-    click.option(
-        "--out", metavar="DIR", type=click.Path(path_type=Path),
-        help="Folder for the result.  [default: a new one in atoll-runs]"),
+    OUT,
     click.option(
         "--resume", "resume_from", metavar="DIR", type=click.Path(path_type=Path),
         help="Continue the stopped run in DIR."),
     click.option("--save-every", type=float, default=10.0, hidden=True),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line."),
-    click.option("--quiet", is_flag=True, help="No progress, no table."),
+    AS_JSON,
+    QUIET,
 )
 # fmt: on
 

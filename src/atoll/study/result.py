@@ -147,6 +147,7 @@ class Result:
             **self.summary(),
             "out": str(out),
             "hyperparameters": dict(self.hyperparameters),
+            "metric": self.metric,
             "weights": self.weights,
             "select": self.select,
             "environment": dict(self.environment),

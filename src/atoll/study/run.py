@@ -181,6 +181,7 @@ def run_config(
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
     at_once: bool | None = None,
+    divide: Callable[..., tuple[Federation, list[str], RunConfig]] | None = None,
 ) -> Result:
     """Run every seed of a configuration.
 
@@ -194,7 +195,9 @@ def run_config(
         save_every: Least seconds between two checkpoints.
         at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
             where that costs little more than one seed. On a CPU it gains nothing.
+        divide: In the place of `make_federation`, for runs that share their federations.
     """
+    divide = divide or make_federation
     began = time.perf_counter()
     observer = observer or Silent()
     _check_objects(config, method, data)
@@ -212,7 +215,7 @@ def run_config(
     setup = 0.0
     about: Any = {}
     for number in range(config.seed, config.seed + config.seeds):
-        federation, notes, config = make_federation(config, rules, number, data, asked)
+        federation, notes, config = divide(config, rules, number, data, asked)
         chosen = method or build_method(
             config, federation.features, federation.classes, federation.task
         )
