@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.study.experiment import Experiment
     from atoll.study.result import Result
     from atoll.study.run import resume, run
+    from atoll.study.stored import read_result
 
 _HOMES = {
     "load": "atoll.api",
@@ -31,6 +32,7 @@ _HOMES = {
     "save": "atoll.api",
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
+    "read_result": "atoll.study.stored",
     "Experiment": "atoll.study.experiment",
     "Result": "atoll.study.result",
     "Federation": "atoll.core.federation",
@@ -49,6 +51,7 @@ __all__ = [
     "methods",
     "nn",
     "partition",
+    "read_result",
     "resume",
     "run",
     "save",

@@ -138,6 +138,7 @@ class Result:
             "hyperparameters": dict(self.hyperparameters),
             "weights": self.weights,
             "select": self.select,
+            "metric": self.metric,
             "environment": dict(self.environment),
             "federation": dict(self.federation),
             "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
