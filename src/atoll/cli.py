@@ -20,6 +20,7 @@ from atoll.commands.common import (
     say,
     written,
 )
+from atoll.commands.report import report
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -81,6 +82,7 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 
 main.add_command(federate)
+main.add_command(report)
 
 
 @main.command(
