@@ -28,6 +28,11 @@ def style_class(style: int) -> str:
     return f"c{style % STYLES}" + (f" d{dash}" if dash else "")
 
 
+def chip(name: str, style: int) -> str:
+    """A row's name with its colour beside it."""
+    return f'<span class="chip {style_class(style)}"></span>{escape(name)}'
+
+
 @dataclass(frozen=True, eq=False)
 class Line:
     """One line: x and mean, (P,), and the lowest and highest seed."""
@@ -46,7 +51,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(n * step, 10) for n in range(first, last + 1)]
@@ -144,7 +149,7 @@ def _path(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def _ends_width(lines: Sequence[Line]) -> int:
-    return min(16, max(len(line.name) for line in lines)) + 1
+    return min(18, max(len(line.name) for line in lines)) + 2
 
 
 def _ends(lines: Sequence[Line], py: object, height: int) -> str:
@@ -262,7 +267,8 @@ def whisker(values: Sequence[float], low: float, high: float, style: int) -> str
     )
     dots = "".join(f'<circle class="seed {kind}" cx="{x:.1f}%" cy="50%" r="3"/>' for x in at)
     mark = f'<circle class="mean {kind}" cx="{mean:.1f}%" cy="50%" r="5"/>'
-    return f'<svg class="strip" aria-hidden="true">{bar}{dots if len(at) > 1 else ""}{mark}</svg>'
+    seeds = dots if len(at) > 1 else ""
+    return f'<svg class="strip" aria-hidden="true">{_rules(low, high)}{bar}{seeds}{mark}</svg>'
 
 
 def strip(values: np.ndarray, low: float, high: float, style: int) -> str:
@@ -284,9 +290,21 @@ def strip(values: np.ndarray, low: float, high: float, style: int) -> str:
             for client, v in enumerate(values.tolist()) if np.isfinite(v)
         )  # fmt: skip
     else:
-        marks = f'<line class="bar {kind}" x1="{quarter[0]:.1f}%" x2="{quarter[4]:.1f}%" y1="50%" y2="50%"/>'
-    middle = f'<line class="median {kind}" x1="{quarter[2]:.1f}%" x2="{quarter[2]:.1f}%" y1="12%" y2="88%"/>'
-    return f'<svg class="strip tall" aria-hidden="true">{box}{marks}{middle}</svg>'
+        marks = _rule(f"bar {kind}", quarter[[0, 4]], (50, 50))
+    middle = _rule(f"median {kind}", quarter[[2, 2]], (12, 88))
+    rules = _rules(low, high)
+    return f'<svg class="strip tall" aria-hidden="true">{rules}{box}{marks}{middle}</svg>'
+
+
+def _rule(kind: str, x: np.ndarray, y: tuple[int, int]) -> str:
+    """A line from one place to another, in percent."""
+    return f'<line class="{kind}" x1="{x[0]:.1f}%" x2="{x[1]:.1f}%" y1="{y[0]}%" y2="{y[1]}%"/>'
+
+
+def _rules(low: float, high: float) -> str:
+    """Lines at the marks of `scale`, from one row of a table to the next."""
+    places = [100 * (t - low) / ((high - low) or 1.0) for t in nice_ticks(low, high, 3)]
+    return "".join(_rule("grid", np.array([x, x]), (-40, 140)) for x in places)
 
 
 def scale(low: float, high: float) -> str:
@@ -341,7 +359,8 @@ def heat_map(
         body = _picture(shade, matrix, rows, columns, digits, title)
     else:
         body = _heat_table(shade, matrix, texts, rows, columns, digits, title)
-    small = f'<p class="note">{escape(note)}</p>' if note else ""
+    note = f"Rows: {rows}; columns: {columns}. {note}"
+    small = f'<p class="note">{escape(note)}</p>'
     return f'<figure class="heat"><figcaption>{escape(title)}</figcaption>{body}{small}</figure>'
 
 
@@ -363,13 +382,15 @@ def _heat_table(
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}"><table '
         f'class="cells"><caption class="hidden">{escape(title)}: {rows}s as rows, {columns} as '
-        f'columns</caption><thead><tr><td class="corner">{rows} ↓ {columns} →</td>{head}</tr>'
+        f'columns</caption><thead><tr><td class="corner"></td>{head}</tr>'
         f"</thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def _short(value: float, digits: int) -> str:
     """`.43` for 0.43: columns of a matrix are narrow."""
+    if value == 0:
+        return "0"
     text = f"{value:.{digits}f}"
     return text.replace("0.", ".", 1) if abs(value) < 1 and digits else text
 

@@ -69,11 +69,15 @@ class Collection:
         shown: All finished runs, in the order of the folders.
         missing: What was asked for and is not finished.
         studies: What each study.json says, by folder.
+        aside: Sentences on finished runs that are not shown: trials, points of a grid.
+        verdicts: What a comparison says can be told apart, by what it is about.
     """
 
     shown: list[Shown]
     missing: list[Missing]
     studies: dict[Path, dict[str, Any]]
+    aside: list[str] = field(default_factory=list)
+    verdicts: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -107,9 +111,13 @@ def _read_study(folder: Path, found: Collection) -> None:
     about = read_json(folder / "study.json")
     found.studies[folder] = about
     failures = _failures(folder / "events.jsonl")
+    trials, before = 0, len(found.shown)
     for cell in about.get("cells", []):
         name, labels = str(cell["name"]), cell.get("labels", {})
         path = folder / "cells" / name
+        if labels.get("role") == "trial":  # run without test nodes: there is nothing to report
+            trials += 1
+            continue
         try:
             if not (path / "config.toml").exists():
                 kind = "failed" if name in failures else "not run yet"
@@ -121,6 +129,41 @@ def _read_study(folder: Path, found: Collection) -> None:
             found.missing.append(Missing(name, failures.get(name, kind), kind, labels))
         except AtollError as error:
             found.missing.append(Missing(name, str(error), "not readable", labels))
+    if trials:
+        found.aside.append(f"{counted(trials, 'trial')} of '{folder.name}' had no test nodes.")
+    found.shown[before:] = _chosen(found.shown[before:], found.aside)
+    if (folder / "compare.json").exists():
+        _read_verdicts(folder / "compare.json", found.verdicts)
+
+
+def _chosen(shown: list[Shown], aside: list[str]) -> list[Shown]:
+    """Of the points of a grid the one that validation chose: no other test score may be seen."""
+    kept = []
+    names = ("data", "clients", "method")
+    for points in _by(shown, lambda one: [str(one.labels.get(name)) for name in names]):
+        if len(points) == 1 or not all("point" in one.labels for one in points):
+            kept += points
+            continue
+        best = max(points, key=_validation)
+        kept.append(best)
+        settings = " ".join(f"{k}={v}" for k, v in best.labels["point"].items())
+        where = f"{best.labels['method']} on {_data(str(best.labels.get('data')))}"
+        aside.append(f"{where}: validation chose {settings} of {len(points)} points of the grid.")
+    return [one for one in shown if one in kept]
+
+
+def _validation(one: Shown) -> float:
+    known = one.run.summary["metrics"].get(f"val_{one.metric}")
+    return float(known["mean"]) if known else float("-inf")
+
+
+def _read_verdicts(path: Path, verdicts: dict[str, list[str]]) -> None:
+    """The sentences of a comparison, for each federation and over all."""
+    said = read_json(path)
+    for table in [*said.get("tables", []), said.get("overall")]:
+        if table and table.get("sentences"):
+            name = f"{_data(table['data'])}" if table.get("data") else "Over all federations"
+            verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
 
 
 def _failures(path: Path) -> dict[str, str]:
@@ -180,9 +223,9 @@ def _plain(config: RunConfig, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _by(shown: list[Shown], key: Any) -> list[list[Shown]]:
-    groups: dict[Any, list[Shown]] = {}
+    groups: dict[str, list[Shown]] = {}
     for one in shown:
-        groups.setdefault(key(one), []).append(one)
+        groups.setdefault(str(key(one)), []).append(one)
     return list(groups.values())
 
 
@@ -272,8 +315,8 @@ def cost_tables(found: Collection) -> list[ResultTable]:
         time[place] = Number(float(summary["seconds"]["per_round"]))
     same = (found.rows, found.columns)
     return [
-        ResultTable("MB in a round, up and down, all clients", *same, traffic, metric="mb_per_round",
-                    scale=1.0, digits=2, higher=None),
+        ResultTable("MB in a round, up and down, all clients", *same, traffic, scale=1.0, digits=2,
+                    metric="mb_per_round", higher=None),
         ResultTable("Seconds of a round (median), training and scoring", *same, time,
                     metric="seconds_per_round", scale=1.0, digits=3, higher=None),
     ]  # fmt: skip

@@ -7,8 +7,11 @@ from html import escape
 from importlib import resources
 
 from atoll import __version__
-from atoll.study.report import sections
 from atoll.study.report.collect import Collection
+from atoll.study.report.federations import heterogeneity, relations
+from atoll.study.report.records import again, environment
+from atoll.study.report.results import clients, convergence, overview, results
+from atoll.study.report.traffic import cost, crossed
 
 LIGHT = {
     "bg": "#ffffff", "panel": "#f3f5f7", "text": "#1a1f24", "soft": "#56616d", "line": "#e3e7eb",
@@ -25,16 +28,16 @@ DARK = {
 """Colours by name; text and lines keep a contrast of 4.5 to their background in both."""
 
 SECTIONS = (
-    ("overview", "What was run", sections.overview),
-    ("results", "Results", sections.results),
-    ("convergence", "Convergence", sections.convergence),
-    ("clients", "Clients", sections.clients),
-    ("relations", "Similarity and mixing", sections.relations),
-    ("federations", "Federations", sections.heterogeneity),
-    ("wire", "What crossed the wire", sections.crossed),
-    ("cost", "Cost", sections.cost),
-    ("environment", "Environment", sections.environment),
-    ("again", "Run it again", sections.again),
+    ("overview", "What was run", overview),
+    ("results", "Results", results),
+    ("convergence", "Convergence", convergence),
+    ("clients", "Clients", clients),
+    ("relations", "Similarity and mixing", relations),
+    ("federations", "Federations", heterogeneity),
+    ("wire", "What crossed the wire", crossed),
+    ("cost", "Cost", cost),
+    ("environment", "Environment", environment),
+    ("again", "Run it again", again),
 )
 SHORT = {"overview": "Overview", "relations": "Similarity", "wire": "Wire", "again": "Again"}
 

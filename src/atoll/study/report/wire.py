@@ -69,5 +69,8 @@ def paragraph(words: str, start: str) -> str:
         if not line.strip() or line.startswith(ends):
             break
         found.append(line)
-    text = re.sub(r"\s+", " ", " ".join(found).partition(":")[2]).strip()
-    return text.replace("`", "")
+    text = " ".join(found).partition(":")[2]
+    # A wire line is set in columns: "down  model      up  model, num_nodes".
+    text = re.sub(r"\bdown {2,}", "down: ", text)
+    text = re.sub(r"[;,]? {2,}up {2,}", "; up: ", text)
+    return re.sub(r"\s+", " ", text).strip().replace("`", "")
