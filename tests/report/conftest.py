@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from atoll.study.cells import Cell, run_cells
+from atoll.study.config import make_config
+
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -104,3 +107,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     found = Browser(driver, binary, tmp_path_factory.mktemp("chromium"))
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six methods on two federations: eleven cells finish, one fails, one more was stopped."""
+    folder = tmp_path_factory.mktemp("report") / "study"
+    cells = []
+    for data in ("lagoon:nodes=160", "lagoon:nodes=200,homophily=0.3"):
+        for method in ("local", "fedavg", "fedprox", "fedpub", "fedgta", "gcfl"):
+            config = make_config(method=method, data=data, clients=3, rounds=3, seeds=2,
+                                 set={"hidden": 8})  # fmt: skip
+            cells.append(Cell(f"{method}-{len(cells)}", config, {"method": method, "data": data}))
+    lost = make_config(method="fedavg", data="nowhere.csv", rounds=1)
+    cells.append(Cell("lost", lost, {"method": "fedavg", "data": "nowhere.csv"}))
+    about = {"kind": "compare", "command": "atoll compare <all> & more"}
+    outcomes = run_cells(folder, cells, about=about)
+    assert [one.cell.name for one in outcomes if one.error] == ["lost"]
+    (folder / "cells" / "gcfl-11" / "result.json").unlink()
+    return folder

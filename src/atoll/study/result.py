@@ -120,6 +120,15 @@ class Result:
             for seed in self.seeds
         ])  # fmt: skip
 
+    def plot(self, kind: str = "convergence") -> Any:
+        """A matplotlib Figure: "convergence", "clients" or "traffic".
+
+        A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
+        """
+        from atoll.study.result_plots import plot_result
+
+        return plot_result(self, kind)
+
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
         rounds = [s for seed in self.seeds for s in seed.history.seconds]

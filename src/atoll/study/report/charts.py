@@ -57,14 +57,15 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(n * step, 10) for n in range(first, last + 1)]
 
 
-def thinned(count: int) -> np.ndarray:
+def thinned(count: int, most: int = MAX_POINTS) -> np.ndarray:
     """Which of many points to draw: the first, the last, and evenly between."""
-    return np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(int))
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def line_chart(
-    title: str, lines: Sequence[Line], *, x_name: str, y_name: str, unit: str = "%"
-) -> str:
+    title: str, lines: Sequence[Line], *, x_name: str, y_name: str, unit: str = "%",
+    points: int = MAX_POINTS,
+) -> str:  # fmt: skip
     """Lines with bands, a label at each end, and the data for the pointer's tooltip."""
     lines = [line for line in lines if np.isfinite(line.mean).any()]
     if not lines:
@@ -84,7 +85,7 @@ def line_chart(
     height = max(250, LABEL_GAP * len(lines) + 20)
     bands, paths, data = [], [], []
     for line in lines:
-        keep = thinned(len(line.x))
+        keep = thinned(len(line.x), points)
         x, mean = px(line.x[keep]), py(line.mean[keep])
         known = np.isfinite(mean)
         kind = style_class(line.style)
@@ -303,13 +304,13 @@ def _rule(kind: str, x: np.ndarray, y: tuple[int, int]) -> str:
 
 def _rules(low: float, high: float) -> str:
     """Lines at the marks of `scale`, from one row of a table to the next."""
-    places = [100 * (t - low) / ((high - low) or 1.0) for t in nice_ticks(low, high, 3)]
+    places = [100 * (t - low) / ((high - low) or 1.0) for t in nice_ticks(low, high, 4)]
     return "".join(_rule("grid", np.array([x, x]), (-40, 140)) for x in places)
 
 
 def scale(low: float, high: float) -> str:
     """The head of a column of strips: what its left and right end are."""
-    ticks = nice_ticks(low, high, 3)
+    ticks = nice_ticks(low, high, 4)
     wide = (high - low) or 1.0
     marks = "".join(f'<span style="left:{100 * (t - low) / wide:.1f}%">{t:g}</span>' for t in ticks)
     return f'<span class="scale" aria-hidden="true">{marks}</span>'

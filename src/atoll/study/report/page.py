@@ -23,7 +23,7 @@ DARK = {
     "bg": "#12161a", "panel": "#1d232a", "text": "#e8ecf0", "soft": "#a7b2bd", "line": "#2b333b",
     "edge": "#76828e", "link": "#7ab8ff", "focus": "#ffb454", "warn": "#ffb454",
     "c0": "#5db2ff", "c1": "#ff9a57", "c2": "#43cfa4", "c3": "#dc93e0", "c4": "#e3bd4a",
-    "c5": "#ff85ad", "c6": "#a9c1e0", "c7": "#bfd053", "heat": "80 168 255",
+    "c5": "#ff85ad", "c6": "#a9c1e0", "c7": "#bfd053", "heat": "72 152 236",
 }  # fmt: skip
 """Colours by name; text and lines keep a contrast of 4.5 to their background in both."""
 

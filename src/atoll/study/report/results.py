@@ -181,7 +181,8 @@ def convergence(found: Collection) -> str:
         group = found.group(column)
         name = METRIC_NAMES[group[0].metric]
         lines = _one_run_lines(group[0]) if len(group) == 1 else best_lines(group)
-        figures.append(charts.line_chart(column, lines, x_name="round", y_name=f"test {name}"))
+        figures.append(charts.line_chart(column, lines, x_name="round", y_name=f"test {name}",
+                                         points=points_for(len(found.columns))))  # fmt: skip
     several = any(one.config.seeds > 1 for one in found.shown)
     crowded = any(len(found.group(column)) > MAX_LINES for column in found.columns)
     text = (
@@ -196,6 +197,11 @@ def convergence(found: Collection) -> str:
             "; line: mean over seeds, band: lowest to highest seed." if several else "."
         )
     return f'<p>{text}</p><div class="charts">{"".join(figures)}</div>'
+
+
+def points_for(count: int) -> int:
+    """Points of each line, where there are so many charts: a page of many stays small."""
+    return int(np.clip(charts.MAX_POINTS * 12 // count, 30, charts.MAX_POINTS))
 
 
 MAX_LINES = 16

@@ -10,20 +10,15 @@ from atoll.engines.ledger import SCORE
 from atoll.study.report import charts
 from atoll.study.report.charts import Line, Wide, chip, key
 from atoll.study.report.collect import METRIC_NAMES, Collection, Shown
-from atoll.study.report.results import MAX_LINES, seed_line
+from atoll.study.report.results import MAX_LINES, points_for, seed_line
 from atoll.study.report.wire import Declared, declared
 
 
 def traffic_by_round(one: Shown) -> np.ndarray:
     """Bytes of training in each round, down and up, mean over seeds, (2, R)."""
     rounds = one.config.rounds or 1
-    found = np.zeros((2, rounds))
-    for seed in one.run.result.seeds:
-        for entry in seed.ledger.entries:
-            if entry.step != SCORE:  # what `init` asks for is counted with the first round
-                place = max(0, entry.round)
-                found[:, place] += np.array([entry.down, entry.up]) * entry.size
-    return found / max(1, len(one.run.result.seeds))
+    each = [seed.ledger.by_round(rounds) for seed in one.run.result.seeds]
+    return np.asarray(np.mean(each, axis=0))
 
 
 def crossed(found: Collection) -> str:
@@ -34,7 +29,7 @@ def crossed(found: Collection) -> str:
         by_round = {one.row: traffic_by_round(one) for one in group}
         top = max(float(found.sum(0).mean()) for found in by_round.values())
         rows = [row for one in group for row in _traffic_rows(one, by_round[one.row], top)]
-        heads = [
+        heads: list[str | Wide] = [
             "method",
             Wide("MB in a round", key(down="down", up="up")),
             "step",
@@ -162,6 +157,7 @@ def cost(found: Collection) -> str:
             figures.append(charts.line_chart(
                 f"{column}: what traffic buys", lines[:MAX_LINES],
                 x_name="MB moved so far, one seed", y_name=f"test {METRIC_NAMES[group[0].metric]}",
+                points=points_for(len(found.columns)),
             ))  # fmt: skip
     text = (
         "Seconds of a round are the median, with scoring; they depend on the machine and on what "
