@@ -7,6 +7,7 @@ import pytest
 
 import atoll
 from atoll.core.errors import AtollError
+from atoll.study import facts
 from atoll.study import result as result_module
 from atoll.study.stored import NotFinished, read_result, read_stored
 
@@ -109,3 +110,13 @@ def test_a_missing_folder(tmp_path):
     with pytest.raises(AtollError, match="does not exist"):
         read_stored(tmp_path / "nothing")
     assert issubclass(NotFinished, AtollError)
+
+
+def test_large_federations_are_not_measured_in_passing(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "MAX_CLIENTS", 2)
+    atoll.run("fedpub", "lagoon:nodes=300", out=tmp_path / "run", **{**SMALL, "rounds": 1})
+    found = read_stored(tmp_path / "run")
+    assert not found.federation
+    assert found.relations == ({}, {})
+    assert not found.notes  # sizes are always there
+    assert found.result.curve().shape == (2, 1)
