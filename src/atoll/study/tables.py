@@ -90,7 +90,7 @@ class ResultTable:
         """The rows that are best in a column, in the digits that are printed."""
         means = {row: self.cell(row, column) for row in self.rows}
         shown = {r: round(n.mean * self.scale, self.digits) for r, n in means.items() if n.known}
-        if self.higher is None or len(self.rows) < 2 or not shown:
+        if self.higher is None or len(shown) < 2:  # nothing to be better than
             return set()
         top = max(shown.values()) if self.higher else min(shown.values())
         return {row for row, value in shown.items() if value == top}

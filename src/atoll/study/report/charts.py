@@ -340,8 +340,8 @@ def spark(values: np.ndarray, alt: str) -> str:
     )
 
 
-TABLE_CELLS = 14
-"""Widest matrix that is written as a table with numbers; larger ones are pictures."""
+TABLE_ROWS, TABLE_COLUMNS = 40, 14
+"""Largest matrix that is written as a table with numbers; larger ones are pictures."""
 MAX_SIDE = 60
 """Rows and columns of a picture."""
 
@@ -356,10 +356,13 @@ def heat_map(
     low = float(known.min(initial=0.0) if low is None else low) if known.size else 0.0
     high = float(known.max()) if high is None and known.size else float(high or 1.0)
     shade = np.clip((matrix - low) / ((high - low) or 1.0), 0, 1)
-    if max(matrix.shape) > TABLE_CELLS:
+    large = matrix.shape[0] > TABLE_ROWS or matrix.shape[1] > TABLE_COLUMNS
+    if large:
         body = _picture(shade, matrix, rows, columns, digits, title)
     else:
         body = _heat_table(shade, matrix, texts, rows, columns, digits, title)
+    if large:
+        note = f"Pale: {low:.{digits}f}, strong: {high:.{digits}f}. {note}"
     note = f"Rows: {rows}; columns: {columns}. {note}"
     small = f'<p class="note">{escape(note)}</p>'
     return f'<figure class="heat"><figcaption>{escape(title)}</figcaption>{body}{small}</figure>'
@@ -409,6 +412,7 @@ def _picture(
             d = "".join(f"M{c} {r}h1v1h-1z" for r, c in places.tolist())
             paths += f'<path fill-opacity="{0.06 + 0.94 * level / 9:.2f}" d="{d}"/>'
     height, width = cut.shape
+    side = min(18.0, 480 / max(width, height))
     values = [[round(v, digits + 1) if math.isfinite(v) else None for v in r] for r in cut.tolist()]
     more = ""
     if max(matrix.shape) > MAX_SIDE:
@@ -417,7 +421,7 @@ def _picture(
     alt = f"{title}: {height} {rows}s by {width}, from {known.min():.2f} to {known.max():.2f}"
     return (
         f'<div class="picture" data-rows="{rows}" data-columns="{columns}" '
-        f'style="--side:{max(width, height)}"><svg role="img" aria-label="{escape(alt)}" '
+        f'style="width:min(100%,{width * side:.0f}px)"><svg role="img" aria-label="{escape(alt)}" '
         f'viewBox="0 0 {width} {height}" shape-rendering="crispEdges">{paths}</svg>'
         f'<script type="application/json">{_json(values)}</script></div>{more}'
     )

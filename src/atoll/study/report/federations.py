@@ -134,7 +134,15 @@ def _federation(one: Shown, *, maps: bool) -> str:
             continue
         note = f"Mean {upper.mean():.3f}, largest {upper.max():.3f}. Shades are this map's own."
         off = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
-        figures.append(charts.heat_map(f"Divergence of {words}", off, low=0.0, note=note))
+        figures.append(
+            charts.heat_map(
+                f"Divergence of {words}",
+                off,
+                low=0.0,
+                note=note,
+                digits=2 if upper.max() >= 0.1 else 3,
+            )
+        )
     return _lost(facts) + _sizes(facts) + f'<div class="maps">{"".join(figures)}</div>'
 
 

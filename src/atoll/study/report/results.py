@@ -181,7 +181,8 @@ def convergence(found: Collection) -> str:
         group = found.group(column)
         name = METRIC_NAMES[group[0].metric]
         lines = _one_run_lines(group[0]) if len(group) == 1 else best_lines(group)
-        figures.append(charts.line_chart(column, lines, x_name="round", y_name=f"test {name}",
+        name = name if len(group) == 1 else f"test {name}"
+        figures.append(charts.line_chart(column, lines, x_name="round", y_name=name,
                                          points=points_for(len(found.columns))))  # fmt: skip
     several = any(one.config.seeds > 1 for one in found.shown)
     crowded = any(len(found.group(column)) > MAX_LINES for column in found.columns)

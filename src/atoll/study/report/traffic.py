@@ -40,7 +40,7 @@ def crossed(found: Collection) -> str:
         ]
         body = charts.table(
             "In a round, all clients together, mean over rounds and seeds", heads, rows, raw=True,
-            label=f"{column}: traffic",
+            left=3, label=f"{column}: traffic",
         )  # fmt: skip
         parts.append(f"<h3>{escape(column)}</h3>{body}")
     return (
@@ -93,10 +93,11 @@ def _stayed(found: Collection) -> str:
         words = declared(one.config, task)
         seen[one.config.method] = _card(one, words)
     rule = (
-        "<h3>What never crossed</h3><p><b>Features, edges and labels of single nodes stay with "
-        "their client</b>, and so does the private state named below. A reply is a record of "
-        "tensors; one with a row for each node or edge is refused by the wire engine and by real "
-        "sites unless the method declares it with its reason, and the contract tests hold every "
+        "<h3>What never crossed</h3><p>Unless a method declares otherwise below, <b>features, "
+        "edges and labels of single nodes stay with their client</b>, and so does the private "
+        "state. A reply is a record of tensors; one with a row for each node or edge is refused by "
+        "the wire engine and by real sites unless the method declares it with its reason, and the "
+        "contract tests hold every "
         "method to that on every engine. Scoring does send counts (true by predicted class, on "
         "training, validation and test nodes): they tell how many nodes of each class a client "
         "has.</p>"
