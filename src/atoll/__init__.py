@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.study.experiment import Experiment
     from atoll.study.result import Result
     from atoll.study.run import resume, run
+    from atoll.study.stored import read_result
 
 _HOMES = {
     "load": "atoll.api",
@@ -33,6 +34,7 @@ _HOMES = {
     "compare": "atoll.study.compare",
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
+    "read_result": "atoll.study.stored",
     "Experiment": "atoll.study.experiment",
     "Result": "atoll.study.result",
     "Federation": "atoll.core.federation",
@@ -52,6 +54,7 @@ __all__ = [
     "methods",
     "nn",
     "partition",
+    "read_result",
     "resume",
     "run",
     "save",

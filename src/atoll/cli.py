@@ -21,6 +21,7 @@ from atoll.commands.common import (
     written,
 )
 from atoll.commands.compare import compare
+from atoll.commands.report import report
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -83,6 +84,7 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 main.add_command(compare)
 main.add_command(federate)
+main.add_command(report)
 
 
 @main.command(

@@ -11,7 +11,7 @@ counts (`state`), so that a site which did more than was used in the end goes ba
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
-from atoll.core.method import Method, Step
+from atoll.core.method import Method, Step, StepDefinition
 from atoll.core.random import make_key
 from atoll.core.tree import Tree
 from atoll.engines.codec import LIMIT, check_like, decode, encode
@@ -117,6 +117,15 @@ def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
         if isinstance(value, Method):
             found |= owners_of(value, f"{name}.{part.name}")
     return found
+
+
+def steps_of(method: Method) -> Iterator[Step]:
+    """Every step of a method and of those that it is a plug on."""
+    for owner in owners_of(method).values():
+        for cls in type(owner).__mro__:
+            for name, value in vars(cls).items():
+                if isinstance(value, StepDefinition):
+                    yield getattr(owner, name)
 
 
 def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from atoll.study.config import (
     resolve,
 )
 from atoll.study.experiment import Experiment, History, Run, cached_rounds, restored_scores
+from atoll.study.facts import FACTS, save_seed_facts
 from atoll.study.machine import environment, tuned_process
 from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
@@ -108,6 +109,7 @@ def coordinate(
             checkpoint=folder / f"seed-{seed}" / CHECKPOINT, fingerprint=f"{fingerprint}/{seed}",
             every_seconds=0.0, on_round=report,
         )  # fmt: skip
+        save_seed_facts(done, folder / f"seed-{seed}" / FACTS)
         seeds.append(SeedResult(seed, done.history, done.ledger))
     result = _result(config, rules, method, roster, seeds, setup, folder)
     result.save(folder)

@@ -6,7 +6,6 @@ client's, so that the shapes are the real ones; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.core.federation import Federation
-from atoll.core.method import Method, Step, StepDefinition
+from atoll.core.method import Step
 from atoll.core.tree import Tree, named_leaves
-from atoll.engines.fleet import owners_of
+from atoll.engines.fleet import steps_of
 from atoll.engines.serial import Serial
 from atoll.engines.simulation import prepared
 from atoll.federate.data import SiteData
@@ -78,18 +77,9 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, A
         "steps_not_seen": [
             {"step": step.name, "declared": dict(step.discloses),
              "verdict": _verdict(policy, step, *step.discloses)}
-            for step in _steps(method) if step.name not in recorder.steps
+            for step in steps_of(method) if step.name not in recorder.steps
         ],
     }  # fmt: skip
-
-
-def _steps(method: Method) -> Iterator[Step]:
-    """Every step of a method and of those that it is a plug on."""
-    for owner in owners_of(method).values():
-        for cls in type(owner).__mro__:
-            for name, value in vars(cls).items():
-                if isinstance(value, StepDefinition):
-                    yield getattr(owner, name)
 
 
 def _verdict(policy: Policy, step: Step, *fields: str) -> str:

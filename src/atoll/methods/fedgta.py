@@ -58,10 +58,11 @@ class Update:
 
 @record
 class Server:
-    """Every client's own model, stacked, and the last known cosines, (N, N), NaN for none yet."""
+    """Every client's own model, stacked; the last known cosines and weights, NaN for none yet."""
 
     models: Tree
     similarity: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,23 @@ class FedGTA(Method):
     def init(self, clients: Clients) -> Server:
         models = spread(self.net.init(clients.key), clients.total)
         never = torch.full((clients.total, clients.total), torch.nan, device=clients.key.device)
-        return Server(models, never.to(torch.get_default_dtype()))
+        never = never.to(torch.get_default_dtype())
+        return Server(models, never, never.clone())
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToEach(server.models))
         alike = cosines(reply.moments)
         weight = personal_weights(alike, reply.confidence, self.threshold)
-        present, similarity = clients.positions, server.similarity.clone()
+        present = clients.positions
+        similarity, weights = server.similarity.clone(), server.weights.clone()
         similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
-        return Server(put(server.models, present, mix(reply.model, weight)), similarity)
+        weights[present.unsqueeze(-1), present] = weight.to(weights.dtype)
+        models = put(server.models, present, mix(reply.model, weight))
+        return Server(models, similarity, weights)
+
+    def mixing(self, server: Server) -> Tensor:
+        """Whose weights each client's mixture had, (N, N)."""
+        return server.weights
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)

@@ -183,6 +183,10 @@ class FedIIH(Method):
         alpha = self.global_factors(reply, server.alpha)
         return Server(models, alpha, pairs.movedim(-1, 0))
 
+    def mixing(self, server: Server) -> Tensor:
+        """Whose weights each client's mixture had, (K, M, M), from the last known S."""
+        return torch.softmax(self.tau * server.similarity.nan_to_num(nan=-torch.inf), dim=-1)
+
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 

@@ -129,6 +129,10 @@ class FedPUB(Method):
         similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
         return Server(models, seen, similarity)
 
+    def mixing(self, server: Server) -> Tensor:
+        """Whose weights each client's mixture had, (N, N), from the last known cosines."""
+        return torch.softmax(self.tau * server.similarity.nan_to_num(nan=-torch.inf), dim=-1)
+
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 

@@ -115,6 +115,31 @@ class Result:
             for seed in self.seeds
         ])  # fmt: skip
 
+    def curve(
+        self, metric: str | None = None, role: str = "test", scored: str | None = None
+    ) -> np.ndarray:
+        """A metric after each round, mean over clients as the protocol reports it, (S, R).
+
+        Args:
+            metric: One of `metrics.METRICS`; None is what the data set is scored by.
+            role: "train", "val" or "test".
+            scored: "deployed" or "local"; None is what the result reports.
+        """
+        model = scored or self.config.evaluate or "deployed"
+        return np.stack([
+            _mean(seed.history, model, metric or self.metric, role, self.weights)
+            for seed in self.seeds
+        ])  # fmt: skip
+
+    def plot(self, kind: str = "convergence") -> Any:
+        """A matplotlib Figure: "convergence", "clients" or "traffic".
+
+        A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
+        """
+        from atoll.study.result_plots import plot_result
+
+        return plot_result(self, kind)
+
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
         rounds = [s for seed in self.seeds for s in seed.history.seconds]

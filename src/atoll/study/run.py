@@ -38,6 +38,12 @@ from atoll.study.config import (
     with_own_partition,
 )
 from atoll.study.experiment import Experiment, History, Run
+from atoll.study.facts import (
+    FACTS,
+    FEDERATION_FACTS,
+    save_federation_facts,
+    save_seed_facts,
+)
 from atoll.study.machine import (
     available_memory,
     choose_device,
@@ -224,6 +230,7 @@ def run_config(
             fingerprint = name_configuration(config, method, data)
             if out is not None:
                 write_atomically(out / "config.toml", config_text(config).encode())
+                save_federation_facts(federation, out / FEDERATION_FACTS)
             short = chosen.too_short(config.rounds or rules.rounds)
             observer.begin(config, engine, why, [*notes, *([short] if short else [])])
         if out is not None:
@@ -324,6 +331,8 @@ def _seed_result(run: Run, out: Path | None) -> SeedResult:
     seed = run.experiment.seed
     if not run.finished:
         raise Stopped(out, seed, run.history.rounds)
+    if out is not None:
+        save_seed_facts(run, out / f"seed-{seed}" / FACTS)
     return SeedResult(seed, run.history, run.ledger)
 
 
