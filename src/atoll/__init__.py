@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.study.experiment import Experiment
     from atoll.study.result import Result
     from atoll.study.run import resume, run
+    from atoll.study.tune import tune
 
 _HOMES = {
     "load": "atoll.api",
@@ -31,6 +32,7 @@ _HOMES = {
     "save": "atoll.api",
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
+    "tune": "atoll.study.tune",
     "Experiment": "atoll.study.experiment",
     "Result": "atoll.study.result",
     "Federation": "atoll.core.federation",
@@ -52,6 +54,7 @@ __all__ = [
     "resume",
     "run",
     "save",
+    "tune",
 ]
 
 

@@ -20,6 +20,7 @@ from atoll.commands.common import (
     say,
     written,
 )
+from atoll.commands.tune import tune
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -81,6 +82,7 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 
 main.add_command(federate)
+main.add_command(tune)
 
 
 @main.command(
@@ -99,6 +101,7 @@ def run(
     out: Path | None,
     resume_from: Path | None,
     save_every: float,
+    log: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     **given: Any,
@@ -110,7 +113,7 @@ def run(
 
     chosen = chosen_options(given, set=settings, own=own)
     watcher = Watcher(make_console(stderr=as_json or quiet), quiet=quiet)
-    more: dict[str, Any] = {"observer": watcher, "save_every": save_every}
+    more: dict[str, Any] = {"observer": watcher, "save_every": save_every, "log": log}
     if resume_from is not None:
         _refuse_mixing(chosen, config_file, out)
         result = or_stopped(ctx, watcher, resume_from, lambda: resume(resume_from, **more))

@@ -89,6 +89,7 @@ def run_cells(
     *,
     about: Mapping[str, Any],
     observer: StudyObserver | None = None,
+    log: Sequence[str] = (),
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
 
@@ -97,6 +98,7 @@ def run_cells(
         cells: In the order of the tables; names are unique.
         about: What the study is, for its readers: "kind", "command" and whatever the kind needs.
         observer: Hears about progress.
+        log: Where else the cells' numbers go (`study.logs.LOGS`).
 
     Raises:
         Stopped: The user stopped it; all that was done is saved.
@@ -106,9 +108,9 @@ def run_cells(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"two cells of the study are called '{twice}'; give each its own name")
-    with _held(folder):
+    with held(folder):
         for cell in cells:
-            _check_same(cell, folder / "cells" / cell.name)
+            check_same(cell, folder / "cells" / cell.name)
         described = [{"name": cell.name, "labels": dict(cell.labels)} for cell in cells]
         text = json.dumps({**about, "cells": described}, indent=2)
         write_atomically(folder / "study.json", text.encode())
@@ -116,7 +118,7 @@ def run_cells(
         observer.begin(cells, finished)
         outcomes = []
         for cell in cells:
-            outcome = read_cell(folder, cell) or _run_cell(folder, cell, observer)
+            outcome = read_cell(folder, cell) or run_cell(folder, cell, observer, log=log)
             observer.ended(outcome)
             outcomes.append(outcome)
     return outcomes
@@ -131,26 +133,27 @@ def read_cell(folder: Path, cell: Cell) -> Outcome | None:
     return Outcome(cell, to, summary, fresh=False)
 
 
-def _run_cell(folder: Path, cell: Cell, observer: StudyObserver) -> Outcome:
+def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> Outcome:
+    """Run a cell, or go on with it; `how` is for `run_config`. The folder must be `held`."""
     to = folder / "cells" / cell.name
-    _note(folder, "begin", cell)
+    note(folder, "begin", cell)
     try:
         write_atomically(to / "asked.toml", config_text(cell.config).encode())
         heard = observer.cell(cell)
-        run_config(cell.config, out=to, observer=heard, resuming=True)
+        run_config(cell.config, out=to, observer=heard, resuming=True, **how)
     except (Stopped, KeyboardInterrupt):
-        _note(folder, "stopped", cell)
+        note(folder, "stopped", cell)
         raise
     except AtollError as error:
-        _note(folder, "failed", cell, error=str(error))
+        note(folder, "failed", cell, error=str(error))
         return Outcome(cell, to, error=str(error))
-    _note(folder, "end", cell)
+    note(folder, "end", cell)
     outcome = read_cell(folder, cell)
     assert outcome is not None
     return Outcome(cell, to, outcome.summary)
 
 
-def _check_same(cell: Cell, to: Path) -> None:
+def check_same(cell: Cell, to: Path) -> None:
     """Refuse to mix what was asked differently under one name."""
     path = to / "asked.toml"
     if path.exists() and path.read_text(encoding="utf-8") != config_text(cell.config):
@@ -160,14 +163,15 @@ def _check_same(cell: Cell, to: Path) -> None:
         )
 
 
-def _note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
+def note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
+    """One more line of events.jsonl."""
     line = json.dumps({"at": round(time.time(), 3), "event": event, "cell": cell.name, **more})
     with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """The folder, for this process alone; a killed process lets it go."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
