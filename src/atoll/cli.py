@@ -21,6 +21,7 @@ from atoll.commands.common import (
     written,
 )
 from atoll.commands.tune import tune
+from atoll.commands.watch import watch
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -83,6 +84,7 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 main.add_command(federate)
 main.add_command(tune)
+main.add_command(watch)
 
 
 @main.command(
