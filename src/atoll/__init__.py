@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.study.result import Result
     from atoll.study.run import resume, run
     from atoll.study.stored import read_result
+    from atoll.study.tune import tune
 
 _HOMES = {
     "load": "atoll.api",
@@ -35,6 +36,7 @@ _HOMES = {
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
     "read_result": "atoll.study.stored",
+    "tune": "atoll.study.tune",
     "Experiment": "atoll.study.experiment",
     "Result": "atoll.study.result",
     "Federation": "atoll.core.federation",
@@ -58,6 +60,7 @@ __all__ = [
     "resume",
     "run",
     "save",
+    "tune",
 ]
 
 

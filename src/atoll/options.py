@@ -62,18 +62,22 @@ MACHINE = (
         "--chunk", type=int, metavar="K",
         help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
 )
+FRACTION = click.option(
+    "--fraction", type=float, metavar="F", help="Share of clients in each round.  [default: 1]")
+EVALUATE = click.option(
+    "--evaluate", metavar="MODEL",
+    help="Which model is scored: deployed or local.  [default: the protocol's]")
+LOG = click.option(
+    "--log", multiple=True, metavar="TOOL",
+    help="Send every round's numbers to tensorboard or mlflow as well; repeatable.")
 TRAINING = (
     ROUNDS,
     EPOCHS,
-    click.option(
-        "--fraction", type=float, metavar="F",
-        help="Share of clients in each round.  [default: 1]"),
+    FRACTION,
     SEEDS,
     SEED,
     SETTINGS,
-    click.option(
-        "--evaluate", metavar="MODEL",
-        help="Which model is scored: deployed or local.  [default: the protocol's]"),
+    EVALUATE,
     click.option(
         "--compat", multiple=True, metavar="NAME",
         help="Switch on a known fault of a public code (dropout-at-eval, test-selection); "
@@ -94,6 +98,7 @@ FILES = (
     click.option(
         "--resume", "resume_from", metavar="DIR", type=click.Path(path_type=Path),
         help="Continue the stopped run in DIR."),
+    LOG,
     click.option("--save-every", type=float, default=10.0, hidden=True),
     AS_JSON,
     QUIET,

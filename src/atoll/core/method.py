@@ -19,6 +19,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.layers import whole
 from atoll.core.message import Message
+from atoll.core.space import USUAL, Space
 from atoll.core.tree import Tree, leaves, tree_map
 
 
@@ -211,6 +212,12 @@ class Method(ABC):
 
     for_graphs: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Hyper-parameters with other defaults where graphs are classified."""
+
+    space: ClassVar[Space] = USUAL
+    """What `atoll tune` searches: ranges of hyper-parameters of method, net and optimizer."""
+
+    grids: ClassVar[Mapping[str, Space]] = MappingProxyType({})
+    """Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried."""
 
     tasks: ClassVar[tuple[str, ...]] = ("node",)
     """What it can classify: "node", "graph" (clients with many small graphs each), or both."""

@@ -42,6 +42,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Tree, record
 from atoll.nn import views
 from atoll.nn.ops import matmul
@@ -81,6 +82,22 @@ class FedGTA(Method):
     moments_of: Literal["last", "all"] = "last"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "threshold": Real(0.05, 0.95),
+        "order": Whole(2, 20),
+        "steps": Whole(1, 10),
+        "alpha": Real(0.1, 0.9),
+        "temperature": Real(1, 100, log=True),
+    }
+    # The values that its public code has for Cora, CiteSeer and PubMed.
+    grids: ClassVar[Mapping[str, Space]] = {
+        "paper": {
+            "moments": OneOf(("hybrid", "origin")),
+            "order": OneOf((6, 13, 20)),
+            "threshold": OneOf((0.5, 0.6, 0.65)),
+        }
+    }
     paper: ClassVar[str] = (
         "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
     )

@@ -48,6 +48,7 @@ from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import make_key
+from atoll.core.space import USUAL, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 
@@ -99,6 +100,7 @@ class FedProto(Method):
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "diluted-prototypes"] = "none"
 
+    space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = (

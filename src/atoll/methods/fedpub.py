@@ -44,6 +44,7 @@ from atoll.core.method import Clients, Method, Net, client_step, embedder
 from atoll.core.mix import average, cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
+from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
 from atoll.nn.gcn import GCN
@@ -91,6 +92,14 @@ class FedPUB(Method):
     proximal: Literal["squared", "norm"] = "squared"
     proxy_seed: int = 0
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "tau": Real(1, 20, log=True),
+        "lam_mask": Real(1e-5, 0.1, log=True),
+        "lam_prox": Real(1e-5, 0.1, log=True),
+    }
+    # Of the authors' scripts: disjoint clients, overlapping clients, default.
+    grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
     paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
     deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS

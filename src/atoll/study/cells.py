@@ -100,6 +100,7 @@ def run_cells(
     about: Mapping[str, Any],
     observer: StudyObserver | None = None,
     federations: Federations | None = None,
+    log: Sequence[str] = (),
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
 
@@ -109,6 +110,7 @@ def run_cells(
         about: What the study is, for its readers: "kind", "command" and whatever the kind needs.
         observer: Hears about progress.
         federations: Those that cells share and that were made already, to check them, say.
+        log: Where else the cells' numbers go (`study.logs.LOGS`).
 
     Raises:
         Stopped: The user stopped it; all that was done is saved.
@@ -119,9 +121,9 @@ def run_cells(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"two cells of the study are called '{twice}'; give each its own name")
-    with _held(folder):
+    with held(folder):
         for cell in cells:
-            _check_same(cell, folder / "cells" / cell.name)
+            check_same(cell, folder / "cells" / cell.name)
         described = [{"name": cell.name, "labels": dict(cell.labels)} for cell in cells]
         text = json.dumps({**about, "cells": described}, indent=2)
         write_atomically(folder / "study.json", text.encode())
@@ -130,7 +132,9 @@ def run_cells(
         observer.begin(cells, len(finished))
         outcomes = []
         for cell in cells:
-            outcome = read_cell(folder, cell) or _run_cell(folder, cell, observer, federations)
+            outcome = read_cell(folder, cell) or run_cell(
+                folder, cell, observer, divide=federations, log=log
+            )
             observer.ended(outcome)
             outcomes.append(outcome)
     return outcomes
@@ -147,20 +151,19 @@ def read_cell(folder: Path, cell: Cell) -> Outcome | None:
     return Outcome(cell, to, summary, fresh=False)
 
 
-def _run_cell(
-    folder: Path, cell: Cell, observer: StudyObserver, federations: Federations
-) -> Outcome:
+def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> Outcome:
+    """Run a cell, or go on with it; `how` is for `run_config`. The folder must be `held`."""
     to = folder / "cells" / cell.name
-    _note(folder, "begin", cell)
+    note(folder, "begin", cell)
     try:
         write_atomically(to / "asked.toml", _asked(cell).encode())
         heard = observer.cell(cell)
         run_config(
             cell.config, out=to, observer=heard, resuming=True, method=cell.method,
-            data=cell.data, divide=federations,
+            data=cell.data, **how,
         )  # fmt: skip
     except (Stopped, KeyboardInterrupt):
-        _note(folder, "stopped", cell)
+        note(folder, "stopped", cell)
         raise
     except AtollError as error:
         return _failed(folder, cell, str(error))
@@ -168,14 +171,14 @@ def _run_cell(
         write_atomically(to / "error.txt", traceback.format_exc().encode())
         sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
         return _failed(folder, cell, f"{sentence}; {to / 'error.txt'} says where")
-    _note(folder, "end", cell)
+    note(folder, "end", cell)
     outcome = read_cell(folder, cell)
     assert outcome is not None
     return Outcome(cell, to, outcome.summary)
 
 
 def _failed(folder: Path, cell: Cell, error: str) -> Outcome:
-    _note(folder, "failed", cell, error=error)
+    note(folder, "failed", cell, error=error)
     return Outcome(cell, folder / "cells" / cell.name, error=error)
 
 
@@ -187,7 +190,7 @@ def _asked(cell: Cell) -> str:
     return f"{text}# objects {name_configuration(cell.config, cell.method, cell.data)}\n"
 
 
-def _check_same(cell: Cell, to: Path) -> None:
+def check_same(cell: Cell, to: Path) -> None:
     """Refuse to mix what was asked differently under one name; more seeds are welcome."""
     path = to / "asked.toml"
     if not path.exists():
@@ -211,17 +214,18 @@ def _note_ends(folder: Path, finished: Sequence[Cell]) -> None:
     last = {event["cell"]: event["event"] for event in map(json.loads, lines)}
     for cell in finished:
         if last.get(cell.name) == "begin":
-            _note(folder, "end", cell)
+            note(folder, "end", cell)
 
 
-def _note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
+def note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
+    """One more line of events.jsonl."""
     line = json.dumps({"at": round(time.time(), 3), "event": event, "cell": cell.name, **more})
     with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """The folder, for this process alone; a killed process lets it go."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -55,6 +55,7 @@ class History:
         seconds: Seconds of each round, training and scoring.
         cached: For each client the rounds after which its model was put aside; empty where a
             method puts none aside.
+        ledger: What has crossed so far; None where a run is only read back.
     """
 
     counts: np.ndarray
@@ -62,6 +63,7 @@ class History:
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)
     cached: list[list[int]] = field(default_factory=list)
+    ledger: Ledger | None = None
 
     @property
     def rounds(self) -> int:
@@ -207,6 +209,7 @@ class Run:
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
         self.history = self.no_history()
+        self.history.ledger = self.ledger
         self.server: Tree = None
         self.replay: Replay | None = None
         cuda = torch.device(experiment.device).type == "cuda"

@@ -297,7 +297,7 @@ def selected(
 ) -> float:
     """A metric, mean over clients, at the round that the selection rule picks."""
     values = of_clients(history, scored, metric, role, by, weights, select)
-    return float(mean_over_clients(values, _weight(history, role, weights)))
+    return float(mean_over_clients(values, weight_of(history, role, weights)))
 
 
 def of_clients(
@@ -327,10 +327,11 @@ def _of_cached(history: History, scores: np.ndarray) -> np.ndarray:
 
 
 def _mean(history: History, scored: str, metric: str, role: str, weights: str) -> np.ndarray:
-    return mean_over_clients(history.array(scored, metric, role), _weight(history, role, weights))
+    return mean_over_clients(history.array(scored, metric, role), weight_of(history, role, weights))
 
 
-def _weight(history: History, role: str, weights: str) -> np.ndarray:
+def weight_of(history: History, role: str, weights: str) -> np.ndarray:
+    """What each client counts in a mean over clients, (K,)."""
     if weights == "uniform":
         return np.ones(history.nodes.shape[0])
     return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from atoll.study.facts import (
     save_federation_facts,
     save_seed_facts,
 )
+from atoll.study.logs import open_logs
 from atoll.study.machine import (
     available_memory,
     choose_device,
@@ -52,12 +53,17 @@ from atoll.study.machine import (
     start,
     tuned_process,
 )
+from atoll.study.progress import Heard, Progress
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
 from atoll.study.sweep import can_be_one, run_together
 
 Data = Source | GraphSet | GraphGroup | Federation
 """What Python may give in place of a name."""
+Divide = Callable[
+    [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
+]
+"""Makes the federation of one seed, as `make_federation` does."""
 CHECKPOINT = "checkpoint.atoll"
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
@@ -105,6 +111,7 @@ def run(
     out: str | Path | None = None,
     observer: Observer | None = None,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
     **options: Any,
 ) -> Result:
     """Run a method on data and return the result.
@@ -115,6 +122,7 @@ def run(
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
         save_every: Least seconds between two checkpoints.
+        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
             data_root, schema, own.
@@ -142,7 +150,7 @@ def run(
     )
     return run_config(
         config, out=None if out is None else Path(out), observer=observer, method=given_method,
-        data=given_data, save_every=save_every,
+        data=given_data, save_every=save_every, log=log,
     )  # fmt: skip
 
 
@@ -153,6 +161,7 @@ def resume(
     method: Method | None = None,
     data: Data | None = None,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
 ) -> Result:
     """Continue a stopped run; a finished one is only read again.
 
@@ -172,7 +181,7 @@ def resume(
     config = make_config(**read_config(folder / "config.toml"))
     return run_config(
         config, out=folder, observer=observer, method=method, data=data, resuming=True,
-        save_every=save_every,
+        save_every=save_every, log=log,
     )  # fmt: skip
 
 
@@ -187,7 +196,8 @@ def run_config(
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
     at_once: bool | None = None,
-    divide: Callable[..., tuple[Federation, list[str], RunConfig]] | None = None,
+    log: str | Sequence[str] = (),
+    divide: Divide | None = None,
 ) -> Result:
     """Run every seed of a configuration.
 
@@ -201,11 +211,10 @@ def run_config(
         save_every: Least seconds between two checkpoints.
         at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
             where that costs little more than one seed. On a CPU it gains nothing.
+        log: Where else the numbers of every round go (`study.logs.LOGS`).
         divide: In the place of `make_federation`, for runs that share their federations.
     """
-    divide = divide or make_federation
     began = time.perf_counter()
-    observer = observer or Silent()
     _check_objects(config, method, data)
     asked, (config, rules) = config, resolve(config, task_of_object(data))
     engine, why = choose_engine(config.engine)
@@ -215,6 +224,8 @@ def run_config(
         raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
     if out is not None:
         check_folder(out, resuming=resuming)
+    heard = Heard(observer or Silent(), None if out is None else Progress(out), open_logs(log, out))
+    divide = divide or make_federation
     seeds: list[SeedResult] = []
     waiting: list[Experiment] = []
     at_once = device.type == "cuda" if at_once is None else at_once
@@ -232,7 +243,7 @@ def run_config(
                 write_atomically(out / "config.toml", config_text(config).encode())
                 save_federation_facts(federation, out / FEDERATION_FACTS)
             short = chosen.too_short(config.rounds or rules.rounds)
-            observer.begin(config, engine, why, [*notes, *([short] if short else [])])
+            heard.begin(config, engine, why, [*notes, *([short] if short else [])])
         if out is not None:
             save_partition(federation, out / f"seed-{number}" / "partition.npz")
         experiment = Experiment(
@@ -243,10 +254,10 @@ def run_config(
         if at_once:
             waiting.append(experiment)
         else:
-            seeds.append(_one_seed(experiment, fingerprint, out, observer, save_every))
+            seeds.append(_one_seed(experiment, fingerprint, out, heard, save_every))
         began = time.perf_counter()
     if waiting:
-        seeds = _all_seeds(waiting, fingerprint, out, observer, save_every)
+        seeds = _all_seeds(waiting, fingerprint, out, heard, save_every)
     result = Result(
         config, tuple(seeds), chosen.scored_as(), rules.weights, selection(config, rules), engine,
         device.type, setup, environment(), about, out, federation.metric,
@@ -254,6 +265,7 @@ def run_config(
     )  # fmt: skip
     if out is not None:
         result.save(out)
+    heard.end(result)
     return result
 
 
