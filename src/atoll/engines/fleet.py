@@ -21,6 +21,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step
+from atoll.core.noised import Noised
 from atoll.core.random import make_key
 from atoll.core.tree import Tree
 from atoll.engines.codec import LIMIT, check_like, decode, encode
@@ -112,6 +113,8 @@ class Roster:
 def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
     """The method and the methods that it is a plug on, by the names that packets call them."""
     found: dict[str, Any] = {name: method}
+    if isinstance(method, Noised):
+        return found  # the steps inside answer without noise: nobody may call them
     for part in fields(method):
         value = getattr(method, part.name)
         if isinstance(value, Method):

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from atoll.study.machine import (
     environment,
     tuned_process,
 )
+from atoll.study.privacy import privacy_report, with_privacy
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
 from atoll.study.sweep import can_be_one, run_together
@@ -110,7 +111,7 @@ def run(
         save_every: Least seconds between two checkpoints.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
-            data_root, schema, own.
+            data_root, schema, own, dp.
     """
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
@@ -188,6 +189,10 @@ def run_config(
     asked, (config, rules) = config, resolve(config, task_of_object(data))
     engine, why = choose_engine(config.engine)
     device = choose_device(config.device)
+    if method is not None:
+        with_privacy(
+            method, config.dp
+        )  # it refuses what it cannot protect, before anything is kept
     if not 0 <= save_every < math.inf:
         raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
     if out is not None:
@@ -212,8 +217,9 @@ def run_config(
         if out is not None:
             save_partition(federation, out / f"seed-{number}" / "partition.npz")
         experiment = Experiment(
-            chosen, federation, rounds=config.rounds or rules.rounds, fraction=config.fraction,
-            seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
+            with_privacy(chosen, config.dp), federation, rounds=config.rounds or rules.rounds,
+            fraction=config.fraction, seed=number, engine=engine, device=device,
+            chunk=config.chunk, compat=config.compat,
         )  # fmt: skip
         setup += time.perf_counter() - began
         if at_once:
@@ -226,11 +232,23 @@ def run_config(
     result = Result(
         config, tuple(seeds), chosen.scored_as(), rules.weights, selection(config, rules), engine,
         device.type, setup, environment(), about, out, federation.metric,
-        asdict(chosen),
+        asdict(chosen), privacy_of(config, seeds, federated=False),
     )  # fmt: skip
     if out is not None:
         result.save(out)
     return result
+
+
+def privacy_of(
+    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
+) -> dict[str, Any] | None:
+    """What a run's differential privacy is worth; None if it had none."""
+    if config.dp is None:
+        return None
+    return privacy_report(
+        config.dp, [seed.ledger for seed in seeds], clients=len(seeds[0].history.nodes),
+        fraction=config.fraction, rounds=config.rounds or 0, federated=federated,
+    )  # fmt: skip
 
 
 def selection(config: RunConfig, rules: Protocol) -> str:
