@@ -70,7 +70,8 @@ ATTEMPTS = itertools.count()
 def ask(site, message, *, key=77, round=0, run="r-0", **change):
     """A question, each in an attempt of its own: private states of others do not count."""
     head = {"do": "step", "run": run, "owner": "method", "step": "train", "flags": {},
-            "round": round, "attempt": str(next(ATTEMPTS)), "state": -2, "key": key, **change}  # fmt: skip
+            "round": round, "attempt": str(next(ATTEMPTS)), "state": -2, "key": key,
+            **change}  # fmt: skip
     return site.answer(Packet(head, encode(message)))
 
 
