@@ -193,7 +193,9 @@ def privacy_report(
         "releases": found.releases, "rounds": rounds, "clients": clients, "fraction": fraction,
         "least_in_a_round": found.least, "adjacency": ADJACENCY, "sampling": SAMPLING,
         "accountant": f"dp-accounting {metadata.version('dp-accounting')}, get_epsilon_gaussian",
-        "simulated": not federated, "says": _says(privacy, server, peers, found.releases, broken),
+        "simulated": not federated,
+        "says": _says(privacy, server, peers, found.releases, broken)
+        + ("" if privacy.delta * clients < 1 else f"; give a delta far below 1/{clients}"),
     }  # fmt: skip
 
 
