@@ -26,8 +26,8 @@ from atoll.federate.coordinator import Order
 from atoll.federate.demo import Demo, free_port
 from atoll.federate.kits import provision, site_command
 from atoll.federate.supervise import write_job
+from atoll.study.accounting import epsilon, release
 from atoll.study.config import config_text, make_config
-from atoll.study.privacy import epsilon, release
 
 ATOLL = [sys.executable, "-m", "atoll"]
 CLIENTS, ROUNDS = 3, 25

@@ -23,8 +23,8 @@ from atoll.federate.disclosure import disclosure
 from atoll.federate.noise import SECRET, normals, site_secret
 from atoll.federate.policy import Policy
 from atoll.federate.site import Site
+from atoll.study.accounting import epsilon, release
 from atoll.study.config import config_text, make_config
-from atoll.study.privacy import epsilon, release
 from atoll.testing import small_federation
 
 CLIP, NOISE = 0.5, 2.0

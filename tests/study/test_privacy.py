@@ -13,7 +13,8 @@ from atoll.cli import main
 from atoll.core.errors import ConfigError
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.ledger import Ledger
-from atoll.study.privacy import epsilon, make_privacy, privacy_report, release, spent
+from atoll.study.accounting import epsilon, release, spent
+from atoll.study.privacy import make_privacy, privacy_report
 from atoll.testing import small_federation
 
 SMALL = {"hidden": 5}
@@ -142,6 +143,6 @@ def test_options_that_cannot_be_used_get_one_sentence(text, problem):
 
 
 def test_without_the_accountant_there_is_no_private_run(monkeypatch):
-    monkeypatch.setattr("atoll.study.privacy.find_spec", lambda name: None)
+    monkeypatch.setattr("atoll.study.accounting.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[privacy\]'"):
         atoll.run("fedavg", small_federation(), rounds=1, set=SMALL, dp="clip=1,noise=1")

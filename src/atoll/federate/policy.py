@@ -26,7 +26,8 @@ import msgspec
 from atoll.core.errors import AtollError, ConfigError, unknown
 from atoll.core.method import Step
 from atoll.methods import METHODS
-from atoll.study.privacy import PrivacyConfig, epsilon, need_accountant
+from atoll.study.accounting import epsilon, need_accountant
+from atoll.study.privacy import PrivacyConfig
 
 DECLARED = "declared"
 

@@ -30,10 +30,11 @@ from atoll.federate.audit import Audit
 from atoll.federate.data import SiteData
 from atoll.federate.noise import SiteNoise, site_secret
 from atoll.federate.policy import Policy, Refusal
+from atoll.study.accounting import epsilon, release
 from atoll.study.config import RunConfig, build_method, make_config, parse_config
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import from_confusion
-from atoll.study.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
+from atoll.study.privacy import PrivacyConfig, make_privacy, with_privacy
 
 EVALUATOR = "evaluator"
 

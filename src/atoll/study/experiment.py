@@ -30,9 +30,9 @@ from atoll.engines.checkpoint import (
 )
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend, Participants, Simulation
+from atoll.study.accounting import spent
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
-from atoll.study.privacy import spent
 from atoll.study.replay import Outcome, Replay, Round, fetched, rounds_ahead
 
 SCORED = ("deployed", "local")
