@@ -55,6 +55,10 @@ SETTINGS = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
     "repeatable.")
+DP = click.option(
+    "--dp", metavar="KEY=VALUE,...",
+    help="Client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each client's "
+    "update to norm 1 and adds noise of 1.1 times that; epsilon is told.  [default: none]")
 MACHINE = (
     click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
     click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
@@ -77,6 +81,7 @@ TRAINING = (
     SEEDS,
     SEED,
     SETTINGS,
+    DP,
     EVALUATE,
     click.option(
         "--compat", multiple=True, metavar="NAME",

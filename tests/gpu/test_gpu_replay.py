@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.core.tree import tree_map
+from atoll.core.noised import Noised
+from atoll.core.tree import leaves, tree_map
 from atoll.methods import METHODS
 from atoll.nn import NETS
 from atoll.study.experiment import Experiment
@@ -57,6 +58,25 @@ def test_a_run_repeats_itself(name: str) -> None:
     for again in (asked.run() for _ in range(3)):
         for scored, scores in first.history.scores.items():
             np.testing.assert_array_equal(scores, again.history.scores[scored])
+
+
+def test_replays_of_private_rounds_are_exact() -> None:
+    federation = small_federation()
+    net = NETS["gcn"](federation.features, federation.classes)
+    made = Noised(net=net, base=METHODS["fedavg"](net), clip=0.5, noise=0.3)
+    eager, replayed, cpu = (
+        Experiment(
+            made, federation, rounds=6, seed=3, fraction=0.5, device=device, replay=replay
+        ).run()
+        for device, replay in (("cuda", False), ("cuda", True), ("cpu", None))
+    )
+    assert replayed.replay is not None
+    assert replayed.replay.how == "rounds are recorded and replayed"
+    for one, other, there in zip(
+        *(leaves(run.server) for run in (eager, replayed, cpu)), strict=True
+    ):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one.cpu(), there, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedgta", "fedpub", "fediih", "local"])

@@ -271,6 +271,14 @@ class Method(ABC):
         """What a run of so few rounds leaves out, as a sentence for the user; "" for nothing."""
         return ""
 
+    def why_not_private(self) -> str:
+        """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
+
+        It can where a client's reply is `model`, which began as the received message, and `weight`,
+        and where the server needs nothing but their weighted mean.
+        """
+        return "it does not say that its clients send one update of a model and nothing else"
+
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.
 

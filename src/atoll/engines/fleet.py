@@ -21,8 +21,9 @@ from torch import Tensor
 from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step, StepDefinition
+from atoll.core.noised import Noised
 from atoll.core.random import make_key
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, leaves, num_bytes
 from atoll.engines.codec import LIMIT, check_like, decode, encode
 from atoll.engines.ledger import Ledger
 from atoll.engines.serial import stack_replies
@@ -112,6 +113,8 @@ class Roster:
 def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
     """The method and the methods that it is a plug on, by the names that packets call them."""
     found: dict[str, Any] = {name: method}
+    if isinstance(method, Noised):
+        return found  # the steps inside answer without noise: nobody may call them
     for part in fields(method):
         value = getattr(method, part.name)
         if isinstance(value, Method):
@@ -200,10 +203,11 @@ class Remote:
             packets[self.names[position]] = Packet(head, own)
         self.touched |= set() if step.keeps_state else set(positions)
         replies, failures = self.fleet.map(step.name, packets, self.deadline)
+        most = self.limit if step.discloses else min(self.limit, _room(template))
         arrived: dict[str, Tree] = {}
         for site, packet in replies.items():
             try:
-                arrived[site] = decode(packet.body, limit=self.limit)
+                arrived[site] = decode(packet.body, limit=most)
                 check_like(arrived[site], template, step.discloses)
             except WireError as error:
                 failures[site] = Failure(BAD, str(error))
@@ -225,6 +229,11 @@ class Remote:
         self.committed = list(states["committed"])
         self.probe.states = list(states["probe"])
         self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
+
+
+def _room(template: Tree) -> int:
+    """Bytes that a reply like the template can need, names and structure included."""
+    return num_bytes(template) + 4096 * (len(leaves(template)) + 4)
 
 
 class Cohort:

@@ -22,8 +22,10 @@ from atoll.engines.serial import Serial
 from atoll.engines.simulation import prepared
 from atoll.federate.data import SiteData
 from atoll.federate.policy import Policy, Refusal
+from atoll.federate.site import keeps_scores
 from atoll.study.config import RunConfig, build_method, resolve
 from atoll.study.experiment import Experiment
+from atoll.study.privacy import with_privacy
 
 ROUNDS = 2
 """Rounds that are tried, where the configuration names none."""
@@ -57,7 +59,8 @@ class _Recorder(Serial):
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, Any]:
     """Everything that a run of the configuration would send from this site."""
     config, _ = resolve(config, data.graph.task)
-    method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+    bare = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+    method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
     run = Experiment(method, federation, rounds=ROUNDS, engine="serial").begin()
@@ -72,7 +75,8 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, A
         top = field["field"].split(".")[0]
         field["verdict"] = _verdict(policy, recorder.steps[field["step"]], top)
     return {
-        "method": config.method, "rounds_tried": ROUNDS, "told_when_joining": data.facts(),
+        "method": config.method, "rounds_tried": ROUNDS,
+        "told_when_joining": data.facts(sizes=not keeps_scores(config.dp)),
         "run": _run_verdict(policy, config), "fields": fields,
         "steps_not_seen": [
             {"step": step.name, "declared": dict(step.discloses),
@@ -94,6 +98,7 @@ def _verdict(policy: Policy, step: Step, *fields: str) -> str:
 def _run_verdict(policy: Policy, config: RunConfig) -> str:
     try:
         policy.check_run(config.method, config.rounds or 0)
+        policy.check_privacy(config.dp)
     except Refusal as error:
         return f"refused: {error}"
     return "allowed"

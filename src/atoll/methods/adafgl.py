@@ -220,6 +220,10 @@ class AdaFGL(Method):
         mixed = mix_heads(trust, (outputs[0] + belief) / 2, outputs[1:].mean(0))
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
 
+    def why_not_private(self) -> str:
+        best = "with keep=best its clients also send how many validation nodes they got right"
+        return best if self.keep == "best" else ""
+
     @client_step
     def train(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor

@@ -144,6 +144,9 @@ class FedATH(Method):
         weight = self.edge_weights(networks, graph, key)
         return self.gcn.on(weighted_gcn(_loops(graph), weight), networks["causal"], graph, key)
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step
     def train(
         self, graph: Graph, shared: Tree, state: Private | None, key: Tensor

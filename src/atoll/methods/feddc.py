@@ -153,6 +153,12 @@ class FedDC(Method):
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
 
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send how many steps they took, and the server follows the "
+            "drift of each of them"
+        )
+
     @client_step
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor

@@ -193,6 +193,9 @@ class FedGNN(Method):
     ) -> Tensor:
         return self.widened(message, graph, state, key)
 
+    def why_not_private(self) -> str:
+        return "its clients send keys and embeddings of single nodes"
+
     @client_step(keeps_state=True)
     def count(self, graph: Graph, nothing: Empty, state: Tree, key: Tensor) -> Count:
         """How many nodes there are."""

@@ -140,6 +140,9 @@ class FedGTA(Method):
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 
+    def why_not_private(self) -> str:
+        return "its clients also send moments of their soft labels, and the server compares them"
+
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise the cross entropy, then describe what the new model predicts."""

@@ -211,6 +211,11 @@ class FedIIH(Method):
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send mean and variance of their factors, and the server compares them"
+        )
+
     @client_step
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor

@@ -146,6 +146,9 @@ class FedOpt(Method):
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

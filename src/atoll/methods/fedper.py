@@ -95,6 +95,9 @@ class FedPer(Method):
         params = whole(self.net, graph, rejoin(message, personal), own)
         return self.net(params, graph, key)
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

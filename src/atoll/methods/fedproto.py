@@ -153,6 +153,11 @@ class FedProto(Method):
         known = message.known if graph.has_classes is None else message.known * graph.has_classes
         return graph.from_roots(nearness(z, message.prototypes, known))
 
+    def why_not_private(self) -> str:
+        return (
+            "its clients send a mean embedding for each of their classes, not an update of a model"
+        )
+
     @client_step
     def train(
         self, graph: Graph, received: Server, state: Private | None, key: Tensor

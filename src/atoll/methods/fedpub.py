@@ -151,6 +151,9 @@ class FedPUB(Method):
         model = message if state is None else masked(message, state.masks, self.lam_mask)
         return self.net(model, graph, key)
 
+    def why_not_private(self) -> str:
+        return "its clients also send how they answer to a probe, and the server compares them"
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

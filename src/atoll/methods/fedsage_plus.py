@@ -253,6 +253,9 @@ class FedSagePlus(Method):
         made = self.mend(graph, state.generator, state.seed)
         return mended_sage(self.sage, message, graph, graph.real, made, key)
 
+    def why_not_private(self) -> str:
+        return "its clients send generated features of single nodes"
+
     @client_step(discloses={"x": SHOWN})
     def learn(
         self, graph: Graph, nothing: Tree, state: Learning | None, key: Tensor

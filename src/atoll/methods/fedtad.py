@@ -215,6 +215,12 @@ class FedTAD(Method):
             return self.net(message, graph, key)
         return self.base.predict(graph, message, state, key)
 
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send how reliable each of their classes is, and the server "
+            "distils from each of their models"
+        )
+
     @client_step(keeps_state=True)
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:
         """How far this client's knowledge of each class can be trusted."""

@@ -133,6 +133,9 @@ class FGSSL(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise cross entropy and what the global model teaches."""

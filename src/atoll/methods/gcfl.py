@@ -167,6 +167,9 @@ class GCFL(Method):
                     rounds[member].append(split.round - 1)
         return rounds
 
+    def why_not_private(self) -> str:
+        return "its server compares the updates of single clients, and splits them by what it finds"
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

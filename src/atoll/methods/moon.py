@@ -114,6 +114,9 @@ class MOON(Method):
         out: Tensor = self.model(whole(self.model, graph, message, own), graph, key)
         return out
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
     def train(
         self, graph: Graph, received: Tree, state: Kept | None, key: Tensor

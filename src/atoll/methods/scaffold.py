@@ -138,6 +138,12 @@ class Scaffold(Method):
         own = None if state is None else state.own
         return self.net(whole(self.net, graph, message, own), graph, key)
 
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send how many steps they took, and the server rebuilds a "
+            "control from each of their models"
+        )
+
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(
         self, graph: Graph, received: Server, state: Private | None, key: Tensor

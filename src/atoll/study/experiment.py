@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
+from atoll.core.noised import Noised
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.checkpoint import (
     load_checkpoint,
@@ -29,6 +30,7 @@ from atoll.engines.checkpoint import (
 )
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend, Participants, Simulation
+from atoll.study.accounting import spent
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
 from atoll.study.replay import Outcome, Replay, Round, fetched, rounds_ahead
@@ -355,7 +357,16 @@ class Run:
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
+            "privacy": self.privacy(),
         }
+
+    def privacy(self) -> dict[str, Any] | None:
+        """What the clients have spent so far, as plain values; None where nothing is noised."""
+        method = self.experiment.method
+        if not isinstance(method, Noised):
+            return None
+        plain = {"clip": method.clip, "noise": method.noise, "delta": method.delta}
+        return {**plain, **asdict(spent(method.noise, method.delta, [self.ledger]))}
 
     def restore(self, tree: Tree, fingerprint: str, path: Path) -> None:
         """Continue from a snapshot."""

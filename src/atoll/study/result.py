@@ -53,6 +53,7 @@ class Result:
         out: Where it is saved.
         hyperparameters: Every value of method, net and optimizer, defaults included.
         metric: What this data set is scored by; it picks the round.
+        privacy: What was spent (`study.privacy`); None without differential privacy.
 
     Examples:
         >>> import atoll
@@ -79,6 +80,7 @@ class Result:
     out: Path | None = None
     metric: str = "accuracy"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": 0.0})
@@ -156,13 +158,14 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         config = self.config
+        privacy = {} if self.privacy is None else {"privacy": dict(self.privacy)}
         return {
             "method": config.method, "data": config.data, "clients": self.clients,
             "partition": config.partition, "split": config.split, "protocol": config.protocol,
             "engine": self.engine, "device": self.device, "rounds": config.rounds,
             "seeds": len(self.seeds), "seed": self.seeds[0].seed, "scored": self.scored,
             "metrics": self.metrics(), "seconds": self.seconds(), "bytes": self.bytes(),
-            "out": None if self.out is None else str(self.out),
+            "out": None if self.out is None else str(self.out), **privacy,
         }  # fmt: skip
 
     def save(self, out: str | Path) -> None:

@@ -53,6 +53,7 @@ from atoll.study.machine import (
     start,
     tuned_process,
 )
+from atoll.study.privacy import privacy_report, with_privacy
 from atoll.study.progress import Heard, Progress
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
@@ -125,7 +126,7 @@ def run(
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
-            data_root, schema, own.
+            data_root, schema, own, dp.
 
     Examples:
         >>> import atoll
@@ -220,6 +221,8 @@ def run_config(
     engine, why = choose_engine(config.engine)
     device = choose_device(config.device)
     start(device)
+    if method is not None:
+        with_privacy(method, config.dp)  # what it cannot protect is refused before anything is kept
     if not 0 <= save_every < math.inf:
         raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
     if out is not None:
@@ -247,8 +250,9 @@ def run_config(
         if out is not None:
             save_partition(federation, out / f"seed-{number}" / "partition.npz")
         experiment = Experiment(
-            chosen, federation, rounds=config.rounds or rules.rounds, fraction=config.fraction,
-            seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
+            with_privacy(chosen, config.dp), federation, rounds=config.rounds or rules.rounds,
+            fraction=config.fraction, seed=number, engine=engine, device=device,
+            chunk=config.chunk, compat=config.compat,
         )  # fmt: skip
         setup += time.perf_counter() - began
         if at_once:
@@ -261,12 +265,24 @@ def run_config(
     result = Result(
         config, tuple(seeds), chosen.scored_as(), rules.weights, selection(config, rules), engine,
         device.type, setup, environment(), about, out, federation.metric,
-        asdict(chosen),
+        asdict(chosen), privacy_of(config, seeds, federated=False),
     )  # fmt: skip
     if out is not None:
         result.save(out)
     heard.end(result)
     return result
+
+
+def privacy_of(
+    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
+) -> dict[str, Any] | None:
+    """What a run's differential privacy is worth; None if it had none."""
+    if config.dp is None:
+        return None
+    return privacy_report(
+        config.dp, [seed.ledger for seed in seeds], clients=len(seeds[0].history.nodes),
+        fraction=config.fraction, rounds=config.rounds or 0, federated=federated,
+    )  # fmt: skip
 
 
 def selection(config: RunConfig, rules: Protocol) -> str:

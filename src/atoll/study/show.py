@@ -154,7 +154,20 @@ def result_table(results: list[Result]) -> Group:
         "training; MB: what training moved, up and down, without scoring."
     )
     table = _result_rows(results)
-    return Group(Text(title, style="bold"), Text(), table, Text(), Text(caption, style="dim"))
+    told = [Text(f"{one.config.method}: {line}") for one in results for line in _private(one)]
+    return Group(
+        Text(title, style="bold"), Text(), table, Text(), *told, Text(caption, style="dim")
+    )
+
+
+def _private(result: Result) -> list[str]:
+    """What a differentially private run has to say of itself."""
+    found = result.privacy
+    if found is None:
+        return []
+    stayed = not found["simulated"] and found["scores"] == "kept"
+    kept = "the sites kept their scores (scores.csv there; scores=told sends them in the clear)"
+    return [found["says"], *([kept] if stayed else [])]
 
 
 def counted(number: int, thing: str) -> str:
