@@ -44,7 +44,7 @@ def test_a_table_then_the_same_again_and_a_figure_of_the_same_run(cli, real_data
     events = Path("study/events.jsonl").read_text().count("\n")
     assert events == 4  # two runs begin and end
     again = cli("reproduce", "fedath", "table1", *TINY, "--both", *root)
-    assert "2 of 2 runs are done already" in again.stdout
+    assert "2 of 2 cells were finished before" in again.stdout
     assert "Shortened to 1 round" in again.stdout
     only = ("--only", "dataset=Cora,method=FedAvg", *TINY[2:])
     drawn = cli("reproduce", "fedath", "fig7", *only, *root)

@@ -110,7 +110,7 @@ def test_a_name_tells_every_configuration_apart_but_not_where_data_lie(
         return [cell.name for row in plan_table(ATH, "1", wanted) for cell in needed(row)]
 
     assert names(Wanted(root="a")) == names(Wanted(root="b"))
-    assert not set(names(Wanted(seeds=2))) & set(names(Wanted(seeds=3)))
+    assert names(Wanted(seeds=2)) == names(Wanted(seeds=3))
     assert not set(names(Wanted(rounds=2))) & set(names(Wanted()))
 
 

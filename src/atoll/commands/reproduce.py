@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from atoll.commands.common import make_console, written
-from atoll.options import DATA_ROOT, options
+from atoll.options import AS_JSON, DATA_ROOT, QUIET, options
 
 
 @click.command(
@@ -31,8 +31,7 @@ from atoll.options import DATA_ROOT, options
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
               help="The study's folder; what is done there is not run again.  "
               "[default: atoll-runs/reproduce-PAPER]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-@click.option("--quiet", is_flag=True, help="No progress, no table.")
+@options(AS_JSON, QUIET)
 @click.pass_context
 def reproduce(
     ctx: click.Context,
@@ -54,20 +53,20 @@ def reproduce(
     Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
     is every one of the paper.
     """
-    from atoll.study import reproduce_show as show
     from atoll.study.papers import PAPERS, read_paper
     from atoll.study.reproduce import Wanted, parse_only
+    from atoll.study.reproduce_list import items, listing
 
     console = make_console(stderr=as_json or quiet)
     if paper is None or item is None:
         names = PAPERS if paper is None else (read_paper(paper).name,)
-        console.print(show.listing(names, data_root, seeds))
+        console.print(listing(names, data_root, seeds))
         return
     wanted = Wanted(parse_only(only), both, seeds, rounds, data_root, device)
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
     found: list[dict[str, Any]] = []
-    for kind, number in show.items(chosen, item):
+    for kind, number in items(chosen, item):
         found.append(_one(ctx, console, chosen, kind, number, wanted, folder, tex, quiet))
     if as_json:
         click.echo(json.dumps(found[0] if item.lower() != "all" else found))
@@ -86,10 +85,11 @@ def _one(
 ) -> dict[str, Any]:
     """One table or figure: run, show, write; what `--json` says of it."""
     from atoll.study import reproduce_show as show
+    from atoll.study.cells_show import StudyWatcher
     from atoll.study.reproduce import reproduce_table
     from atoll.study.run import Stopped
 
-    watcher = show.StudyWatcher(console, quiet=quiet)
+    watcher = StudyWatcher(console, quiet=quiet)
     about = {"command": " ".join(["atoll", "reproduce", paper.name, f"{kind}{number}"])}
     try:
         with watcher:

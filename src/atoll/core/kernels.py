@@ -92,10 +92,7 @@ def adam(
         code = code.replace(name, f"({float(getattr(settings, field))!r})")
     make: Any = torch.cuda.jiterator
     run = make._create_multi_output_jit_fn(code, num_outputs=3)
-    # Double precision for powers of numbers near one, not for the rest.
-    count, dtype = steps.to(torch.float64), lists[0][0].dtype
-    rate = (settings.lr / (1 - settings.beta1**count)).to(dtype)
-    bias = (1 - settings.beta2**count).sqrt().to(dtype)
+    rate, bias = _adam_rates(settings, steps.to(lists[0][0].dtype))
 
     def one(*leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (*steps.shape, *[1] * (leaf[0].dim() - steps.dim()))
@@ -103,6 +100,20 @@ def adam(
         return found
 
     return [one(*leaf) for leaf in zip(*lists, strict=True)]
+
+
+def _adam_rates(settings: Any, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The learning rate by the first bias correction, and the root of the second."""
+    # Double precision for powers of numbers near one, not for the rest.
+    code = """template <typename T> void adam_rates(T steps, T& rate, T& bias) {
+      rate = (T)(LR / (1 - ::pow((double)BETA1, (double)steps)));
+      bias = (T)::sqrt(1 - ::pow((double)BETA2, (double)steps));
+    }"""
+    for name, field in {"LR": "lr", "BETA1": "beta1", "BETA2": "beta2"}.items():
+        code = code.replace(name, f"({float(getattr(settings, field))!r})")
+    make: Any = torch.cuda.jiterator
+    found: tuple[Tensor, Tensor] = make._create_multi_output_jit_fn(code, num_outputs=2)(steps)
+    return found
 
 
 def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -84,7 +84,9 @@ def method_page(name: str) -> RenderableType:
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
         page.add_row("preset", preset, escape(words))
     words = inspect.getdoc(sys.modules[cls.__module__]) or ""
-    return Group(Text(_unwrapped(words)), Text(f"\nPaper: {cls.paper}\n"), page)
+    why = cls(net=NETS[net](features=1, classes=2)).why_not_private()
+    private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
+    return Group(Text(_unwrapped(words)), Text(f"\nPaper: {cls.paper}\n{private}\n"), page)
 
 
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")

@@ -1,204 +1,24 @@
-"""`atoll reproduce` for people: the list, progress with the time left, tables and their files."""
+"""`atoll reproduce` for people: a table again in the terminal, and its files."""
 
 from __future__ import annotations
 
 import csv
 import io
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from atoll.engines.checkpoint import write_atomically
-from atoll.study.cells import Cell, Outcome
-from atoll.study.config import RunConfig
-from atoll.study.experiment import History
-from atoll.study.figures import Drawn, figure_cells
-from atoll.study.papers import (
-    STRICT,
-    Paper,
-    absent,
-    describe_rules,
-    find_item,
-    read_paper,
-    rough_seconds,
-)
-from atoll.study.reproduce import (
-    TOLERANCE,
-    Reproduction,
-    Row,
-    Wanted,
-    needed,
-    plan_table,
-    unique,
-)
-from atoll.study.run import Observer
-from atoll.study.show import Watcher, counted
-
-
-def span(seconds: float) -> str:
-    """A time for people: 40 s, 12 min, 3 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
-
-
-class StudyWatcher:
-    """Draws a study's progress and the time left; the first Ctrl-C becomes a clean stop."""
-
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
-        self.stop = Watcher(console, quiet=True)
-        self.began = time.monotonic()
-        self.cost: dict[str, float] = {}
-        self.total = self.done = self.ran = 0.0
-        self.count = 0
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"),
-            console=console, disable=quiet or not console.is_terminal, transient=True,
-        )  # fmt: skip
-        self.task = self.progress.add_task("", total=1.0, left="")
-
-    def __enter__(self) -> StudyWatcher:
-        self.stop.__enter__()
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
-        self.stop.__exit__(kind, error, trace)
-
-    def begin(self, cells: Sequence[Cell], finished: int) -> None:
-        self.cost = {cell.name: rough_seconds(cell.config) for cell in cells}
-        self.total, self.done, self.ran = sum(self.cost.values()), 0.0, 0.0
-        self.count, self.began = 0, time.monotonic()
-        if not self.quiet and finished:
-            self.console.print(Text(f"{finished} of {counted(len(cells), 'run')} are done already"))
-
-    def cell(self, cell: Cell) -> Observer:
-        return CellWatcher(self, cell)
-
-    def during(self, cell: Cell, share: float) -> None:
-        """After each round of a cell: how much of it is done."""
-        spent = time.monotonic() - self.began
-        self.progress.update(
-            self.task, completed=(self.done + share * self.cost[cell.name]) / (self.total or 1),
-            description=f"{self.count + 1}/{len(self.cost)} {_of(cell)}",
-            left=self._left(spent, self.ran + share * self.cost[cell.name],
-                            self.done + share * self.cost[cell.name]),
-        )  # fmt: skip
-
-    def _left(self, spent: float, ran: float, done: float) -> str:
-        """What has been run says how fast this machine is."""
-        if ran <= 0 or spent < 2:
-            return ""
-        return f"about {span((self.total - done) * spent / ran)} left"
-
-    def ended(self, outcome: Outcome) -> None:
-        own = self.cost[outcome.cell.name]
-        self.done += own
-        self.count += 1
-        self.ran += own if outcome.fresh else 0.0
-        self.progress.update(self.task, completed=self.done / (self.total or 1))
-        if self.quiet or not outcome.fresh:
-            return
-        said = "done" if outcome.error is None else f"failed: {outcome.error}"
-        left = self._left(time.monotonic() - self.began, self.ran, self.done)
-        if outcome.error is not None or self.progress.disable:
-            line = f"{self.count}/{len(self.cost)} {_of(outcome.cell)}: {said}"
-            self.console.print(Text(f"{line}; {left}" if left else line), soft_wrap=True)
-
-
-class CellWatcher:
-    """Hears about one cell's rounds (`study.run.Observer`)."""
-
-    def __init__(self, study: StudyWatcher, cell: Cell) -> None:
-        self.study, self.own = study, cell
-        self.total = 1
-        self.done: dict[int, int] = {}
-
-    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        self.total = (config.rounds or 1) * config.seeds
-
-    def round(self, seed: int, history: History) -> None:
-        self.done[seed] = history.rounds
-        self.study.during(self.own, sum(self.done.values()) / self.total)
-
-    def should_stop(self) -> bool:
-        return self.study.stop.should_stop()
-
-
-def _of(cell: Cell) -> str:
-    labels = cell.labels
-    clients = f", {labels['clients']} clients" if labels.get("clients") else ""
-    more = f", {labels['variant']}" if labels.get("variant") else ""
-    return f"{labels['method']} on {labels['data']}{clients}{more}, {labels['protocol']}"
-
-
-def listing(names: Sequence[str], root: str | None, seeds: int) -> Group:
-    """What can be reproduced: one line for each table and figure."""
-    parts: list[Any] = []
-    for name in names:
-        paper = read_paper(name)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for column in ("what", "it shows", "cells", "data", "rough time"):
-            left = column in ("what", "it shows", "data")
-            table.add_column(column, justify="left" if left else "right")
-        wanted = Wanted(seeds=seeds, root=root)
-        for number, recipe in paper.recipe.tables.items():
-            if recipe.reason:
-                table.add_row(f"table{number}", recipe.shows, "–", "not a result", "–")
-                continue
-            rows = plan_table(paper, number, wanted)
-            cells = unique(cell for row in rows for cell in needed(row))
-            sets = list(dict.fromkeys(r.printed.dataset for r in rows))
-            known = [one for one in sets if one in paper.recipe.data]
-            table.add_row(
-                f"table{number}", recipe.shows, str(len(rows)), _data(paper, known, root),
-                span(sum(rough_seconds(cell.config) for cell in cells)),
-            )  # fmt: skip
-        for number, figure in paper.recipe.figures.items():
-            if figure.reason:
-                table.add_row(f"fig{number}", figure.shows, "–", _short_reason(figure.reason), "–")
-                continue
-            own = unique(cell for cell in figure_cells(paper, number, wanted))
-            table.add_row(
-                f"fig{number}", figure.shows, str(len(own)),
-                _data(paper, figure.datasets, root),
-                span(sum(rough_seconds(cell.config) for cell in own)),
-            )  # fmt: skip
-        title = f"{name}: {paper.recipe.title}"
-        parts += [Text(title, style="bold"), table, Text()]
-    one = names[0] if len(names) == 1 else "PAPER"
-    parts.append(Text(
-        f"cells: printed numbers of a table, runs of a figure. Rough time: {seeds} seeds of what "
-        "is here, one protocol, one core. An example: "
-        f"atoll reproduce {one} table1 --only dataset=Cora --both", style="dim",
-    ))  # fmt: skip
-    return Group(*parts)
-
-
-def _short_reason(reason: str) -> str:
-    return "no numbers" if "drawing" in reason else "not drawn"
-
-
-def _data(paper: Paper, sets: Sequence[str], root: str | None) -> str:
-    """What a table needs, absent sets in brackets."""
-    return ", ".join(
-        f"({one})" if absent(paper.data_name(one), root) else one for one in sets
-    )  # fmt: skip
+from atoll.study.compare_show import tex as escaped
+from atoll.study.figures import Drawn
+from atoll.study.papers import STRICT, describe_rules
+from atoll.study.reproduce import TOLERANCE, Reproduction, Row
+from atoll.study.show import counted
 
 
 def value_text(value: float | None, std: float | None, metric: str) -> str:
@@ -411,30 +231,13 @@ def _tex(found: Reproduction) -> str:
     wide = ["l" if n in (*names, "verdict") and n != "clients" else "r" for n in head]
     lines = [
         "% Needs \\usepackage{booktabs}.", f"\\begin{{tabular}}{{{''.join(wide)}}}", "\\toprule",
-        " & ".join(map(_escaped, head)) + " \\\\", "\\midrule",
+        " & ".join(map(escaped, head)) + " \\\\", "\\midrule",
     ]  # fmt: skip
     for row in found.rows:
         texts = [_key(row, name) for name in names] + _cells(found, row)
         texts[len(names) + 3] = texts[len(names) + 3].partition(":")[0]
-        lines.append(" & ".join(map(_escaped, texts)) + " \\\\")
+        lines.append(" & ".join(map(escaped, texts)) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _escaped(text: str) -> str:
-    for sign in "&%#_{}$":
-        text = text.replace(sign, f"\\{sign}")
-    return text.replace("±", "$\\pm$").replace("–", "--")
-
-
-def items(paper: Paper, text: str) -> list[tuple[str, str]]:
-    """What a word asks for: one table or figure, or all that are not drawings or descriptions."""
-    if text.lower() != "all":
-        return [find_item(paper, text)]
-    tables, figures = paper.recipe.tables, paper.recipe.figures
-    return [
-        *(("table", number) for number, one in tables.items() if not one.reason),
-        *(("figure", number) for number, one in figures.items() if not one.reason),
-    ]
 
 
 def figure_text(drawn: Drawn) -> Group:

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,19 +38,33 @@ from atoll.study.config import (
     with_own_partition,
 )
 from atoll.study.experiment import Experiment, History, Run
+from atoll.study.facts import (
+    FACTS,
+    FEDERATION_FACTS,
+    save_federation_facts,
+    save_seed_facts,
+)
+from atoll.study.logs import open_logs
 from atoll.study.machine import (
     available_memory,
     choose_device,
     choose_engine,
     environment,
+    start,
     tuned_process,
 )
+from atoll.study.privacy import privacy_report, with_privacy
+from atoll.study.progress import Heard, Progress
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
 from atoll.study.sweep import can_be_one, run_together
 
 Data = Source | GraphSet | GraphGroup | Federation
 """What Python may give in place of a name."""
+Divide = Callable[
+    [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
+]
+"""Makes the federation of one seed, as `make_federation` does."""
 CHECKPOINT = "checkpoint.atoll"
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
@@ -98,6 +112,7 @@ def run(
     out: str | Path | None = None,
     observer: Observer | None = None,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
     **options: Any,
 ) -> Result:
     """Run a method on data and return the result.
@@ -108,9 +123,16 @@ def run(
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
         save_every: Least seconds between two checkpoints.
+        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
-            data_root, schema, own.
+            data_root, schema, own, dp.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedprox", "lagoon", rounds=5, set={"mu": 0.1})
+        >>> result.metrics()["test_accuracy"]["mean"] > 0.5
+        True
     """
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
@@ -129,7 +151,7 @@ def run(
     )
     return run_config(
         config, out=None if out is None else Path(out), observer=observer, method=given_method,
-        data=given_data, save_every=save_every,
+        data=given_data, save_every=save_every, log=log,
     )  # fmt: skip
 
 
@@ -140,10 +162,17 @@ def resume(
     method: Method | None = None,
     data: Data | None = None,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
 ) -> Result:
     """Continue a stopped run; a finished one is only read again.
 
     A run that was started with a method object or a data object needs the same objects again.
+
+    Examples:
+        >>> import atoll
+        >>> first = atoll.run("fedavg", "lagoon", rounds=2, out="my-run")  # and now it is killed
+        >>> atoll.resume("my-run").metrics() == first.metrics()
+        True
     """
     folder = Path(folder)
     if not (folder / "config.toml").exists():
@@ -153,7 +182,7 @@ def resume(
     config = make_config(**read_config(folder / "config.toml"))
     return run_config(
         config, out=folder, observer=observer, method=method, data=data, resuming=True,
-        save_every=save_every,
+        save_every=save_every, log=log,
     )  # fmt: skip
 
 
@@ -168,6 +197,8 @@ def run_config(
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
     at_once: bool | None = None,
+    log: str | Sequence[str] = (),
+    divide: Divide | None = None,
 ) -> Result:
     """Run every seed of a configuration.
 
@@ -181,24 +212,30 @@ def run_config(
         save_every: Least seconds between two checkpoints.
         at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
             where that costs little more than one seed. On a CPU it gains nothing.
+        log: Where else the numbers of every round go (`study.logs.LOGS`).
+        divide: In the place of `make_federation`, for runs that share their federations.
     """
     began = time.perf_counter()
-    observer = observer or Silent()
     _check_objects(config, method, data)
     asked, (config, rules) = config, resolve(config, task_of_object(data))
     engine, why = choose_engine(config.engine)
     device = choose_device(config.device)
+    start(device)
+    if method is not None:
+        with_privacy(method, config.dp)  # what it cannot protect is refused before anything is kept
     if not 0 <= save_every < math.inf:
         raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
     if out is not None:
         check_folder(out, resuming=resuming)
+    heard = Heard(observer or Silent(), None if out is None else Progress(out), open_logs(log, out))
+    divide = divide or make_federation
     seeds: list[SeedResult] = []
     waiting: list[Experiment] = []
     at_once = device.type == "cuda" if at_once is None else at_once
     setup = 0.0
     about: Any = {}
     for number in range(config.seed, config.seed + config.seeds):
-        federation, notes, config = make_federation(config, rules, number, data, asked)
+        federation, notes, config = divide(config, rules, number, data, asked)
         chosen = method or build_method(
             config, federation.features, federation.classes, federation.task
         )
@@ -207,30 +244,45 @@ def run_config(
             fingerprint = name_configuration(config, method, data)
             if out is not None:
                 write_atomically(out / "config.toml", config_text(config).encode())
+                save_federation_facts(federation, out / FEDERATION_FACTS)
             short = chosen.too_short(config.rounds or rules.rounds)
-            observer.begin(config, engine, why, [*notes, *([short] if short else [])])
+            heard.begin(config, engine, why, [*notes, *([short] if short else [])])
         if out is not None:
             save_partition(federation, out / f"seed-{number}" / "partition.npz")
         experiment = Experiment(
-            chosen, federation, rounds=config.rounds or rules.rounds, fraction=config.fraction,
-            seed=number, engine=engine, device=device, chunk=config.chunk, compat=config.compat,
+            with_privacy(chosen, config.dp), federation, rounds=config.rounds or rules.rounds,
+            fraction=config.fraction, seed=number, engine=engine, device=device,
+            chunk=config.chunk, compat=config.compat,
         )  # fmt: skip
         setup += time.perf_counter() - began
         if at_once:
             waiting.append(experiment)
         else:
-            seeds.append(_one_seed(experiment, fingerprint, out, observer, save_every))
+            seeds.append(_one_seed(experiment, fingerprint, out, heard, save_every))
         began = time.perf_counter()
     if waiting:
-        seeds = _all_seeds(waiting, fingerprint, out, observer, save_every)
+        seeds = _all_seeds(waiting, fingerprint, out, heard, save_every)
     result = Result(
         config, tuple(seeds), chosen.scored_as(), rules.weights, selection(config, rules), engine,
         device.type, setup, environment(), about, out, federation.metric,
-        asdict(chosen),
+        asdict(chosen), privacy_of(config, seeds, federated=False),
     )  # fmt: skip
     if out is not None:
         result.save(out)
+    heard.end(result)
     return result
+
+
+def privacy_of(
+    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
+) -> dict[str, Any] | None:
+    """What a run's differential privacy is worth; None if it had none."""
+    if config.dp is None:
+        return None
+    return privacy_report(
+        config.dp, [seed.ledger for seed in seeds], clients=len(seeds[0].history.nodes),
+        fraction=config.fraction, rounds=config.rounds or 0, federated=federated,
+    )  # fmt: skip
 
 
 def selection(config: RunConfig, rules: Protocol) -> str:
@@ -307,6 +359,8 @@ def _seed_result(run: Run, out: Path | None) -> SeedResult:
     seed = run.experiment.seed
     if not run.finished:
         raise Stopped(out, seed, run.history.rounds)
+    if out is not None:
+        save_seed_facts(run, out / f"seed-{seed}" / FACTS)
     return SeedResult(seed, run.history, run.ledger)
 
 

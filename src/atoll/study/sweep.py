@@ -143,7 +143,7 @@ class Sweep:
         return (stack(servers), stack(states)), (stacked, roots)
 
     def _play(self, tape: Tape, with_train: bool, carried: Any, fixed: Any) -> Any:
-        """One round of all runs; the tape's root and flags are each seed's own."""
+        """One round of all runs; the tape's root and sums are each seed's own."""
         lead = self.runs[0]
         engine, simulation = _engine(lead), lead.simulation
         assert isinstance(simulation, Simulation)
@@ -180,7 +180,7 @@ class Sweep:
             raise _Apart(str(reason)) from reason
         if shapes(after) != shapes(self.carried):
             raise _Apart("what the server or the clients keep changes its shape")
-        tape.flags.clear()  # they are in the outcome, where they have an axis for the seeds
+        tape.sums.clear()  # they are in the outcome, where they have an axis for the seeds
         self._record(after, tape, with_train)
         self.carried = after
         return Round(number, outcome, tape)
