@@ -47,7 +47,7 @@ def _cells(found: Reproduction, row: Row) -> list[str]:
 
 _KEYS = ("dataset", "setting", "clients", "method", "metric")
 _METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
-                 "min_gain": "least gain", "ratio_improved": "improved"}  # fmt: skip
+                 "min_gain": "min gain", "ratio_improved": "improved"}  # fmt: skip
 
 
 def _key(row: Row, name: str) -> str:
@@ -78,8 +78,12 @@ _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed":
 
 
 def reproduction_table(found: Reproduction) -> Group:
-    """The table for the terminal, what it says in one sentence, and why cells are missing."""
+    """The table for the terminal, what it says in one sentence, and why cells are missing.
+
+    How far `strict` lies from the print is in the files: a terminal is not wide enough for it.
+    """
     names, numbers = _columns(found)
+    numbers = numbers[:5]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in [*names, *numbers]:
         left = name in ("dataset", "setting", "method", "metric", "verdict")
@@ -87,7 +91,8 @@ def reproduction_table(found: Reproduction) -> Group:
     shown = [row for row in found.rows if not row.reason]
     last = ""
     for row in shown:
-        texts: list[Any] = [_key(row, name) for name in names] + _cells(found, row)
+        texts: list[Any] = [_key(row, name) for name in names]
+        texts += _cells(found, row)[: len(numbers)]
         block = "".join(texts[: names.index("method")])
         if last and block != last:
             table.add_section()
