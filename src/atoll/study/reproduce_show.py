@@ -55,6 +55,13 @@ def _key(row: Row, name: str) -> str:
     return _METRIC_WORDS[text] if name == "metric" else text
 
 
+def _keys(found: Reproduction, row: Row, names: Sequence[str]) -> list[str]:
+    """What tells a row from the others; of the setting only what not all have."""
+    common = set.intersection(*(set(one.printed.setting.split(";")) for one in found.rows))
+    own = [part for part in row.printed.setting.split(";") if part not in common]
+    return [";".join(own) if name == "setting" else _key(row, name) for name in names]
+
+
 def _columns(found: Reproduction) -> tuple[list[str], list[str]]:
     """Columns that tell rows apart, and those of numbers."""
     rows = [row for row in found.rows if not row.reason] or list(found.rows)
@@ -91,9 +98,8 @@ def reproduction_table(found: Reproduction) -> Group:
     shown = [row for row in found.rows if not row.reason]
     last = ""
     for row in shown:
-        texts: list[Any] = [_key(row, name) for name in names]
-        texts += _cells(found, row)[: len(numbers)]
-        block = "".join(texts[: names.index("method")])
+        texts: list[Any] = [*_keys(found, row, names), *_cells(found, row)[: len(numbers)]]
+        block = row.printed.dataset + row.printed.setting + row.printed.clients
         if last and block != last:
             table.add_section()
         last = block
@@ -221,8 +227,7 @@ def _markdown(found: Reproduction) -> str:
     ]
     lines.append(_bar(["---"] * len(head)))
     for row in found.rows:
-        own = [_key(row, name) for name in names]
-        lines.append(_bar([*own, *_cells(found, row)]))
+        lines.append(_bar([*_keys(found, row, names), *_cells(found, row)]))
     return "\n".join([*lines, "", *(f"{line}\n" for line in summary_lines(found))])
 
 
@@ -239,7 +244,7 @@ def _tex(found: Reproduction) -> str:
         " & ".join(map(escaped, head)) + " \\\\", "\\midrule",
     ]  # fmt: skip
     for row in found.rows:
-        texts = [_key(row, name) for name in names] + _cells(found, row)
+        texts = [*_keys(found, row, names), *_cells(found, row)]
         texts[len(names) + 3] = texts[len(names) + 3].partition(":")[0]
         lines.append(" & ".join(map(escaped, texts)) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
