@@ -99,10 +99,10 @@ def test_runs_that_were_stopped_at_different_rounds_go_on_one_by_one(tmp_path) -
     [
         (lambda e: e[:1], "there is one run"),
         (lambda e: [replace(x, engine="serial") for x in e], "engine serial runs clients"),
-        (lambda e: [e[0], replace(e[1], rounds=3)], "they differ in more than seed and data"),
+        (lambda e: [e[0], replace(e[1], rounds=3)], "they differ in more than seed, data and"),
         (
             lambda e: [e[0], replace(e[1], method=Local(e[0].method.net))],
-            "they differ in more than seed and data",
+            "they differ in the method",
         ),
         (
             lambda e: [e[0], replace(e[1], federation=e[1].federation.reordered([0, 1]))],
@@ -221,7 +221,7 @@ def test_a_step_for_one_client_at_a_time_parts_the_runs() -> None:
 
 def test_clients_that_need_several_programs_part_the_runs() -> None:
     asked = experiments(chunk=2)
-    assert Sweep(asked).apart == "their clients are too many or too different for one program"
+    assert Sweep(asked).apart == "their clients do not fall into the same programs"
     same(run_together(asked), [experiment.run() for experiment in asked])
 
 

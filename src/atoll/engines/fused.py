@@ -168,7 +168,8 @@ class Fused:
         Programs of small tensors use a second core better than one program's operations do.
         """
         threads = torch.get_num_threads()
-        if threads == 1 or len(programs) == 1 or self._on_gpu:
+        # Transforms under way are known to their own thread alone.
+        if threads == 1 or len(programs) == 1 or self._on_gpu or inside_transform():
             return [one(members) for members in programs]
         for members in programs:
             self._graph(members)  # made before the threads ask for it
@@ -248,9 +249,9 @@ class Fused:
 
         Where graphs are made lazily they are kept on the disk.
         """
-        if len(members) == 1 and not self.lazy:
-            return self.graphs[members[0]]
         if members not in self.stacked:
+            if len(members) == 1 and not self.lazy:
+                return self.graphs[members[0]]
             if len(self.stacked) >= 2 * max(1, sum(map(len, self.buckets.values()))):
                 self.stacked.clear()  # buckets were split again and again
             made = [self.graphs[p] for p in members]
