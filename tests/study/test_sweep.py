@@ -219,8 +219,8 @@ def test_a_step_for_one_client_at_a_time_parts_the_runs() -> None:
     same(run_together(asked), [experiment.run() for experiment in asked])
 
 
-def test_clients_that_need_several_programs_part_the_runs() -> None:
-    asked = experiments(chunk=2)
+def test_clients_that_need_different_programs_part_the_runs() -> None:
+    asked = experiments(chunk=3)
     assert Sweep(asked).apart == "their clients do not fall into the same programs"
     same(run_together(asked), [experiment.run() for experiment in asked])
 

@@ -66,9 +66,11 @@ class Varied:
         if isinstance(one, Tensor) or isinstance(two, Tensor):
             other = one if isinstance(one, Tensor) else two
             dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
-            return op(*(part.to(dtype) if isinstance(part, Varied) else part for part in (one, two)))
+            return op(
+                *(part.to(dtype) if isinstance(part, Varied) else part for part in (one, two))
+            )
         values = [op(a, b) for a, b in zip(self._each(one), self._each(two), strict=True)]
-        mine = (part.tensor if isinstance(part, Varied) else part for part in (one, two))
+        mine = (part.tensor if isinstance(part, Varied) else float(part) for part in (one, two))
         return Varied(self.name, values, op(*mine))
 
     def _each(self, part: Any) -> Sequence[Any]:

@@ -36,6 +36,7 @@ from atoll.core.tree import (
     tree_map,
     vmap_trees,
 )
+from atoll.core.varied import Undecided
 from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
 from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
@@ -189,7 +190,7 @@ class Fused:
             state = self.states.get(members)
             with torch.no_grad():
                 return self._program(step, members, message, state, keys)
-        except (AtollError, NotRecordable):
+        except (AtollError, NotRecordable, Undecided):
             raise
         except Exception as error:
             who = members[0]
