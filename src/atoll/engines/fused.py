@@ -319,9 +319,10 @@ class RecordedSteps:
     ) -> tuple[Tree, Tree]:
         step = known[0][0]
         try:
-            with no_reads(inputs[-1].device):
+            with no_reads(inputs[-1].device) as watch:
                 found = program(*inputs)
-            self.recordings[known] = Recording(program, *inputs, pool=self.pool)
+            keeps = watch.besides(inputs)
+            self.recordings[known] = Recording(program, *inputs, pool=self.pool, keeps=keeps)
         except Exception as reason:
             # Whatever it is: the program as it is gives the same result, or the true error.
             log.info("step %s is not recorded: %s", step.name, reason)

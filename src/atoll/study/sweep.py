@@ -183,7 +183,8 @@ class Sweep:
         """One round of all runs; the tape's root and flags are each run's own."""
         lead, points = self.runs[0], self.points
         engine, simulation = _engine(lead), lead.simulation
-        assert isinstance(simulation, Simulation) and points is not None
+        assert isinstance(simulation, Simulation)
+        assert points is not None
 
         def one(
             server: Tree, states: list[Tree], graphs: list[Graph], root: Tensor, numbers: Tree
@@ -212,7 +213,7 @@ class Sweep:
         assert self.carried is not None
         root = self.runs[0].simulation.root
         try:
-            with no_reads(root.device):
+            with no_reads(root.device) as watch:
                 tape, after, outcome = self._play(
                     Tape(root, number), with_train, self.carried, self.fixed
                 )
@@ -222,21 +223,23 @@ class Sweep:
         if shapes(after) != shapes(self.carried):
             raise _Apart("what the server or the clients keep changes its shape")
         tape.flags.clear()  # they are in the outcome, where they have an axis for the runs
-        self._record(after, tape, with_train)
+        self._record(after, tape, with_train, watch.besides(self.carried))
         self.carried = after
         return Round(number, outcome, tape)
 
-    def _record(self, carried: tuple[Tree, Tree], tape: Tape, with_train: bool) -> None:
+    def _record(
+        self, carried: tuple[Tree, Tree], tape: Tape, with_train: bool, keeps: list[Tensor]
+    ) -> None:
         def program(servers: Tree, states: Tree, salts: Tensor) -> Tree:
             blank = Tape(tape.root, salts=salts)
             _, after, outcome = self._play(blank, with_train, (servers, states), self.fixed)
             return *after, outcome
 
         salts = tape.salts_of(range(self.runs[0].experiment.rounds))
-        keeps = self.fixed, dict(_engine(self.runs[0]).places)
+        held = keeps, self.fixed, dict(_engine(self.runs[0]).places)
         try:
             recording = Recording(
-                program, *carried, salts[0], carried=2, pool=self.pool, keeps=keeps
+                program, *carried, salts[0], carried=2, pool=self.pool, keeps=held
             )
         except Exception as reason:
             raise _apart(reason) from reason
