@@ -178,6 +178,8 @@ def test_what_has_no_value_of_its_own_says_so() -> None:
             bool(mu > 0.15)
         with pytest.raises(Undecided, match="one plain number"):
             float(mu)
+        with pytest.raises(Undecided, match="part of a key"):
+            hash(grid.at(row))
         return (torch.ones(2) * mu).sum() + (1 - mu) / 2 * torch.ones(()), 2**mu * torch.ones(3)
 
     numbers = grid.tensor(torch.device("cpu"))

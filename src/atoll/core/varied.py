@@ -140,7 +140,8 @@ class Varied:
         return bool(self._ask(operator.ne, 0))
 
     def __hash__(self) -> int:
-        return hash((self.name, self.values))
+        # What a cache would keep is a tensor of this `vmap`, and of no use to the next one.
+        raise Undecided(f"{self.name} is part of a key")
 
     def _needs_one(self, *_: Any) -> NoReturn:
         raise Undecided(f"{self.name} is needed as one plain number")
