@@ -194,6 +194,25 @@ def test_a_trial_that_diverges_is_counted_and_not_chosen() -> None:
     assert found.methods["fedavg"].best.number == 1
 
 
+def test_a_data_set_with_its_own_metric_is_tuned_by_it(tmp_path: Path) -> None:
+    two = atoll.partition(atoll.load("lagoon:nodes=150,classes=2", clients=2), "column:owner")
+    two = replace(two, metric="auc")
+    for _ in range(2):  # run, then read again
+        found = atoll.tune("fedavg", two, trials=2, seeds=0, out=tmp_path, **SMALL)
+        assert found.methods["fedavg"].metric == "auc"
+    saved = json.loads((tmp_path / "cells" / "fedavg-0000" / "result.json").read_text())
+    value = saved["metrics"]["val_auc"]["mean"]
+    assert found.methods["fedavg"].trials[0].value == value != saved["metrics"]["val_accuracy"]
+
+
+def test_a_study_says_how_it_was_asked_for(whole: Tuning) -> None:
+    saved = json.loads((whole.folder / "study.json").read_text())
+    assert saved["command"] == (
+        "atoll tune fedavg --data lagoon:nodes=150 --clients 2 --rounds 6 --epochs 1 --set "
+        "hidden=8 --trials 8 --seeds 1 --search lr=1e-3..0.3:log"
+    )
+
+
 def test_importance_needs_some_trials(whole: Tuning) -> None:
     assert whole.methods["fedavg"].importance == {}
     found = tune(clients=2, trials=10, seeds=0, pruner="none", rounds=3)
