@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import atoll
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.study.cells import SilentStudy
 from atoll.study.run import Silent, Stopped
 from atoll.study.search import Search
 from atoll.study.trials import without_test
-from atoll.study.tune import Tuning
+from atoll.study.tune import Tuning, read_asked, run_tuning
 
 SMALL = {"rounds": 6, "epochs": 1, "set": {"hidden": 8}, "search": {"lr": "1e-3..0.3:log"}}
 
@@ -219,6 +219,21 @@ def test_importance_needs_some_trials(whole: Tuning) -> None:
     shares = found.methods["fedavg"].importance
     assert shares.keys() == {"lr", "weight_decay", "dropout"}
     assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_what_meets_every_trial_ends_the_tuning_and_is_not_stored(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match="no-such-set"):
+        atoll.tune("fedavg", "no-such-set", trials=3, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigError, match="500"):
+        tune(out=tmp_path, clients=500, partition="metis")
+    assert [path.name for path in tmp_path.glob("cells/*")] == ["fedavg-0000"]
+
+
+def test_a_tuning_of_python_objects_goes_on_in_python(tmp_path: Path) -> None:
+    atoll.tune("fedavg", federation(), trials=1, seeds=0, out=tmp_path, **SMALL)
+    with pytest.raises(ConfigError, match="started in Python with a data object"):
+        run_tuning(read_asked(tmp_path), tmp_path)
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

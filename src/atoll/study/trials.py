@@ -146,10 +146,11 @@ class Trials:
         seeds: int,
         data: Data | None,
         observer: StudyObserver,
+        blinded: Blinded,
     ) -> None:
         self.folder, self.about, self.plans, self.seeds = folder, about, plans, seeds
         self.data, self.observer = data, observer
-        self.blinded = Blinded()
+        self.blinded = blinded
         self.spent: set[str] = set()
         self.chosen: dict[str, RunConfig] = {}
         self.tests: dict[str, Outcome] = {}
@@ -234,10 +235,10 @@ class Trials:
         except (StepError, SeedFailed) as error:
             note(self.folder, "failed", cell, error=str(error))
             return "diverged", None, str(error)
-        except DataError:
-            raise  # every other trial would meet it as well
         except AtollError as error:
             note(self.folder, "failed", cell, error=str(error))
+            if isinstance(error, DataError) or not heard.search.frozen:
+                raise  # every other trial would meet it as well
             return "failed", None, str(error)
         # A trial that had been finished before it was stored was only read, and reported nothing.
         heard.catch_up(result)

@@ -27,7 +27,7 @@ from atoll.study.command_line import run_command
 from atoll.study.config import RunConfig, make_config
 from atoll.study.run import Data
 from atoll.study.search import PRUNERS, Trial, need_optuna
-from atoll.study.trials import Budget, Plan, Trials, make_plan
+from atoll.study.trials import Blinded, Budget, Plan, Trials, make_plan
 
 TRIALS, SEEDS = 30, 5
 
@@ -178,17 +178,25 @@ def run_tuning(
     """
     need_optuna()
     _check(asked)
+    if "data" in asked.config.objects and data is None:
+        raise ConfigError(
+            "this tuning was started in Python with a data object, which its folder does not hold; "
+            f"go on in Python with atoll.tune(..., out='{folder}')"
+        )
     budget = Budget(asked.trials, asked.pruner, asked.preset, asked.search)
     plans = [
         make_plan(msgspec.structs.replace(asked.config, method=name), budget, data)
         for name in asked.methods
     ]
+    blinded, first = Blinded(), plans[0]
+    if not folder.exists():  # data that cannot be used leave no folder behind
+        blinded(first.config, first.rules, first.asked.seed, data, first.asked)
     with held(folder):
         _check_same(asked, folder)
         about = {
             "kind": "tune", "command": tune_command(asked), "asked": msgspec.to_builtins(asked),
         }  # fmt: skip
-        trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy())
+        trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
         trials.run()
         found = {plan.name: _tuned(plan, trials) for plan in plans}
         notes = [note for plan in plans for note in plan.notes]
