@@ -1,13 +1,14 @@
 # make demo   set up, then run the main job on built-in data
 # make test   set up, then lint, types, layers and all tests
 # make test-federation  set up, then whole federations on loopback, their faults and refusals
+# make docs   set up, then build the documentation into site/; make docs-serve shows it as it grows
 # make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-federation check bench clean
+.PHONY: demo test test-federation check docs docs-serve bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/atoll demo
@@ -23,6 +24,12 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/installed-dev
+	$(BIN)/zensical build --clean --strict
+
+docs-serve: $(VENV)/installed-dev
+	$(BIN)/zensical serve --dev-addr 127.0.0.1:8000
 
 bench: $(VENV)/installed
 	$(BIN)/python -m bench all --out bench.json
@@ -41,4 +48,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .bench-venv .bench-flower .cache build dist
+	rm -rf $(VENV) .bench-venv .bench-flower .cache build dist site

@@ -1,4 +1,4 @@
-"""Atoll's command line with a second clock: the CPU seconds of each round beside its own figures.
+"""Atoll's command line with further figures: the CPU seconds of each round, a GPU's peak memory.
 
     python atoll_runner.py run fedavg --data cora --json --quiet
 
@@ -18,7 +18,7 @@ from atoll.study.experiment import Run
 
 
 def timed(arguments: list[str]) -> dict[str, object]:
-    """The JSON object that the command prints, and `round_cpu_seconds`."""
+    """The JSON object that the command prints, `round_cpu_seconds` and `gpu_peak_gb`."""
     seconds: list[float] = []
     one_round = Run.one_round
 
@@ -31,7 +31,10 @@ def timed(arguments: list[str]) -> dict[str, object]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main(arguments, standalone_mode=False)
     result: dict[str, object] = json.loads(printed.getvalue().strip().splitlines()[-1])
-    return {**result, "round_cpu_seconds": seconds}
+    import torch
+
+    peak = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else 0.0
+    return {**result, "round_cpu_seconds": seconds, "gpu_peak_gb": peak}
 
 
 if __name__ == "__main__":

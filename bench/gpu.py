@@ -16,9 +16,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.compare import ATOLL_PACKAGES, RUNNER
+from bench.compare import ATOLL_PACKAGES, OURS, RUNNER
 from bench.peer_runner import METHODS
 from bench.processes import RunError, capture
+from bench.roofline import floor, gpu_peaks, round_of_fedavg
+
+MANY = 10
+"""Seeds that are trained at once."""
 
 PEER_ROUNDS = {"fedtad": 5}
 """Rounds of the peer, where twenty would take minutes."""
@@ -33,7 +37,7 @@ def run_peer(method: str, data_root: Path, peer_path: Path | None) -> dict[str, 
             *("--rounds", str(PEER_ROUNDS.get(method, 20)), "--device", "cuda", *where),
         ],
         f"the peer's {method}",
-        {**os.environ, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
+        {**_environment(), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
     )
     return {"seconds_per_round": median(run["round_seconds"][2:]), **run}
 
@@ -42,13 +46,13 @@ def run_atoll(method: str, data_root: Path, seeds: int = 1) -> dict[str, Any]:
     """Atoll's seconds per round, as its command line gives them, over 100 rounds."""
     run = capture(
         [
-            *(sys.executable, "-m", "atoll", "run", method, "--data", "cora", "--clients", "10"),
+            *(sys.executable, str(OURS), "run", method, "--data", "cora", "--clients", "10"),
             *("--partition", "louvain", "--epochs", "3", "--rounds", "100"),
             *("--seeds", str(seeds), "--device", "cuda", "--json", "--quiet"),
             *("--data-root", str(data_root)),
         ],
         f"Atoll's {method}",
-        {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        _environment(),
     )
     seconds = run["seconds"]
     return {
@@ -56,7 +60,14 @@ def run_atoll(method: str, data_root: Path, seeds: int = 1) -> dict[str, Any]:
         "training_seconds": seconds["train"],
         "test_accuracy": run["metrics"]["test_accuracy"]["mean"],
         "seconds": seconds,
+        "gpu_peak_gb": run["gpu_peak_gb"],
+        "process_seconds": run["process_seconds"],
     }
+
+
+def _environment() -> dict[str, str]:
+    """This process's packages for the ones that it starts, which run in other folders."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
 def measure(
@@ -82,9 +93,33 @@ def measure(
         except RunError as error:
             row["error"] = str(error)
         result["results"].append(row)
-        if out:
-            out.write_text(json.dumps(result, indent=2) + "\n")
+        _keep(out, result)
+    try:
+        tell(f"fedavg: Atoll, {MANY} seeds at once")
+        result["many_seeds"] = [
+            {"seeds": seeds, "method": "fedavg", **run_atoll("fedavg", data_root, seeds)}
+            for seeds in (1, MANY)
+        ]
+    except RunError as error:
+        result["many_seeds_error"] = str(error)
+    result["roofline"] = {**gpu_peaks(), **_floor(data_root)}
+    _keep(out, result)
     return result
+
+
+def _keep(out: Path | None, result: dict[str, Any]) -> None:
+    if out:
+        out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _floor(data_root: Path) -> dict[str, Any]:
+    """The least time of a round of FedAvg, by its bytes and flops."""
+    from atoll.data.datasets import load_dataset
+    from atoll.data.federate import federate
+
+    cora = load_dataset("cora", data_root).undirected_simple()
+    work = round_of_fedavg(federate(cora, clients=10, partition="louvain", seed=0))
+    return floor(work, gpu_peaks())
 
 
 def _machine() -> dict[str, Any]:
@@ -104,11 +139,12 @@ def _machine() -> dict[str, Any]:
 def table(result: dict[str, Any]) -> Table:
     """Seconds per round of both sides, and how long Atoll trained for 100 rounds."""
     drawn = Table(title=f"openfgl-lib against Atoll on {result['gpu']} (Cora, 10 clients, GCN-64)")
-    for heading in ("method", "peer ms", "Atoll ms", "ratio", "100 rounds of Atoll, s"):
+    headings = ("method", "peer ms", "Atoll ms", "ratio", "100 rounds of Atoll, s", "GPU GB")
+    for heading in headings:
         drawn.add_column(heading, justify="left" if heading == "method" else "right")
     for row in result["results"]:
         if "error" in row:
-            drawn.add_row(row["method"], row["error"].splitlines()[-1][:60], "", "", "")
+            drawn.add_row(row["method"], row["error"].splitlines()[-1][:60], "", "", "", "")
             continue
         best = min(row["atoll"], key=lambda run: run["seconds_per_round"])
         drawn.add_row(
@@ -117,8 +153,30 @@ def table(result: dict[str, Any]) -> Table:
             f"{1e3 * best['seconds_per_round']:.2f}",
             f"{row['ratio']:.0f}x",
             f"{min(run['training_seconds'] for run in row['atoll']):.2f}",
+            f"{best['gpu_peak_gb']:.2f}",
         )
     return drawn
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What the table does not show: many seeds, and how far the machine is from its limits."""
+    found = []
+    if "many_seeds" in result:
+        one, many = result["many_seeds"]
+        ratio = many["training_seconds"] / one["training_seconds"]
+        found.append(
+            f"FedAvg, 100 rounds: {MANY} seeds at once {many['training_seconds']:.2f} s of "
+            f"training, one seed {one['training_seconds']:.2f} s: {ratio:.1f} times"
+        )
+    if "roofline" in result:
+        limits = result["roofline"]
+        found.append(
+            f"This GPU: {limits['bytes_per_s'] / 1e12:.2f} TB/s (triad), "
+            f"{limits['flops_per_s'] / 1e12:.1f} Tflop/s (float32 product); a round of FedAvg is "
+            f"{limits['flops'] / 1e9:.2f} Gflop and {limits['bytes'] / 1e9:.2f} GB, at least "
+            f"{1e3 * limits['floor_seconds']:.3f} ms ({limits['bound_by']})"
+        )
+    return found
 
 
 @click.command()
@@ -142,7 +200,10 @@ def gpu(
             f"unknown method {lacking[0]!r}; choose from {', '.join(METHODS)}."
         )
     result = measure(names, data_root.absolute(), peer_path, repeats, console.print, out)
-    Console(width=110).print(table(result))
+    shown = Console(width=110, highlight=False)
+    shown.print(table(result))
+    for remark in remarks(result):
+        shown.print(remark)
     failed = [row for row in result["results"] if "error" in row]
     for row in failed:
         console.print(f"{row['method']}: {row['error']}", markup=False)

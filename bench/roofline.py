@@ -35,13 +35,23 @@ def machine_peaks(threads: int) -> dict[str, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        a, b, c = (torch.ones(1 << 25) for _ in range(3))  # 128 MiB each: beyond any cache
-        triad = best_of(lambda: torch.add(b, c, alpha=2.0, out=a))
-        x, y, z = (torch.rand(2048, 2048) for _ in range(3))
-        product = best_of(lambda: torch.mm(x, y, out=z))
+        return _peaks("cpu", 2048)
     finally:
         torch.set_num_threads(before)
-    return {"bytes_per_s": 3 * a.nbytes / triad, "flops_per_s": 2 * 2048**3 / product}
+
+
+def gpu_peaks() -> dict[str, float]:
+    """The same of the GPU."""
+    return _peaks("cuda", 8192)
+
+
+def _peaks(device: str, width: int) -> dict[str, float]:
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    a, b, c = (torch.ones(1 << 25, device=device) for _ in range(3))  # 128 MiB: beyond any cache
+    triad = best_of(lambda: (torch.add(b, c, alpha=2.0, out=a), wait()))
+    x, y, z = (torch.rand(width, width, device=device) for _ in range(3))
+    product = best_of(lambda: (torch.mm(x, y, out=z), wait()))
+    return {"bytes_per_s": 3 * a.nbytes / triad, "flops_per_s": 2 * width**3 / product}
 
 
 @dataclass

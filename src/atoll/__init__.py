@@ -1,10 +1,10 @@
 """Atoll: federated graph learning, every method in one place, from a laptop to a real federation.
 
-    import atoll
-
-    federation = atoll.partition(atoll.load("lagoon"), "louvain", clients=5)
-    result = atoll.run("fedavg", federation, rounds=20)
-    print(result.metrics()["test_accuracy"]["mean"])
+    >>> import atoll
+    >>> federation = atoll.partition(atoll.load("lagoon"), "louvain", clients=5)
+    >>> result = atoll.run("fedavg", federation, rounds=20)
+    >>> result.metrics()["test_accuracy"]["mean"] > 0.7
+    True
 
 Names are imported when they are first used, so that `import atoll` costs nothing.
 """
@@ -21,16 +21,22 @@ if TYPE_CHECKING:
     from atoll.api import load, partition, save
     from atoll.core.federation import Federation
     from atoll.core.method import Method, client_step
+    from atoll.study.compare import compare
     from atoll.study.experiment import Experiment
     from atoll.study.result import Result
     from atoll.study.run import resume, run
+    from atoll.study.stored import read_result
+    from atoll.study.tune import tune
 
 _HOMES = {
     "load": "atoll.api",
     "partition": "atoll.api",
     "save": "atoll.api",
+    "compare": "atoll.study.compare",
     "run": "atoll.study.run",
     "resume": "atoll.study.run",
+    "read_result": "atoll.study.stored",
+    "tune": "atoll.study.tune",
     "Experiment": "atoll.study.experiment",
     "Result": "atoll.study.result",
     "Federation": "atoll.core.federation",
@@ -45,13 +51,16 @@ __all__ = [
     "Method",
     "Result",
     "client_step",
+    "compare",
     "load",
     "methods",
     "nn",
     "partition",
+    "read_result",
     "resume",
     "run",
     "save",
+    "tune",
 ]
 
 

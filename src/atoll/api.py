@@ -26,6 +26,12 @@ def load(
         root: Where data sets are looked for (default: the variable ATOLL_DATA).
         **options: clients and seed for the built-in data; schema for tables of your own; lazy for
             a federation that does not fit into memory.
+
+    Examples:
+        >>> import atoll
+        >>> source = atoll.load("lagoon", clients=3)
+        >>> source.num_nodes, source.classes
+        (3000, 6)
     """
     if is_federation_file(name):
         return load_federation(name, **options)
@@ -50,6 +56,14 @@ def partition(
         seed: Of the partition and the split.
         **options: split, ratios, allow and more, see `federate` and `federate_graphs` in
             `atoll.data`.
+
+    Examples:
+        >>> import atoll
+        >>> source = atoll.load("lagoon")
+        >>> len(atoll.partition(source, "louvain", clients=4))
+        4
+        >>> len(atoll.partition(source, "column:owner"))  # whoever owns the nodes
+        5
     """
     if isinstance(source, Federation):
         raise ConfigError(f"'{source.name}' is a federation, divided already; use it as it is")
@@ -65,5 +79,12 @@ def partition(
 
 
 def save(federation: Federation, path: str | Path) -> Path:
-    """Write a federation into one file, which `load`, and `--data` of every command, can read."""
+    """Write a federation into one file, which `load`, and `--data` of every command, can read.
+
+    Examples:
+        >>> import atoll
+        >>> path = atoll.save(atoll.partition(atoll.load("lagoon"), clients=2), "two.atoll")
+        >>> len(atoll.load("two.atoll"))
+        2
+    """
     return save_federation(federation, path)

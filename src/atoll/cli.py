@@ -20,6 +20,10 @@ from atoll.commands.common import (
     say,
     written,
 )
+from atoll.commands.compare import compare
+from atoll.commands.report import report
+from atoll.commands.tune import tune
+from atoll.commands.watch import watch
 from atoll.federate.commands import federate
 from atoll.options import (
     DATA_ROOT,
@@ -80,7 +84,11 @@ def main(ctx: click.Context, debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+main.add_command(compare)
 main.add_command(federate)
+main.add_command(report)
+main.add_command(tune)
+main.add_command(watch)
 
 
 @main.command(
@@ -99,6 +107,7 @@ def run(
     out: Path | None,
     resume_from: Path | None,
     save_every: float,
+    log: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     **given: Any,
@@ -110,7 +119,7 @@ def run(
 
     chosen = chosen_options(given, set=settings, own=own)
     watcher = Watcher(make_console(stderr=as_json or quiet), quiet=quiet)
-    more: dict[str, Any] = {"observer": watcher, "save_every": save_every}
+    more: dict[str, Any] = {"observer": watcher, "save_every": save_every, "log": log}
     if resume_from is not None:
         _refuse_mixing(chosen, config_file, out)
         result = or_stopped(ctx, watcher, resume_from, lambda: resume(resume_from, **more))

@@ -12,14 +12,14 @@ import click
 DATA_ROOT = click.option(
     "--data-root", metavar="DIR",
     help="Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]")
-FEDERATION = (
-    click.option(
-        "--data", metavar="NAME|PATH",
-        help="lagoon or archipelago (built in), a data set's name, a group (molecules), a path to "
-        "your own, or a file of `atoll partition`.  [default: lagoon]"),
-    click.option(
-        "--clients", type=int, metavar="K",
-        help="Number of clients.  [default: the protocol's, or one per owner]"),
+DATA = click.option(
+    "--data", metavar="NAME|PATH",
+    help="lagoon or archipelago (built in), a data set's name, a group (molecules), a path to "
+    "your own, or a file of `atoll partition`.  [default: lagoon]")
+CLIENTS = click.option(
+    "--clients", type=int, metavar="K",
+    help="Number of clients.  [default: the protocol's, or one per owner]")
+DIVISION = (
     click.option(
         "--partition", metavar="NAME",
         help="How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
@@ -43,6 +43,7 @@ FEDERATION = (
         help="How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable."),
     DATA_ROOT,
 )
+FEDERATION = (DATA, CLIENTS, *DIVISION)
 """What decides a federation: the same options for `run` and `inspect`."""
 ROUNDS = click.option(
     "--rounds", type=int, metavar="R", help="Rounds.  [default: the protocol's]")
@@ -54,6 +55,10 @@ SETTINGS = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
     "repeatable.")
+DP = click.option(
+    "--dp", metavar="KEY=VALUE,...",
+    help="Client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each client's "
+    "update to norm 1 and adds noise of 1.1 times that; epsilon is told.  [default: none]")
 MACHINE = (
     click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
     click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
@@ -61,37 +66,47 @@ MACHINE = (
         "--chunk", type=int, metavar="K",
         help="Most clients in one program (fused); bounds memory.  [default: chosen]"),
 )
+FRACTION = click.option(
+    "--fraction", type=float, metavar="F", help="Share of clients in each round.  [default: 1]")
+EVALUATE = click.option(
+    "--evaluate", metavar="MODEL",
+    help="Which model is scored: deployed or local.  [default: the protocol's]")
+LOG = click.option(
+    "--log", multiple=True, metavar="TOOL",
+    help="Send every round's numbers to tensorboard or mlflow as well; repeatable.")
 TRAINING = (
     ROUNDS,
     EPOCHS,
-    click.option(
-        "--fraction", type=float, metavar="F",
-        help="Share of clients in each round.  [default: 1]"),
+    FRACTION,
     SEEDS,
     SEED,
     SETTINGS,
-    click.option(
-        "--evaluate", metavar="MODEL",
-        help="Which model is scored: deployed or local.  [default: the protocol's]"),
+    DP,
+    EVALUATE,
     click.option(
         "--compat", multiple=True, metavar="NAME",
         help="Switch on a known fault of a public code (dropout-at-eval, test-selection); "
         "repeatable."),
     *MACHINE,
 )
+OUT = click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path),
+    help="Folder for the result.  [default: a new one in atoll-runs]")
+AS_JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress, no table.")
 FILES = (
     click.option(
         "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path),
         help="A TOML file of options, for example the config.toml of a saved run."),
-    click.option(
-        "--out", metavar="DIR", type=click.Path(path_type=Path),
-        help="Folder for the result.  [default: a new one in atoll-runs]"),
+    OUT,
     click.option(
         "--resume", "resume_from", metavar="DIR", type=click.Path(path_type=Path),
         help="Continue the stopped run in DIR."),
+    LOG,
     click.option("--save-every", type=float, default=10.0, hidden=True),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line."),
-    click.option("--quiet", is_flag=True, help="No progress, no table."),
+    AS_JSON,
+    QUIET,
 )
 # fmt: on
 

@@ -82,6 +82,17 @@ def test_the_table_adds_up_to_the_totals(tmp_path):
     assert sum(int(row["bytes_down"]) for row in trained) == ledger.total("down")
 
 
+def test_rounds_add_up_to_the_totals_and_the_first_has_what_init_moved():
+    ledger = Ledger()
+    ledger.add(-1, "announce", [0, 1, 2], down=5, up=7)
+    ledger.add(0, "train", [0, 2], down=100, up=10)
+    ledger.add(1, "train", [1], down=100, up=10)
+    ledger.add(1, "score", [0, 1, 2], down=1000, up=1000)
+    down, up = ledger.by_round(3)
+    assert (down, up) == ([215, 100, 0], [41, 10, 0])
+    assert (sum(down), sum(up)) == (ledger.total("down"), ledger.total("up"))
+
+
 def test_a_restored_ledger_continues():
     ledger = Ledger()
     ledger.add(0, "train", [0, 2], 10, 3)

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import atoll
+from atoll.core.tree import leaves
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.federate.audit import check_audit
 from atoll.federate.coordinator import Order
 from atoll.federate.demo import Demo, free_port
 from atoll.federate.kits import provision, site_command
 from atoll.federate.supervise import write_job
+from atoll.study.accounting import epsilon, release
 from atoll.study.config import config_text, make_config
 
 ATOLL = [sys.executable, "-m", "atoll"]
@@ -150,6 +153,33 @@ def test_methods_equal_the_serial_run(method, settings, trial):
     run, _ = trial.start(method, "--rounds", "4", *SMALL, *words)
     found = trial.finish(run)
     assert found["metrics"] == serial(method, trial.federation, rounds=4, set=settings)
+
+
+@pytest.mark.federation
+def test_private_runs_over_the_network(trial):
+    """With noise from the seed it equals the simulation; with the sites' own it equals nothing."""
+    dp = "clip=0.5,noise=0.2,delta=1e-6"
+    told = f"{dp},scores=told,randomness=seed"
+    run, _ = trial.start("fedavg", "--rounds", "3", *SMALL, "--dp", told)
+    found = trial.finish(run)
+    assert found["metrics"] == serial("fedavg", trial.federation, rounds=3, dp=told)
+    assert found["privacy"]["epsilon_server"] is None
+    run, out = trial.start("fedavg", "--rounds", "3", *SMALL, "--dp", dp)
+    private = trial.finish(run)
+    assert private["privacy"]["epsilon_server"] == pytest.approx(epsilon(3 * release(0.2), 1e-6))
+    assert "test_accuracy" not in private["metrics"]
+    servers = [load_checkpoint(folder / "seed-0" / "checkpoint.atoll")["server"]
+               for folder in (out.with_name(f"out-{trial.count - 1}"), out)]  # fmt: skip
+    one, other = (torch.cat([leaf.flatten() for leaf in leaves(tree)]) for tree in servers)
+    assert (one - other).abs().max() > 0.05
+    kit = trial.demo.kits["site-2"] / "atoll"
+    assert len(list(kit.glob("runs/*/scores.csv"))) == 1
+    sent = [json.loads(line) for line in (kit / "audit.jsonl").read_text().splitlines()]
+    spent = [event["epsilon"] for event in sent if "release" in event]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(private["privacy"]["epsilon_server"])
+    for path in trial.demo.kits["server"].rglob("*"):
+        assert path.name not in ("noise.key", "scores.csv")
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import atoll
 from atoll.core.errors import ConfigError
-from atoll.study.cells import Cell, run_cells
+from atoll.methods import FedAvg
+from atoll.nn import GCN
+from atoll.study.cells import Cell, SilentStudy, run_cells
 from atoll.study.config import make_config
+from atoll.study.run import Silent
 
 ABOUT = {"kind": "compare"}
 
@@ -46,6 +50,79 @@ def test_other_options_under_the_same_name_are_refused(tmp_path: Path) -> None:
     run_cells(tmp_path, cells()[:1], about=ABOUT)
     with pytest.raises(ConfigError, match="begun with other options"):
         run_cells(tmp_path, cells(rounds=3)[:1], about=ABOUT)
+
+
+class Heard(SilentStudy, Silent):
+    """Notes whose rounds were run."""
+
+    def __init__(self) -> None:
+        self.seeds: set[int] = set()
+
+    def begin(self, *what: object) -> None:
+        pass
+
+    def cell(self, cell: Cell) -> Heard:
+        return self
+
+    def round(self, seed: int, history: object) -> None:
+        self.seeds.add(seed)
+
+
+def test_more_seeds_go_on_with_those_that_are_there(tmp_path: Path) -> None:
+    def scores(seeds: int, heard: Heard) -> list[float]:
+        config = make_config(method="fedavg", rounds=2, clients=2, seeds=seeds)
+        outcome = run_cells(tmp_path, [Cell("one", config)], about=ABOUT, observer=heard)[0]
+        assert outcome.summary is not None
+        return outcome.summary["metrics"]["test_accuracy"]["per_seed"]
+
+    heard = [Heard(), Heard(), Heard()]
+    few, many, again = (scores(n, h) for n, h in zip((1, 2, 2), heard, strict=True))
+    assert [h.seeds for h in heard] == [{0}, {1}, set()]
+    assert many[:1] == few
+    assert again == many
+    assert len(many) == 2
+    with pytest.raises(ConfigError, match="more seeds may be asked for"):
+        scores(1, Heard())
+
+
+def test_a_fault_in_one_method_does_not_stop_the_others(tmp_path: Path) -> None:
+    class Broken(FedAvg):
+        def round(self, server: object, clients: object) -> object:
+            raise ZeroDivisionError("no clients\nat all")
+
+    federation = atoll.partition(atoll.load("lagoon:nodes=150"), clients=2)
+    broken = Broken(net=GCN(federation.features, federation.classes))
+    config = make_config(method="Broken", data=federation.name, rounds=2,
+                         objects=["method", "data"])  # fmt: skip
+    bad = Cell("bad", config, method=broken, data=federation)
+    outcomes = run_cells(tmp_path, [bad, *cells()[:1]], about=ABOUT)
+    assert [outcome.summary is None for outcome in outcomes] == [True, False]
+    assert outcomes[0].error is not None
+    assert outcomes[0].error.startswith("internal error: ZeroDivisionError: no clients; ")
+    assert "in round" in (tmp_path / "cells" / "bad" / "error.txt").read_text()
+
+
+def test_other_objects_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    federation = atoll.partition(atoll.load("lagoon:nodes=150"), clients=2)
+    options = {"method": "FedAvg", "data": federation.name, "rounds": 1}
+    config = make_config(**options, objects=["method", "data"])
+    net = GCN(federation.features, federation.classes, hidden=8)
+    for epochs in (1, 1, 2):
+        cell = Cell("one", config, method=FedAvg(net=net, epochs=epochs), data=federation)
+        if epochs == 1:
+            assert run_cells(tmp_path, [cell], about=ABOUT)[0].summary is not None
+            continue
+        with pytest.raises(ConfigError, match="begun with other options"):
+            run_cells(tmp_path, [cell], about=ABOUT)
+
+
+def test_a_kill_between_a_result_and_its_event_is_mended(tmp_path: Path) -> None:
+    run_cells(tmp_path, cells()[:1], about=ABOUT)
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    (tmp_path / "events.jsonl").write_text(lines[0] + "\n")
+    for _ in range(2):
+        run_cells(tmp_path, cells()[:1], about=ABOUT)
+        assert events(tmp_path) == [("begin", "local"), ("end", "local")]
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path: Path) -> None:

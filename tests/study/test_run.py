@@ -165,9 +165,9 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
     options = {"seeds": 2, "fraction": 0.7, "set": {"hidden": 8}, **SMALL}
     first = atoll.run("fedprox", out=tmp_path / "a", **options)
     assert sorted(contents(tmp_path / "a")) == [
-        "config.toml", "ledger.csv", "metrics.csv", "result.json", "seed-0/checkpoint.atoll",
-        "seed-0/partition.npz",
-        "seed-1/checkpoint.atoll", "seed-1/partition.npz",
+        "config.toml", "federation.npz", "ledger.csv", "metrics.csv", "result.json",
+        "seed-0/checkpoint.atoll", "seed-0/facts.npz", "seed-0/partition.npz",
+        "seed-1/checkpoint.atoll", "seed-1/facts.npz", "seed-1/partition.npz",
     ]  # fmt: skip
     again = run_config(
         make_config(**read_config(tmp_path / "a" / "config.toml")), out=tmp_path / "b"
@@ -374,6 +374,7 @@ def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
         atoll.run("fedavg", out=tmp_path, save_every=0, **options)
     assert sorted(contents(tmp_path)) == [
         "config.toml",
+        "federation.npz",
         "seed-0/checkpoint.atoll",
         "seed-0/partition.npz",
     ]

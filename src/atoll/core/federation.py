@@ -55,6 +55,14 @@ class Federation:
             another order changes nothing.
         metric: "accuracy" or "auc".
         about: How the federation was made (partition, split, hashes), for the record.
+
+    Examples:
+        >>> import atoll
+        >>> federation = atoll.partition(atoll.load("lagoon"), "random", clients=3)
+        >>> len(federation), federation.task, federation.classes
+        (3, 'node', 6)
+        >>> [graph.num_features for graph in federation.graphs]
+        [600, 600, 600]
     """
 
     graphs: Sequence[Graph]

@@ -48,9 +48,9 @@ def fit(
         owned: Whether parameters and state may be overwritten: nobody else will read them.
     """
     batch = current_batch()
-    if batch is not None and not owned:
+    if batch is not None and not owned and not key.is_cuda:
         # Every client gets a copy before the first step, which would make one for itself otherwise,
-        # and products with a model that all clients share another.
+        # and products with a model that all clients share another. On a GPU no step overwrites.
         params, state, owned = batch.copied(params), batch.copied(state), True
     state = optimizer.init(params) if state is None else state
     for epoch in range(epochs):

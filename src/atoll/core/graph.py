@@ -220,6 +220,17 @@ def pick(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows)
 
 
+def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
+    """The sum of the values, (E, ...), at each place, (size, ...), always in the same order.
+
+    `index_add` on a GPU adds in the order in which threads arrive, so every run rounds otherwise.
+    """
+    none = values.new_zeros(size, *values.shape[1:])
+    if values.is_cuda:
+        return none.index_put((places,), values, accumulate=True)
+    return none.index_add(0, places, values)
+
+
 def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Runs of numbers one after another; where each run begins, and the run of each number."""
     before = counts.cumsum(0) - counts

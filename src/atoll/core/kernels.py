@@ -98,18 +98,21 @@ def adam(
         steps: Steps taken, this one included; an axis for clients if the leaves have one in front.
         lists: Parameters, gradients, their means, and means of their squares.
     """
-    # Double precision for powers of numbers near one, not for the rest.
-    count, dtype = steps.to(torch.float64), lists[0][0].dtype
     plain = [getattr(settings, field.name) for field in fields(settings)]
-    lr, decay, beta1, beta2, eps = plain if numbers is None else numbers.unbind(-1)
-    rate, bias = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
-    if any(isinstance(number, Varied) for number in plain[2:]):
-        step, each = _adam_step, [rate, bias, decay, beta1, 1 - beta1, beta2, 1 - beta2, eps]
-    else:  # a kernel takes eight arguments at most: these are written into it
-        written = plain[1:] if numbers is None else [None, *plain[2:]]
-        step = _adam_kernel(*written)
-        each = [rate, bias] if numbers is None else [rate, bias, decay]
-    each = [number.to(dtype) for number in each]
+    dtype = lists[0][0].dtype
+    if numbers is None:
+        step, each = _adam_kernel(*plain[1:]), [*_adam_rates(settings, steps.to(dtype))]
+    else:
+        # Double precision for powers of numbers near one, not for the rest.
+        lr, decay, beta1, beta2, eps = numbers.unbind(-1)
+        count = steps.to(torch.float64)
+        each = [lr / (1 - beta1**count), (1 - beta2**count).sqrt(), decay]
+        if any(isinstance(number, Varied) for number in plain[2:]):
+            step = _adam_step
+            each += [beta1, 1 - beta1, beta2, 1 - beta2, eps]
+        else:  # a kernel takes eight arguments at most: these are written into it
+            step = _adam_kernel(None, *plain[2:])
+        each = [number.to(dtype) for number in each]
 
     def one(*leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (*steps.shape, *[1] * (leaf[0].dim() - steps.dim()))
@@ -147,6 +150,20 @@ def _adam_step(
     g = g + p * decay
     m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
     return p - rate * m / (v.sqrt() / bias + eps), m, v
+
+
+def _adam_rates(settings: Any, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The learning rate by the first bias correction, and the root of the second."""
+    # Double precision for powers of numbers near one, not for the rest.
+    code = """template <typename T> void adam_rates(T steps, T& rate, T& bias) {
+      rate = (T)(LR / (1 - ::pow((double)BETA1, (double)steps)));
+      bias = (T)::sqrt(1 - ::pow((double)BETA2, (double)steps));
+    }"""
+    for name, field in {"LR": "lr", "BETA1": "beta1", "BETA2": "beta2"}.items():
+        code = code.replace(name, f"({float(getattr(settings, field))!r})")
+    make: Any = torch.cuda.jiterator
+    found: tuple[Tensor, Tensor] = make._create_multi_output_jit_fn(code, num_outputs=2)(steps)
+    return found
 
 
 def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

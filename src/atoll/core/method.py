@@ -19,6 +19,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.layers import whole
 from atoll.core.message import Message
+from atoll.core.space import USUAL, Space
 from atoll.core.tree import Tree, leaves, tree_map
 
 
@@ -136,6 +137,15 @@ def client_step(function: Callable[..., Any] | None = None, **options: Any) -> A
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
     The state is None on a client's first visit. See `Step` for the options.
+
+    Examples:
+        >>> import atoll
+        >>> class Counting:
+        ...     @atoll.client_step(keeps_state=True)
+        ...     def count(self, graph, message, state, key):
+        ...         return graph.real.sum()
+        >>> Counting().count.name, Counting().count.keeps_state
+        ('count', True)
     """
     if function is not None:
         return StepDefinition(function)
@@ -184,6 +194,12 @@ class Method(ABC):
 
     The step that trains is called `train`; everything a method keeps is in the server's tree or in
     the clients' private states, never on `self`.
+
+    Examples:
+        >>> import atoll
+        >>> method = atoll.methods.FedProx(net=atoll.nn.GCN(features=10, classes=3), mu=0.1)
+        >>> isinstance(method, atoll.Method), method.deployed
+        (True, 'global')
     """
 
     net: Net
@@ -196,6 +212,12 @@ class Method(ABC):
 
     for_graphs: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Hyper-parameters with other defaults where graphs are classified."""
+
+    space: ClassVar[Space] = USUAL
+    """What `atoll tune` searches: ranges of hyper-parameters of method, net and optimizer."""
+
+    grids: ClassVar[Mapping[str, Space]] = MappingProxyType({})
+    """Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried."""
 
     tasks: ClassVar[tuple[str, ...]] = ("node",)
     """What it can classify: "node", "graph" (clients with many small graphs each), or both."""
@@ -248,6 +270,14 @@ class Method(ABC):
     def too_short(self, rounds: int) -> str:
         """What a run of so few rounds leaves out, as a sentence for the user; "" for nothing."""
         return ""
+
+    def why_not_private(self) -> str:
+        """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
+
+        It can where a client's reply is `model`, which began as the received message, and `weight`,
+        and where the server needs nothing but their weighted mean.
+        """
+        return "it does not say that its clients send one update of a model and nothing else"
 
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.

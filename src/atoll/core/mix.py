@@ -15,14 +15,10 @@ T = TypeVar("T")
 
 def average(stacked: T, weight: Tensor | None = None) -> T:
     """Weighted mean over clients of stacked trees (K, ...); uniform without weights."""
-
-    def mean(leaf: Tensor) -> Tensor:
-        if weight is None:
-            return leaf.mean(0)
-        share = (weight / weight.sum()).to(leaf.dtype)
-        return _weighted(share, leaf)
-
-    return tree_map(mean, stacked)
+    if weight is None:
+        return tree_map(lambda leaf: leaf.mean(0), stacked)
+    share = weight / weight.sum()
+    return tree_map(lambda leaf: _weighted(share.to(leaf.dtype), leaf), stacked)
 
 
 def mix(stacked: T, matrix: Tensor) -> T:

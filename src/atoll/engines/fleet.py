@@ -11,7 +11,7 @@ counts (`state`), so that a site which did more than was used in the end goes ba
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
-from atoll.core.method import Method, Step
+from atoll.core.method import Method, Step, StepDefinition
+from atoll.core.noised import Noised
 from atoll.core.random import make_key
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, leaves, num_bytes
 from atoll.engines.codec import LIMIT, check_like, decode, encode
 from atoll.engines.ledger import Ledger
 from atoll.engines.serial import stack_replies
@@ -112,11 +113,22 @@ class Roster:
 def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
     """The method and the methods that it is a plug on, by the names that packets call them."""
     found: dict[str, Any] = {name: method}
+    if isinstance(method, Noised):
+        return found  # the steps inside answer without noise: nobody may call them
     for part in fields(method):
         value = getattr(method, part.name)
         if isinstance(value, Method):
             found |= owners_of(value, f"{name}.{part.name}")
     return found
+
+
+def steps_of(method: Method) -> Iterator[Step]:
+    """Every step of a method and of those that it is a plug on."""
+    for owner in owners_of(method).values():
+        for cls in type(owner).__mro__:
+            for name, value in vars(cls).items():
+                if isinstance(value, StepDefinition):
+                    yield getattr(owner, name)
 
 
 def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,10 +203,11 @@ class Remote:
             packets[self.names[position]] = Packet(head, own)
         self.touched |= set() if step.keeps_state else set(positions)
         replies, failures = self.fleet.map(step.name, packets, self.deadline)
+        most = self.limit if step.discloses else min(self.limit, _room(template))
         arrived: dict[str, Tree] = {}
         for site, packet in replies.items():
             try:
-                arrived[site] = decode(packet.body, limit=self.limit)
+                arrived[site] = decode(packet.body, limit=most)
                 check_like(arrived[site], template, step.discloses)
             except WireError as error:
                 failures[site] = Failure(BAD, str(error))
@@ -216,6 +229,11 @@ class Remote:
         self.committed = list(states["committed"])
         self.probe.states = list(states["probe"])
         self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
+
+
+def _room(template: Tree) -> int:
+    """Bytes that a reply like the template can need, names and structure included."""
+    return num_bytes(template) + 4096 * (len(leaves(template)) + 4)
 
 
 class Cohort:

@@ -68,6 +68,15 @@ class Ledger:
             row["up"] += entry.up * entry.size
         return table
 
+    def by_round(self, rounds: int) -> tuple[list[int], list[int]]:
+        """Bytes of training traffic in each round, down and up; the first has those of `init`."""
+        down, up = [0] * rounds, [0] * rounds
+        for entry in self.entries:
+            if entry.step != SCORE:
+                down[max(0, entry.round)] += entry.down * entry.size
+                up[max(0, entry.round)] += entry.up * entry.size
+        return down, up
+
     def rows(self) -> Iterator[tuple[int, str, int, int, int]]:
         """Round, step, client, bytes down, bytes up."""
         for entry in self.entries:

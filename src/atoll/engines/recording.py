@@ -65,7 +65,6 @@ class Recording:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
         # Garbage may hold older graphs, and none may go while another one is captured.
-        gc.collect()
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -216,8 +215,8 @@ class Tape:
         salts: What makes each key of this round, in order, if it is recorded.
         parts: What each key is made of, in order, with `ROUND` for the round's number.
         traffic: Step, whether it ran on those who were drawn or on all, bytes down and bytes up.
-        checks: What must be finite, in the order of `flags`.
-        flags: For each check whether each tensor (row) of each client (column) is finite.
+        checks: What must be finite, in the order of `sums`.
+        sums: For each tensor of each check its sum at each client.
         sizes: How many tensors and clients each check looks at.
     """
 
@@ -227,7 +226,7 @@ class Tape:
     parts: list[tuple[Any, ...]] = field(default_factory=list)
     traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    flags: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def key(self, *parts: Any) -> Tensor:
@@ -255,22 +254,17 @@ class Tape:
         """
         found = [(n, leaf) for n, leaf in named_leaves(tree) if leaf.is_floating_point()]
         floats = {name: leaf for name, leaf in found if leaf.numel()}
-        # The largest number, which is NaN if one is: a sum of finite ones might overflow.
-        most = [
-            torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), torch.inf, dim=1)
-            for leaf in floats.values()
-        ]
-        if most:
-            if len({part.dtype for part in most}) > 1:
-                most = [part.double() for part in most]
+        # A sum of doubles is finite if all its terms are: those of float32 cannot overflow it.
+        sums = [leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64) for leaf in floats.values()]
+        if sums:
             self.checks.append(Check(step, tuple(floats), drawn, problem))
-            self.flags.append(torch.stack(most).isfinite())
-            self.sizes.append((len(most), len(most[0])))
+            self.sums.extend(sums)
+            self.sizes.append((len(sums), len(sums[0])))
 
     def finite(self) -> Tensor:
-        """All flags in one row."""
-        nothing = torch.ones(0, dtype=torch.bool, device=self.root.device)
-        return torch.cat([nothing, *(flags.flatten() for flags in self.flags)])
+        """For all that is watched, in one row: whether each tensor of each client is finite."""
+        nothing = torch.zeros(0, dtype=torch.float64, device=self.root.device)
+        return torch.cat([nothing, *self.sums]).isfinite()
 
     def first_problem(self, finite: Tensor) -> tuple[Check, str, int] | None:
         """The first check that failed, with the tensor's name and the row of the client."""

@@ -279,6 +279,8 @@ class Participants:
             raise ConfigError(f"fraction {fraction} is not possible; give a number in (0, 1]")
         # Rounded first, so that 0.29 of 100 clients is 29 and not 30.
         count = max(1, -int(-round(len(self) * fraction, 9) // 1))
+        if count == len(self):
+            return replace(self, replies={})
         # Ranks of hashes, not of positions: the draw does not depend on the clients' order.
         draw = fold(self._key("sample", ROUND), self.simulation.numbers[self.positions])
         chosen = torch.argsort(draw, stable=True)[:count]
@@ -287,7 +289,7 @@ class Participants:
             self,
             positions=self.positions[chosen].sort().values,
             replies={},
-            drawn=self.tape is not None and (self.drawn or count < len(self)),
+            drawn=self.tape is not None,
         )
 
     def require_finite(self, tree: Tree, problem: str) -> None:

@@ -36,12 +36,15 @@ class Audit:
             os.close(handle)
         self.last = _digest(line)
 
-    def total(self, number: str, **facts: Any) -> int:
-        """The sum of a number over the events with the given facts."""
+    def events(self, **facts: Any) -> list[dict[str, Any]]:
+        """The events with the given facts."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         events = [json.loads(line) for line in lines]
-        chosen = [e for e in events if all(e.get(key) == value for key, value in facts.items())]
-        return sum(event[number] for event in chosen)
+        return [e for e in events if all(e.get(key) == value for key, value in facts.items())]
+
+    def total(self, number: str, **facts: Any) -> int:
+        """The sum of a number over the events with the given facts."""
+        return sum(event[number] for event in self.events(**facts))
 
 
 def check_audit(path: Path) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from atoll.options import DATA_ROOT, EPOCHS, FEDERATION, ROUNDS, SEED, SEEDS, SETTINGS, options
+from atoll.options import DATA_ROOT, DP, EPOCHS, FEDERATION, ROUNDS, SEED, SEEDS, SETTINGS, options
 
 if TYPE_CHECKING:
     from atoll.engines.flare import Desk
@@ -39,7 +39,7 @@ FAULTS = (
                  help="Whether a site that comes back is taken in at once."),
 )  # fmt: skip
 TRAINING = (
-    ROUNDS, EPOCHS, SEEDS, SEED, SETTINGS,
+    ROUNDS, EPOCHS, SEEDS, SEED, SETTINGS, DP,
     click.option("--fraction", type=float, metavar="F",
                  help="Share of sites in each round.  [default: 1]"),
     click.option("--protocol", metavar="NAME", help="As for `atoll run`.  [default: strict]"),
@@ -109,6 +109,7 @@ def server(kit: Path) -> None:
 @click.option("--dry-run", "method", metavar="METHOD",
               help="Show what METHOD would send from here, and do not join.")  # fmt: skip
 @SETTINGS
+@DP
 @AS_JSON
 def site(
     kit: Path,
@@ -120,6 +121,7 @@ def site(
     seed: int | None,
     method: str | None,
     settings: tuple[str, ...],
+    dp: str | None,
     as_json: bool,
 ) -> None:
     """Take part with your own data until Ctrl-C."""
@@ -135,7 +137,7 @@ def site(
     if method is not None:
         from atoll.federate.disclosure import disclosure, disclosure_table
 
-        found = disclosure(_config(method=method, settings=settings), own, rules)
+        found = disclosure(_config(method=method, settings=settings, dp=dp), own, rules)
         click.echo(json.dumps(found)) if as_json else _print(disclosure_table(found))
         return
     need_nvflare()

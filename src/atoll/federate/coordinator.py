@@ -49,10 +49,12 @@ from atoll.study.config import (
     resolve,
 )
 from atoll.study.experiment import Experiment, History, Run, cached_rounds, restored_scores
+from atoll.study.facts import FACTS, save_seed_facts
 from atoll.study.machine import environment, tuned_process
+from atoll.study.privacy import with_privacy
 from atoll.study.protocols import Protocol
 from atoll.study.result import Result, SeedResult
-from atoll.study.run import CHECKPOINT, name_configuration, selection
+from atoll.study.run import CHECKPOINT, name_configuration, privacy_of, selection
 
 ROSTER = "roster.json"
 
@@ -92,7 +94,8 @@ def coordinate(
     audit.note("start", run=order.run, config=order.config, sites=order.sites)
     roster, out = agree(order, wanted, fleet, folder, audit)
     config, rules = settle(wanted, roster)
-    method = build_method(config, roster.features, roster.classes, roster.task)
+    bare = build_method(config, roster.features, roster.classes, roster.task)
+    method = with_privacy(bare, config.dp)
     fingerprint = name_configuration(config)
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
@@ -108,10 +111,11 @@ def coordinate(
             checkpoint=folder / f"seed-{seed}" / CHECKPOINT, fingerprint=f"{fingerprint}/{seed}",
             every_seconds=0.0, on_round=report,
         )  # fmt: skip
+        save_seed_facts(done, folder / f"seed-{seed}" / FACTS)
         seeds.append(SeedResult(seed, done.history, done.ledger))
-    result = _result(config, rules, method, roster, seeds, setup, folder)
+    result = _result(config, rules, bare, roster, seeds, setup, folder)
     result.save(folder)
-    audit.note("finished", run=order.run)
+    audit.note("finished", run=order.run, privacy=result.privacy)
     return result
 
 
@@ -135,7 +139,7 @@ def _result(
     return Result(
         config, tuple(seeds), method.scored_as(), rules.weights, selection(config, rules), "flare",
         "cpu", setup, environment(), {"sites": list(roster.names), **sizes}, folder, roster.metric,
-        asdict(method),
+        asdict(method), privacy_of(config, seeds, federated=True),
     )  # fmt: skip
 
 
@@ -182,7 +186,8 @@ def agree(
 ) -> tuple[Roster, dict[str, Failure]]:
     """Greet the sites: the roster, and who is missing. The first time nobody may be."""
     head = {"do": "hello", "run": order.run, "method": config.method,
-            "rounds": config.rounds or 0, "version": __version__}  # fmt: skip
+            "rounds": config.rounds or 0, "version": __version__,
+            "dp": msgspec.to_builtins(config.dp)}  # fmt: skip
     replies, failures = fleet.map(
         "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
     )

@@ -40,13 +40,13 @@ class SiteData:
     metric: str = "accuracy"
     words: tuple[str, ...] = ()
 
-    def facts(self) -> dict[str, object]:
-        """What the server learns before the first step."""
+    def facts(self, *, sizes: bool = True) -> dict[str, object]:
+        """What the server learns before the first step; zeros in place of sizes, if they stay."""
         graph = self.graph
-        masks = torch.stack([graph.train, graph.val, graph.test]).sum(1)
+        masks = torch.stack([graph.train, graph.val, graph.test]).sum(1) * sizes
         return {
             "features": graph.num_features, "classes": self.classes, "task": graph.task,
-            "counts": [int(n) for n in masks], "nodes": int(graph.size("nodes")),
+            "counts": [int(n) for n in masks], "nodes": int(graph.size("nodes")) * sizes,
             "metric": self.metric, "words": list(self.words),
         }  # fmt: skip
 

@@ -6,7 +6,6 @@ client's, so that the shapes are the real ones; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,15 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.core.federation import Federation
-from atoll.core.method import Method, Step, StepDefinition
+from atoll.core.method import Step
 from atoll.core.tree import Tree, named_leaves
-from atoll.engines.fleet import owners_of
+from atoll.engines.fleet import steps_of
 from atoll.engines.serial import Serial
 from atoll.engines.simulation import prepared
 from atoll.federate.data import SiteData
 from atoll.federate.policy import Policy, Refusal
+from atoll.federate.site import keeps_scores
 from atoll.study.config import RunConfig, build_method, resolve
 from atoll.study.experiment import Experiment
+from atoll.study.privacy import with_privacy
 
 ROUNDS = 2
 """Rounds that are tried, where the configuration names none."""
@@ -58,7 +59,8 @@ class _Recorder(Serial):
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, Any]:
     """Everything that a run of the configuration would send from this site."""
     config, _ = resolve(config, data.graph.task)
-    method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+    bare = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+    method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
     run = Experiment(method, federation, rounds=ROUNDS, engine="serial").begin()
@@ -73,23 +75,15 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, A
         top = field["field"].split(".")[0]
         field["verdict"] = _verdict(policy, recorder.steps[field["step"]], top)
     return {
-        "method": config.method, "rounds_tried": ROUNDS, "told_when_joining": data.facts(),
+        "method": config.method, "rounds_tried": ROUNDS,
+        "told_when_joining": data.facts(sizes=not keeps_scores(config.dp)),
         "run": _run_verdict(policy, config), "fields": fields,
         "steps_not_seen": [
             {"step": step.name, "declared": dict(step.discloses),
              "verdict": _verdict(policy, step, *step.discloses)}
-            for step in _steps(method) if step.name not in recorder.steps
+            for step in steps_of(method) if step.name not in recorder.steps
         ],
     }  # fmt: skip
-
-
-def _steps(method: Method) -> Iterator[Step]:
-    """Every step of a method and of those that it is a plug on."""
-    for owner in owners_of(method).values():
-        for cls in type(owner).__mro__:
-            for name, value in vars(cls).items():
-                if isinstance(value, StepDefinition):
-                    yield getattr(owner, name)
 
 
 def _verdict(policy: Policy, step: Step, *fields: str) -> str:
@@ -104,6 +98,7 @@ def _verdict(policy: Policy, step: Step, *fields: str) -> str:
 def _run_verdict(policy: Policy, config: RunConfig) -> str:
     try:
         policy.check_run(config.method, config.rounds or 0)
+        policy.check_privacy(config.dp)
     except Refusal as error:
         return f"refused: {error}"
     return "allowed"

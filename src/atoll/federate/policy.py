@@ -8,10 +8,14 @@ reply_bytes = 50_000_000            # of one reply
 run_bytes = 2_000_000_000           # of all replies of one run
 disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
                                     # private state; "declared" allows what methods declare
+noise = 1.0                         # least noise of a differentially private run; none: any run
+epsilon = 8.0                       # most epsilon against the server, over all runs of this site
+delta = 1e-5                        # of that epsilon
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
@@ -22,6 +26,8 @@ import msgspec
 from atoll.core.errors import AtollError, ConfigError, unknown
 from atoll.core.method import Step
 from atoll.methods import METHODS
+from atoll.study.accounting import epsilon, need_accountant
+from atoll.study.privacy import PrivacyConfig
 
 DECLARED = "declared"
 
@@ -39,6 +45,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reply_bytes: int = 1 << 30
     run_bytes: int = 1 << 40
     disclose: tuple[str, ...] | str = ()
+    noise: float | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
 
     def check_run(self, method: str, rounds: int) -> None:
         """Refuse a run that the owner does not allow."""
@@ -53,6 +62,34 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
         if rounds > self.rounds:
             raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
+
+    def check_privacy(self, privacy: PrivacyConfig | None) -> None:
+        """Refuse a run that protects the owner less than it demands."""
+        if self.noise is None and self.epsilon is None:
+            return
+        demand = "its policy demands differential privacy"
+        if privacy is None:
+            raise Refusal(f"{demand}, but the run has none; give --dp clip=...,noise=...")
+        if privacy.randomness == "seed":
+            raise Refusal(f"{demand}, but the noise would come from the seed, which all know")
+        if privacy.scores == "told":
+            raise Refusal(f"{demand}, but scores would be told in the clear; use scores=kept")
+        if privacy.noise < (self.noise or 0):
+            raise Refusal(
+                f"its policy demands noise of at least {self.noise:g}, but the run has "
+                f"{privacy.noise:g}"
+            )
+
+    def check_spent(self, precision: float, what: str) -> None:
+        """Refuse what would spend more than the owner allows (`study.privacy.epsilon`)."""
+        if self.epsilon is None:
+            return
+        found = epsilon(precision, self.delta)
+        if found > self.epsilon:
+            raise Refusal(
+                f"its policy allows epsilon {self.epsilon:g} at delta {self.delta:g} over all its "
+                f"runs, but {what} would make it {found:.3g}"
+            )
 
     def check_step(self, step: Step, round: int) -> None:
         """Refuse a step that the owner does not allow."""
@@ -102,6 +139,14 @@ def read_policy(path: Path | None) -> Policy:
         raise ConfigError(f"policy {path} cannot be used: {error}") from error
     if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
         raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
+    for name, below in (("noise", math.inf), ("epsilon", math.inf), ("delta", 1)):
+        value = getattr(policy, name)
+        if value is not None and not 0 < value < below:
+            raise ConfigError(
+                f"policy {path}: {name} is {value:g}; give a number between 0 and {below:g}"
+            )
+    if policy.epsilon is not None:
+        need_accountant()
     for name in policy.methods or ():
         if ":" not in name and name not in METHODS:
             raise unknown(f"method in {path}", name, METHODS)

@@ -6,6 +6,10 @@ of the run, written before each answer leaves.
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +20,7 @@ import torch
 from atoll import __version__
 from atoll.core.errors import AtollError, WireError
 from atoll.core.method import Method, Step
+from atoll.core.noised import Noised
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.codec import decode, encode
@@ -23,9 +28,13 @@ from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
 from atoll.engines.simulation import prepared
 from atoll.federate.audit import Audit
 from atoll.federate.data import SiteData
+from atoll.federate.noise import SiteNoise, site_secret
 from atoll.federate.policy import Policy, Refusal
-from atoll.study.config import build_method, make_config, parse_config
-from atoll.study.evaluate import Evaluator
+from atoll.study.accounting import epsilon, release
+from atoll.study.config import RunConfig, build_method, make_config, parse_config
+from atoll.study.evaluate import ROLES, Evaluator, Scores
+from atoll.study.metrics import from_confusion
+from atoll.study.privacy import PrivacyConfig, make_privacy, with_privacy
 
 EVALUATOR = "evaluator"
 
@@ -47,6 +56,7 @@ class Site:
     def __init__(self, data: SiteData, policy: Policy, folder: Path) -> None:
         self.data, self.policy, self.folder = data, policy, folder
         self.audit = Audit(folder / "audit.jsonl")
+        self.account = Account(self.audit)
         self.job: Job | None = None
 
     def answer(self, packet: Packet) -> Packet:
@@ -80,7 +90,9 @@ class Site:
         if head["version"] != __version__:
             raise Refusal(f"it has Atoll {__version__}, the server {head['version']}")
         self.policy.check_run(head["method"], int(head["rounds"]))
-        facts = self.data.facts()
+        privacy = None if head["dp"] is None else make_privacy(head["dp"])
+        self.policy.check_privacy(privacy)
+        facts = self.data.facts(sizes=not keeps_scores(privacy))
         self.audit.note("hello", run=head["run"], method=head["method"], told=facts)
         return Packet(facts, b"")
 
@@ -89,9 +101,15 @@ class Site:
         head = packet.head
         config = make_config(**parse_config(head["config"], "the server's configuration"))
         self.policy.check_run(config.method, config.rounds or 0)
+        self.policy.check_privacy(config.dp)
+        if config.dp is not None:
+            # What a site can expect to send, over all seeds; beside it, what other runs have spent.
+            sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
+            before = self.account.precision(but=str(head["run"]).rpartition("-")[0])
+            self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
         data = self.data
         method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
-        self.job = Job(str(head["run"]), method, self)
+        self.job = Job(str(head["run"]), with_privacy(method, config.dp), config, self)
         self.audit.note("begin", run=head["run"], config=head["config"])
         return Packet({}, b"")
 
@@ -104,8 +122,8 @@ class Site:
 class Job:
     """One run at one site."""
 
-    def __init__(self, run: str, method: Method, site: Site) -> None:
-        self.run, self.site = run, site
+    def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
+        self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
         (self.graph,) = prepared([site.data.graph], dict(method.views))
         safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in run)
@@ -114,6 +132,7 @@ class Job:
         self.sent = site.audit.total("bytes", event="sent", run=run)
         self.attempt: Any = None
         self.state: Tree = None
+        self.scored = 0
 
     def step(self, packet: Packet) -> Packet:
         """Run a step on the site's own graph."""
@@ -123,7 +142,10 @@ class Job:
         message = decode(packet.body)
         if (round, head["attempt"]) != self.attempt:
             self.state = self.states.load(int(head["state"]))
-            self.attempt = (round, head["attempt"])
+            self.attempt, self.scored = (round, head["attempt"]), 0
+        noise = self._noise(step, head, packet.body)
+        if noise is not None:
+            step = replace(step, owner=replace(step.owner, source=noise))
         with torch.no_grad():
             reply, state = step(self.graph, message, self.state, torch.tensor(int(head["key"])))
         # Where nothing leaves (Local), the private state must tell.
@@ -132,6 +154,9 @@ class Job:
                 "training diverged (the loss is nan); lower the learning rate or check the features"
             )
         policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
+        if isinstance(reply, Scores) and keeps_scores(self.privacy):
+            reply = self._keep(reply, round)
+        charged = self._charge(noise)
         body = encode(reply)
         policy.check_bytes(len(body), self.sent)
         if not step.keeps_state:
@@ -140,9 +165,53 @@ class Job:
         self.sent += len(body)
         self.site.audit.note(
             "sent", run=self.run, step=step.name, round=round, bytes=len(body),
-            array_bytes=num_bytes(reply),
+            array_bytes=num_bytes(reply), **charged,
         )  # fmt: skip
         return Packet({}, body)
+
+    def _noise(self, step: Step, head: dict[str, Any], body: bytes) -> SiteNoise | None:
+        """This site's own noise, for a step that is to be noised with it."""
+        private = self.privacy is not None and self.privacy.randomness == "site"
+        if not private or not isinstance(step.owner, Noised):
+            return None
+        asked = [step.name, int(head["round"]), int(head["key"]), hashlib.sha256(body).hexdigest()]
+        return SiteNoise(site_secret(self.states.folder), json.dumps(asked).encode())
+
+    def _charge(self, noise: SiteNoise | None) -> dict[str, Any]:
+        """Put an answer on the account, if it is not there yet; what to note of it."""
+        if noise is None or not noise.release:
+            return {}
+        assert self.privacy is not None
+        account = self.site.account
+        after = account.precision()
+        if noise.release not in account.releases:
+            after += release(self.privacy.noise)
+        self.site.policy.check_spent(after, "this update")
+        account.releases[noise.release] = (self.run, self.privacy.noise)
+        spent = epsilon(after, self.privacy.delta)
+        return {
+            "release": noise.release, "clip": self.privacy.clip, "noise": self.privacy.noise,
+            "delta": self.privacy.delta, "epsilon": spent if math.isfinite(spent) else None,
+        }  # fmt: skip
+
+    def _keep(self, scores: Scores, round: int) -> Scores:
+        """Write scores down for the owner; what leaves in their place is the same for everybody."""
+        which = "deployed" if self.scored == 0 else "local"
+        self.scored += 1
+        accuracy = from_confusion(scores.confusion.numpy())["accuracy"]
+        path = self.states.folder / "scores.csv"
+        fresh = not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            if fresh:
+                table.writerow(["round", "model", "part", "accuracy", "loss"])
+            for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
+                table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
+        return Scores(
+            torch.zeros_like(scores.confusion), torch.zeros_like(scores.loss),
+            torch.full_like(scores.auc, -1.0),
+        )  # fmt: skip
 
     def _named(self, head: dict[str, Any]) -> Step:
         """The step that a packet names; only the evaluator has flags that a packet may set."""
@@ -158,6 +227,28 @@ class Job:
         if not isinstance(step, Step):
             raise WireError(f"there is no step '{head['step']}' of '{name}'")
         return step
+
+
+def keeps_scores(privacy: PrivacyConfig | None) -> bool:
+    """Whether scores and sizes stay at the sites."""
+    return privacy is not None and privacy.scores == "kept"
+
+
+class Account:
+    """What a site has released in all its runs, by its audit log: no restart renews it."""
+
+    def __init__(self, audit: Audit) -> None:
+        self.releases: dict[str, tuple[str, float]] = {
+            event["release"]: (event["run"], event["noise"])
+            for event in audit.events(event="sent")
+            if "release" in event
+        }
+
+    def precision(self, but: str = "") -> float:
+        """The sum of 1/z² over all releases, but for those of one run."""
+        return sum(
+            release(noise) for run, noise in self.releases.values() if run.rpartition("-")[0] != but
+        )
 
 
 class States:

@@ -1,4 +1,12 @@
-"""Every method, by the name that the command line knows it by. One file each."""
+"""Every method, by the name that the command line knows it by. One file each.
+
+Examples:
+    >>> from atoll.methods import METHODS, FedAvg
+    >>> METHODS["fedavg"] is FedAvg
+    True
+    >>> FedAvg.paper.endswith("AISTATS 2017")
+    True
+"""
 
 from __future__ import annotations
 

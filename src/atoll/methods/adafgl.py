@@ -55,6 +55,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
+from atoll.core.space import USUAL, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.adaptive import Adaptive, Surroundings
 from atoll.nn.labels import homophily
@@ -127,6 +128,13 @@ class AdaFGL(Method):
     inverted_rescale: bool = False
     block: int = 1024
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "alpha": Real(0.05, 0.95),
+        "beta": Real(0, 0.95),
+        "hops": Whole(1, 5),
+        "personal_epochs": Whole(1, 6),
+    }
     paper: ClassVar[str] = (
         "Li et al., AdaFGL: A New Paradigm for Federated Node Classification with Topology "
         "Heterogeneity, ICDE 2024"
@@ -211,6 +219,10 @@ class AdaFGL(Method):
         trust = (trust >= HARD_SWITCH).to(trust.dtype) if self.switch == "hard" else trust
         mixed = mix_heads(trust, (outputs[0] + belief) / 2, outputs[1:].mean(0))
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
+
+    def why_not_private(self) -> str:
+        best = "with keep=best its clients also send how many validation nodes they got right"
+        return best if self.keep == "best" else ""
 
     @client_step
     def train(

@@ -38,6 +38,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
+from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
 from atoll.nn.gcn import GCN
@@ -80,6 +81,11 @@ class FedATH(Method):
     use_hsic: bool = True
     share: Literal["cg", "cg+ee", "cg+bg", "all"] = "cg"
 
+    space: ClassVar[Space] = {**USUAL, "lam": Real(1e-4, 10, log=True)}
+    # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
+    grids: ClassVar[Mapping[str, Space]] = {
+        "paper": {"hsic": OneOf(("trace/N",)), "lam": OneOf((0.001, 0.1, 7.0, 10.0))}
+    }
     paper: ClassVar[str] = (
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
         "from A Causal Perspective, ICML 2025"
@@ -137,6 +143,9 @@ class FedATH(Method):
         # A client that never trained has no evaluator yet: it uses every edge.
         weight = self.edge_weights(networks, graph, key)
         return self.gcn.on(weighted_gcn(_loops(graph), weight), networks["causal"], graph, key)
+
+    def why_not_private(self) -> str:
+        return ""
 
     @client_step
     def train(

@@ -59,6 +59,9 @@ class FedAvg(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

@@ -42,6 +42,7 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put, spread
 from atoll.core.optim import SGD, Optimizer
+from atoll.core.space import USUAL_SGD, OneOf, Real, Space
 from atoll.core.tree import Tree, record, take, tree_map
 
 
@@ -89,6 +90,9 @@ class FedDC(Method):
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "no-server-term", "lagging-drift", "openfgl"] = "none"
 
+    space: ClassVar[Space] = {**USUAL_SGD, "alpha": Real(1e-3, 1, log=True)}
+    # Of the authors' scripts: one value for each kind of data.
+    grids: ClassVar[Mapping[str, Space]] = {"paper": {"alpha": OneOf((0.005, 0.01, 0.1))}}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
         "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "
@@ -148,6 +152,12 @@ class FedDC(Method):
 
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
+
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send how many steps they took, and the server follows the "
+            "drift of each of them"
+        )
 
     @client_step
     def train(

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
-from atoll.core.graph import Graph, View
+from atoll.core.graph import Graph, View, sum_at
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -193,6 +193,9 @@ class FedGNN(Method):
     ) -> Tensor:
         return self.widened(message, graph, state, key)
 
+    def why_not_private(self) -> str:
+        return "its clients send keys and embeddings of single nodes"
+
     @client_step(keeps_state=True)
     def count(self, graph: Graph, nothing: Empty, state: Tree, key: Tensor) -> Count:
         """How many nodes there are."""
@@ -328,8 +331,8 @@ def of_others(rows: Tensor, group: Tensor) -> Twins:
     groups = int(group.max()) + 1
     client = torch.arange(len(group), device=group.device).unsqueeze(-1)
     pair, inside = torch.unique(client * groups + group, return_inverse=True)
-    everyone = flat.new_zeros(groups, flat.shape[1]).index_add(0, group.flatten(), flat)
-    own = flat.new_zeros(len(pair), flat.shape[1]).index_add(0, inside.flatten(), flat)
+    everyone = sum_at(group.flatten(), flat, groups)
+    own = sum_at(inside.flatten(), flat, len(pair))
     others = (everyone[group] - own[inside]) * used
     count = others[..., -1].round()
     return Twins(others[..., :-1] * (count > 0).unsqueeze(-1), count)

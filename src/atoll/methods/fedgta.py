@@ -42,6 +42,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Tree, record
 from atoll.nn import views
 from atoll.nn.ops import matmul
@@ -58,10 +59,11 @@ class Update:
 
 @record
 class Server:
-    """Every client's own model, stacked, and the last known cosines, (N, N), NaN for none yet."""
+    """Every client's own model, stacked; the last known cosines and weights, NaN for none yet."""
 
     models: Tree
     similarity: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,22 @@ class FedGTA(Method):
     moments_of: Literal["last", "all"] = "last"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "threshold": Real(0.05, 0.95),
+        "order": Whole(2, 20),
+        "steps": Whole(1, 10),
+        "alpha": Real(0.1, 0.9),
+        "temperature": Real(1, 100, log=True),
+    }
+    # The values that its public code has for Cora, CiteSeer and PubMed.
+    grids: ClassVar[Mapping[str, Space]] = {
+        "paper": {
+            "moments": OneOf(("hybrid", "origin")),
+            "order": OneOf((6, 13, 20)),
+            "threshold": OneOf((0.5, 0.6, 0.65)),
+        }
+    }
     paper: ClassVar[str] = (
         "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
     )
@@ -101,18 +119,29 @@ class FedGTA(Method):
     def init(self, clients: Clients) -> Server:
         models = spread(self.net.init(clients.key), clients.total)
         never = torch.full((clients.total, clients.total), torch.nan, device=clients.key.device)
-        return Server(models, never.to(torch.get_default_dtype()))
+        never = never.to(torch.get_default_dtype())
+        return Server(models, never, never.clone())
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToEach(server.models))
         alike = cosines(reply.moments)
         weight = personal_weights(alike, reply.confidence, self.threshold)
-        present, similarity = clients.positions, server.similarity.clone()
+        present = clients.positions
+        similarity, weights = server.similarity.clone(), server.weights.clone()
         similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
-        return Server(put(server.models, present, mix(reply.model, weight)), similarity)
+        weights[present.unsqueeze(-1), present] = weight.to(weights.dtype)
+        models = put(server.models, present, mix(reply.model, weight))
+        return Server(models, similarity, weights)
+
+    def mixing(self, server: Server) -> Tensor:
+        """Whose weights each client's mixture had, (N, N)."""
+        return server.weights
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
+
+    def why_not_private(self) -> str:
+        return "its clients also send moments of their soft labels, and the server compares them"
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

@@ -54,6 +54,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
+from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Tree, record
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.vgae import (
@@ -122,6 +123,26 @@ class FedIIH(Method):
     inference: bool = True
     disentangle: bool = True
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "hidden": OneOf((32, 64, 128)),
+        "tau": Real(1, 50, log=True),
+        "factors": OneOf((1, 2, 4, 6, 8, 10)),
+        "routing": Whole(1, 6),
+        "iterations": Whole(2, 7),
+    }
+    # All values in the tables of its appendix, and the numbers of factors that it has code for.
+    grids: ClassVar[Mapping[str, Space]] = {
+        "paper": {
+            "factors": OneOf((1, 2, 4, 6, 8, 10)),
+            "hidden": OneOf((128, 256)),
+            "routing": OneOf((1, 3, 4, 5, 6)),
+            "iterations": OneOf((2, 5, 6, 7)),
+            "dropout": OneOf((0.25, 0.3, 0.35, 0.4)),
+            "lr": OneOf((0.01, 0.015, 0.02)),
+            "weight_decay": OneOf((1e-6, 4.5e-3, 5e-3)),
+        }
+    }
     paper: ClassVar[str] = (
         "Yu et al., Modeling Inter-Intra Heterogeneity for Graph Federated Learning, AAAI 2025"
     )
@@ -183,8 +204,17 @@ class FedIIH(Method):
         alpha = self.global_factors(reply, server.alpha)
         return Server(models, alpha, pairs.movedim(-1, 0))
 
+    def mixing(self, server: Server) -> Tensor:
+        """Whose weights each client's mixture had, (K, M, M), from the last known S."""
+        return torch.softmax(self.tau * server.similarity.nan_to_num(nan=-torch.inf), dim=-1)
+
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
+
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send mean and variance of their factors, and the server compares them"
+        )
 
     @client_step
     def train(

@@ -39,6 +39,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average
 from atoll.core.optim import SGD, Optimizer
+from atoll.core.space import USUAL_SGD, OneOf, Real, Space
 from atoll.core.tree import Tree, record, tree_map
 
 SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1, 0)}
@@ -76,6 +77,12 @@ class FedOpt(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "reset"
 
+    space: ClassVar[Space] = {
+        **USUAL_SGD,
+        "server_lr": Real(1e-3, 1, log=True),
+        "tau": Real(1e-5, 0.1, log=True),
+    }
+    grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
@@ -138,6 +145,9 @@ class FedOpt(Method):
 
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
+
+    def why_not_private(self) -> str:
+        return ""
 
     @client_step
     def train(

@@ -34,6 +34,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key
+from atoll.core.space import USUAL, Space, Whole
 from atoll.core.tree import Tree, record
 
 
@@ -63,6 +64,7 @@ class FedPer(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    space: ClassVar[Space] = {**USUAL, "personal": Whole(1, 2)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
         "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
@@ -92,6 +94,9 @@ class FedPer(Method):
             personal, own = state.personal, state.own
         params = whole(self.net, graph, rejoin(message, personal), own)
         return self.net(params, graph, key)
+
+    def why_not_private(self) -> str:
+        return ""
 
     @client_step
     def train(

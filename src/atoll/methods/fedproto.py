@@ -48,6 +48,7 @@ from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import make_key
+from atoll.core.space import USUAL, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 
@@ -99,6 +100,7 @@ class FedProto(Method):
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "diluted-prototypes"] = "none"
 
+    space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = (
@@ -150,6 +152,11 @@ class FedProto(Method):
             return net.logits(params, z, graph, key)
         known = message.known if graph.has_classes is None else message.known * graph.has_classes
         return graph.from_roots(nearness(z, message.prototypes, known))
+
+    def why_not_private(self) -> str:
+        return (
+            "its clients send a mean embedding for each of their classes, not an update of a model"
+        )
 
     @client_step
     def train(

@@ -14,6 +14,7 @@ server's copy of the model. With Adam the pull is preconditioned like the rest o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -26,6 +27,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, record, tree_map
 
 
@@ -47,6 +49,8 @@ class FedProx(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
+    grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
@@ -59,6 +63,9 @@ class FedProx(Method):
 
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
+
+    def why_not_private(self) -> str:
+        return ""
 
     @client_step
     def train(

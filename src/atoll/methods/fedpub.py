@@ -44,6 +44,7 @@ from atoll.core.method import Clients, Method, Net, client_step, embedder
 from atoll.core.mix import average, cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
+from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
 from atoll.nn.gcn import GCN
@@ -91,6 +92,14 @@ class FedPUB(Method):
     proximal: Literal["squared", "norm"] = "squared"
     proxy_seed: int = 0
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "tau": Real(1, 20, log=True),
+        "lam_mask": Real(1e-5, 0.1, log=True),
+        "lam_prox": Real(1e-5, 0.1, log=True),
+    }
+    # Of the authors' scripts: disjoint clients, overlapping clients, default.
+    grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
     paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
     deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
@@ -129,6 +138,10 @@ class FedPUB(Method):
         similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
         return Server(models, seen, similarity)
 
+    def mixing(self, server: Server) -> Tensor:
+        """Whose weights each client's mixture had, (N, N), from the last known cosines."""
+        return torch.softmax(self.tau * server.similarity.nan_to_num(nan=-torch.inf), dim=-1)
+
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
 
@@ -137,6 +150,9 @@ class FedPUB(Method):
     ) -> Tensor:
         model = message if state is None else masked(message, state.masks, self.lam_mask)
         return self.net(model, graph, key)
+
+    def why_not_private(self) -> str:
+        return "its clients also send how they answer to a probe, and the server compares them"
 
     @client_step
     def train(

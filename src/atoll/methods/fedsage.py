@@ -65,6 +65,9 @@ class FedSage(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def why_not_private(self) -> str:
+        return ""
+
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise the cross entropy on the training nodes, from the received model."""

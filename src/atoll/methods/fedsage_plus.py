@@ -60,6 +60,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
+from atoll.core.space import USUAL, Real, Space
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.neighgen import (
     Lost,
@@ -177,6 +178,14 @@ class FedSagePlus(Method):
     lam_c: float = 1.0
     compat: Literal["none", "last", "one-directional", "openfgl"] = "none"
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "generator_lr": Real(1e-4, 1e-2, log=True),
+        "hide": Real(0.1, 0.9),
+        "lam_d": Real(0.1, 10, log=True),
+        "lam_f": Real(0.1, 10, log=True),
+        "lam_c": Real(0.1, 10, log=True),
+    }
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
@@ -243,6 +252,9 @@ class FedSagePlus(Method):
             return self.net(message, graph, key)
         made = self.mend(graph, state.generator, state.seed)
         return mended_sage(self.sage, message, graph, graph.real, made, key)
+
+    def why_not_private(self) -> str:
+        return "its clients send generated features of single nodes"
 
     @client_step(discloses={"x": SHOWN})
     def learn(

@@ -43,6 +43,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
+from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.nn.generator import Generator
 from atoll.nn.walks import nearest_neighbours, neighbour_similarity, visited_similarity
@@ -101,6 +102,26 @@ class FedTAD(Method):
     neighbours_by: Literal["dot", "cosine"] = "cosine"
     server_dropout: bool = False
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "lam_sem": Real(1e-3, 10, log=True),
+        "lam_div": Real(1e-3, 10, log=True),
+        "iterations": Whole(1, 10),
+        "generator_steps": Whole(1, 10),
+        "distil_steps": Whole(1, 10),
+        "generator_lr": Real(1e-4, 1e-2, log=True),
+        "distil_lr": Real(1e-4, 1e-2, log=True),
+    }
+    grids: ClassVar[Mapping[str, Space]] = {
+        "paper": {
+            "lam_sem": OneOf((0.1, 0.01, 0.001)),
+            "lam_div": OneOf((0.1, 0.01, 0.001)),
+            "iterations": OneOf((1, 3, 5, 10)),
+            "generator_steps": OneOf((1, 3, 5, 10)),
+            "distil_steps": OneOf((1, 3, 5, 10)),
+            "hidden": OneOf((64, 128)),
+        }
+    }
     paper: ClassVar[str] = (
         "Zhu et al., FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph "
         "Federated Learning, IJCAI 2024"
@@ -193,6 +214,12 @@ class FedTAD(Method):
         if self.base is None:
             return self.net(message, graph, key)
         return self.base.predict(graph, message, state, key)
+
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send how reliable each of their classes is, and the server "
+            "distils from each of their models"
+        )
 
     @client_step(keeps_state=True)
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:

@@ -46,6 +46,7 @@ from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import dropout, fold, uniform
+from atoll.core.space import USUAL, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn import views
 from atoll.nn.edges import edge_mask, weighted_gcn
@@ -82,6 +83,13 @@ class FGSSL(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "reset"
 
+    space: ClassVar[Space] = {
+        **USUAL,
+        "lam_c": Real(0.01, 10, log=True),
+        "lam_d": Real(0.01, 10, log=True),
+        "tau": Real(0.05, 1, log=True),
+        "omega": Real(0.1, 1),
+    }
     paper: ClassVar[str] = (
         "Huang et al., Federated Graph Semantic and Structural Learning, IJCAI 2023"
     )
@@ -124,6 +132,9 @@ class FGSSL(Method):
 
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
+
+    def why_not_private(self) -> str:
+        return ""
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

@@ -41,6 +41,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import mix, spread
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
 
@@ -105,6 +106,19 @@ class GCFL(Method):
     min_size: int = 2
     weight_by: Literal["nodes", "train", "uniform"] = "train"
 
+    # seq_length matters with preset=plus alone: --search seq_length=5,10.
+    space: ClassVar[Space] = {
+        **USUAL,
+        "eps1": Real(0.005, 0.2, log=True),
+        "eps2": Real(0.02, 1, log=True),
+    }
+    # The values of its public run files; the paper found them by training for 50 rounds.
+    grids: ClassVar[Mapping[str, Space]] = {
+        "paper": {
+            "eps1": OneOf((0.025, 0.03, 0.04, 0.07, 0.08)),
+            "eps2": OneOf((0.045, 0.06, 0.08, 0.28, 0.35, 0.4)),
+        }
+    }
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
         "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
@@ -152,6 +166,9 @@ class GCFL(Method):
                 if split.round > 0:
                     rounds[member].append(split.round - 1)
         return rounds
+
+    def why_not_private(self) -> str:
+        return "its server compares the updates of single clients, and splits them by what it finds"
 
     @client_step
     def train(

@@ -67,6 +67,9 @@ class Local(Method):
         start = shared(self.net, self.net.init(message))
         return self.net(whole(self.net, graph, start, None), graph, key)
 
+    def why_not_private(self) -> str:
+        return "nothing leaves its clients"
+
     @client_step
     def train(
         self, graph: Graph, seed: Tensor, state: Private | None, key: Tensor

@@ -26,6 +26,7 @@ each round with a new optimizer (`optimizer_state=reset`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -42,6 +43,7 @@ from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
+from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 from atoll.nn.init import linear
@@ -77,6 +79,8 @@ class MOON(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
+    space: ClassVar[Space] = {**USUAL, "mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
+    grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
@@ -109,6 +113,9 @@ class MOON(Method):
         own = None if state is None else state.own
         out: Tensor = self.model(whole(self.model, graph, message, own), graph, key)
         return out
+
+    def why_not_private(self) -> str:
+        return ""
 
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
     def train(

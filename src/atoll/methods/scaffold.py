@@ -42,6 +42,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.random import fold
+from atoll.core.space import USUAL_SGD, Real, Space
 from atoll.core.tree import Tree, record, tree_map
 
 
@@ -90,6 +91,7 @@ class Scaffold(Method):
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "replace-controls"] = "none"
 
+    space: ClassVar[Space] = {**USUAL_SGD, "eta_g": Real(0.1, 2, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, "
@@ -135,6 +137,12 @@ class Scaffold(Method):
     ) -> Tensor:
         own = None if state is None else state.own
         return self.net(whole(self.net, graph, message, own), graph, key)
+
+    def why_not_private(self) -> str:
+        return (
+            "its clients also send how many steps they took, and the server rebuilds a "
+            "control from each of their models"
+        )
 
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(

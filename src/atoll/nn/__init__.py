@@ -1,4 +1,13 @@
-"""Networks as frozen dataclasses: `init(key)` gives a parameter tree, calling it gives logits."""
+"""Networks as frozen dataclasses: `init(key)` gives a parameter tree, calling it gives logits.
+
+Examples:
+    >>> from atoll.core.random import make_key
+    >>> from atoll.core.tree import leaves
+    >>> from atoll.nn import GCN
+    >>> model = GCN(features=10, classes=3, hidden=8).init(make_key(0))
+    >>> sum(leaf.numel() for leaf in leaves(model))
+    115
+"""
 
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.gat import GAT

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, sparse_matrix
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, sparse_matrix, sum_at
 from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
@@ -67,7 +67,7 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     """
     source, target, weight = _with_loops(graph, _own_loops(graph))
     size = graph.num_nodes
-    degree = weight.new_zeros(size).index_add(0, target, weight)
+    degree = sum_at(target, weight, size)
     # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return sparse_matrix(
@@ -78,14 +78,14 @@ def gcn_adjacency(graph: Graph) -> Sparse:
 def gcn_degrees(graph: Graph) -> Tensor:
     """D of `gcn_adjacency`: the weights of A + I that end at each node, (N,)."""
     _, target, weight = _with_loops(graph, _own_loops(graph))
-    return weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
+    return sum_at(target, weight, graph.num_nodes)
 
 
 def bare_adjacency(graph: Graph) -> Sparse:
     """D^-1/2 A D^-1/2: the edges as they are, a zero row for a node without any."""
     source, target = graph.edges
     size, weight = graph.num_nodes, graph.edge_weight
-    degree = weight.new_zeros(size).index_add(0, target, weight)
+    degree = sum_at(target, weight, size)
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return sparse_matrix(
         target, source, scale[target] * weight * scale[source], (size, size), square=True
@@ -278,7 +278,7 @@ def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
         place, where = torch.unique(a_rows[entry] * width + x_columns[term], return_inverse=True)
         values = a.values[entry] * x.values[term]
         places.append(place)
-        sums.append(values.new_zeros(place.shape[0]).index_add(0, where, values))
+        sums.append(sum_at(where, values, place.shape[0]))
     place, shape = torch.cat(places), (a.shape[0], width)
     return sparse_matrix(place // width, place % width, torch.cat(sums), shape, square=False)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.graph import Graph, Sparse, runs, sparse_matrix
+from atoll.core.graph import Graph, Sparse, runs, sparse_matrix, sum_at
 from atoll.core.random import fold, make_key, uniform
 from atoll.nn.ops import matmul
 from atoll.nn.views import sparse_features
@@ -83,7 +83,7 @@ def _visited(graph: Graph, length: int) -> Tensor:
     size = graph.num_nodes
     by_id = torch.argsort(graph.ids)
     start = torch.arange(size, device=graph.y.device)
-    degree = 1 + torch.zeros_like(graph.real).index_add(0, graph.edges[1], graph.edge_weight)
+    degree = 1 + sum_at(graph.edges[1], graph.edge_weight, size)
     stay = torch.exp(1 / degree[by_id])
     stay = stay / (stay + size - 1)
     columns = []
@@ -108,13 +108,12 @@ def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
     norm = _squares(x).add(position.square().sum(1)).sqrt().clamp(min=1e-12)
     dots = _row_dots(x, edges) + (position[edges[0]] * position[edges[1]]).sum(1)
     cosines = dots / (norm[edges[0]] * norm[edges[1]])
-    none = torch.zeros_like(graph.real)
-    ones = torch.ones_like(cosines)
-    return none.index_add(0, edges[1], cosines), none.index_add(0, edges[1], ones)
+    ones, size = torch.ones_like(cosines), graph.num_nodes
+    return sum_at(edges[1], cosines, size), sum_at(edges[1], ones, size)
 
 
 def _squares(x: Sparse) -> Tensor:
-    return x.values.new_zeros(x.shape[0]).index_add(0, x.rows.long(), x.values.square())
+    return sum_at(x.rows.long(), x.values.square(), x.shape[0])
 
 
 def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
@@ -131,7 +130,7 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
         dense[owner, x.columns.long()[entry]] = x.values[entry]
         entry, _, owner = runs(starts[edges[0, block]], counts[edges[0, block]])
         terms = x.values[entry] * dense[place[owner], x.columns.long()[entry]]
-        out[block] = x.values.new_zeros(len(block)).index_add(0, owner, terms)
+        out[block] = sum_at(owner, terms, len(block))
     return out
 
 

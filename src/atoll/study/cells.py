@@ -2,8 +2,9 @@
 
 `STUDY/study.json` says what the study is; `STUDY/cells/NAME/` is an ordinary folder of a run, so
 every command that reads a run reads a cell. A cell is finished when its result.json is there, and
-is then only read; one that was stopped goes on at its last checkpoint. `STUDY/events.jsonl` grows
-by one line whenever a cell begins, ends or fails.
+is then only read; one that was stopped goes on at its last checkpoint, and one that is asked for
+with more seeds than it has goes on with those that it lacks. `STUDY/events.jsonl` grows by one line
+whenever a cell begins, ends, fails or is stopped.
 
 Cells that differ in numbers alone, as points of a grid do, are one program where that gains time
 (`study.grid`). Each still has the folder, the events and the errors that it would have by itself.
@@ -16,19 +17,24 @@ import fcntl
 import json
 import logging
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from atoll.core.errors import AtollError, ConfigError
+from atoll.core.method import Method
 from atoll.engines.checkpoint import write_atomically
-from atoll.study.config import RunConfig, config_text
+from atoll.study.config import RunConfig, config_text, parse_config
+from atoll.study.federations import Federations
 from atoll.study.grid import on_gpu, run_configs, why_apart
-from atoll.study.run import Observer, Silent, Stopped, run_config
+from atoll.study.run import Data, Observer, Silent, Stopped, name_configuration, run_config
 from atoll.study.sweep import Parted, SeedFailed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,15 @@ class Cell:
         name: Its folder's name.
         config: What is run.
         labels: Its place in the study, such as {"method": "fedavg", "data": "cora"}.
+        method: What Python gave in place of a name.
+        data: What Python gave in place of a name.
     """
 
     name: str
     config: RunConfig
     labels: Mapping[str, Any] = field(default_factory=dict)
+    method: Method | None = None
+    data: Data | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ def run_cells(
     *,
     about: Mapping[str, Any],
     observer: StudyObserver | None = None,
+    federations: Federations | None = None,
+    log: Sequence[str] = (),
     at_once: bool | None = None,
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
@@ -106,6 +118,8 @@ def run_cells(
         cells: In the order of the tables; names are unique.
         about: What the study is, for its readers: "kind", "command" and whatever the kind needs.
         observer: Hears about progress.
+        federations: Those that cells share and that were made already, to check them, say.
+        log: Where else the cells' numbers go (`study.logs.LOGS`).
         at_once: Whether neighbours that differ in numbers alone are trained in one program; None
             does on a GPU. On a CPU it gains nothing.
 
@@ -113,21 +127,23 @@ def run_cells(
         Stopped: The user stopped it; all that was done is saved.
     """
     observer = observer or SilentStudy()
+    federations = federations or Federations()
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"two cells of the study are called '{twice}'; give each its own name")
-    with _held(folder):
+    with held(folder):
         for cell in cells:
-            _check_same(cell, folder / "cells" / cell.name)
+            check_same(cell, folder / "cells" / cell.name)
         described = [{"name": cell.name, "labels": dict(cell.labels)} for cell in cells]
         text = json.dumps({**about, "cells": described}, indent=2)
         write_atomically(folder / "study.json", text.encode())
-        finished = sum(read_cell(folder, cell) is not None for cell in cells)
-        observer.begin(cells, finished)
+        finished = [cell for cell in cells if read_cell(folder, cell) is not None]
+        _note_ends(folder, finished)
+        observer.begin(cells, len(finished))
         outcomes = []
         for group in _groups(folder, cells, at_once):
-            for outcome in _run_group(folder, group, observer):
+            for outcome in _run_group(folder, group, observer, divide=federations, log=log):
                 observer.ended(outcome)
                 outcomes.append(outcome)
     return outcomes
@@ -139,6 +155,8 @@ def read_cell(folder: Path, cell: Cell) -> Outcome | None:
     if not (to / "result.json").exists():
         return None
     summary = json.loads((to / "result.json").read_text(encoding="utf-8"))
+    if summary["seeds"] < cell.config.seeds:
+        return None
     return Outcome(cell, to, summary, fresh=False)
 
 
@@ -148,7 +166,8 @@ def _groups(folder: Path, cells: Sequence[Cell], at_once: bool | None) -> list[l
     alone = True
     for cell in cells:
         wished = on_gpu(cell.config) if at_once is None else at_once
-        before, alone = alone, not wished or read_cell(folder, cell) is not None
+        given = cell.method is not None or cell.data is not None
+        before, alone = alone, not wished or given or read_cell(folder, cell) is not None
         if before or alone or why_apart(groups[-1][0].config, cell.config):
             groups.append([cell])
         else:
@@ -156,86 +175,125 @@ def _groups(folder: Path, cells: Sequence[Cell], at_once: bool | None) -> list[l
     return groups
 
 
-def _run_group(folder: Path, group: Sequence[Cell], observer: StudyObserver) -> Iterator[Outcome]:
+def _run_group(
+    folder: Path, group: Sequence[Cell], observer: StudyObserver, **how: Any
+) -> Iterator[Outcome]:
     """The outcomes of some cells, in order; several are one program if they can be."""
     if len(group) == 1:
-        yield read_cell(folder, group[0]) or _run_cell(folder, group[0], observer)
+        yield read_cell(folder, group[0]) or run_cell(folder, group[0], observer, **how)
         return
     try:
-        _run_at_once(folder, group, observer)
+        _run_at_once(folder, group, observer, **how)
     except SeedFailed as failed:
         # It fails alone as well, with its own words; the others go on where they are.
         which = failed.place // group[0].config.seeds
-        log.info("%s goes on by itself, because of %s", group[which].name, failed)
-        rest = iter(list(_run_group(folder, [*group[:which], *group[which + 1 :]], observer)))
+        logger.info("%s goes on by itself, because of %s", group[which].name, failed)
+        others = [*group[:which], *group[which + 1 :]]
+        rest = iter(list(_run_group(folder, others, observer, **how)))
         for place, cell in enumerate(group):
-            yield _run_cell(folder, cell, observer) if place == which else next(rest)
+            yield run_cell(folder, cell, observer, **how) if place == which else next(rest)
     except (Parted, AtollError) as reason:
-        log.info("%d cells are run one by one, because %s", len(group), reason)
+        logger.info("%d cells are run one by one, because %s", len(group), reason)
         for cell in group:
-            yield _run_cell(folder, cell, observer)
+            yield run_cell(folder, cell, observer, **how)
     else:
         for cell in group:
             yield _ended(folder, cell)
 
 
-def _run_at_once(folder: Path, group: Sequence[Cell], observer: StudyObserver) -> None:
+def _run_at_once(folder: Path, group: Sequence[Cell], observer: StudyObserver, **how: Any) -> None:
     folders = [folder / "cells" / cell.name for cell in group]
     for cell, to in zip(group, folders, strict=True):
-        _note(folder, "begin", cell, together=len(group))
-        write_atomically(to / "asked.toml", config_text(cell.config).encode())
+        note(folder, "begin", cell, together=len(group))
+        write_atomically(to / "asked.toml", _asked(cell).encode())
     try:
         run_configs(
             [cell.config for cell in group], outs=folders, resuming=True,
-            observers=[observer.cell(cell) for cell in group],
+            observers=[observer.cell(cell) for cell in group], **how,
         )  # fmt: skip
     except (Stopped, KeyboardInterrupt):
         for cell in group:
-            _note(folder, "stopped" if read_cell(folder, cell) is None else "end", cell)
+            note(folder, "stopped" if read_cell(folder, cell) is None else "end", cell)
         raise
 
 
-def _run_cell(folder: Path, cell: Cell, observer: StudyObserver) -> Outcome:
+def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> Outcome:
+    """Run a cell, or go on with it; `how` is for `run_config`. The folder must be `held`."""
     to = folder / "cells" / cell.name
-    _note(folder, "begin", cell)
+    note(folder, "begin", cell)
     try:
-        write_atomically(to / "asked.toml", config_text(cell.config).encode())
+        write_atomically(to / "asked.toml", _asked(cell).encode())
         heard = observer.cell(cell)
-        run_config(cell.config, out=to, observer=heard, resuming=True)
+        objects = {"method": cell.method, "data": cell.data}
+        run_config(cell.config, out=to, observer=heard, resuming=True, **(objects | how))
     except (Stopped, KeyboardInterrupt):
-        _note(folder, "stopped", cell)
+        note(folder, "stopped", cell)
         raise
     except AtollError as error:
-        _note(folder, "failed", cell, error=str(error))
-        return Outcome(cell, to, error=str(error))
+        return _failed(folder, cell, str(error))
+    except Exception as error:  # a fault of one method must not cost hours of the others
+        write_atomically(to / "error.txt", traceback.format_exc().encode())
+        sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
+        return _failed(folder, cell, f"{sentence}; {to / 'error.txt'} says where")
     return _ended(folder, cell)
 
 
 def _ended(folder: Path, cell: Cell) -> Outcome:
-    _note(folder, "end", cell)
+    note(folder, "end", cell)
     outcome = read_cell(folder, cell)
     assert outcome is not None
     return Outcome(cell, outcome.folder, outcome.summary)
 
 
-def _check_same(cell: Cell, to: Path) -> None:
-    """Refuse to mix what was asked differently under one name."""
+def _failed(folder: Path, cell: Cell, error: str) -> Outcome:
+    note(folder, "failed", cell, error=error)
+    return Outcome(cell, folder / "cells" / cell.name, error=error)
+
+
+def _asked(cell: Cell) -> str:
+    """A cell's configuration, and a name for the Python objects that no file can hold."""
+    text = config_text(cell.config)
+    if cell.method is None and cell.data is None:
+        return text
+    return f"{text}# objects {name_configuration(cell.config, cell.method, cell.data)}\n"
+
+
+def check_same(cell: Cell, to: Path) -> None:
+    """Refuse to mix what was asked differently under one name; more seeds are welcome."""
     path = to / "asked.toml"
-    if path.exists() and path.read_text(encoding="utf-8") != config_text(cell.config):
+    if not path.exists():
+        return
+    before = path.read_text(encoding="utf-8")
+    seeds = parse_config(before, f"'{path}'").get("seeds", 1)
+    as_before = msgspec.structs.replace(cell.config, seeds=seeds)
+    if before != _asked(replace(cell, config=as_before)) or seeds > cell.config.seeds:
         raise ConfigError(
             f"'{to}' was begun with other options; give the study a folder of its own, or the "
-            "options that it was begun with"
+            "options that it was begun with (more seeds may be asked for)"
         )
 
 
-def _note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
+def _note_ends(folder: Path, finished: Sequence[Cell]) -> None:
+    """Complete the events where a kill came between a cell's result and the line that it ended."""
+    path = folder / "events.jsonl"
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    last = {event["cell"]: event["event"] for event in map(json.loads, lines)}
+    for cell in finished:
+        if last.get(cell.name) == "begin":
+            note(folder, "end", cell)
+
+
+def note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
+    """One more line of events.jsonl."""
     line = json.dumps({"at": round(time.time(), 3), "event": event, "cell": cell.name, **more})
     with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """The folder, for this process alone; a killed process lets it go."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,7 @@ from atoll.data.synthetic import built_in
 from atoll.methods import METHODS, method_class
 from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
 from atoll.study.experiment import SCORED
+from atoll.study.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.study.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 
 Value = bool | int | float | str
@@ -68,6 +69,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data_root: str | None = None
     schema: str | None = None
     own: dict[str, Value] = {}
+    dp: PrivacyConfig | None = None
     objects: tuple[str, ...] = ()
 
 
@@ -107,6 +109,8 @@ def make_config(**given: Any) -> RunConfig:
     for key in given:
         if key not in known:
             raise unknown("option", key, known)
+    if isinstance(given.get("dp"), str | dict):
+        given["dp"] = msgspec.to_builtins(make_privacy(given["dp"]))
     try:
         config: RunConfig = msgspec.convert(given, RunConfig)
     except msgspec.ValidationError as error:
@@ -295,7 +299,7 @@ def _check_names(config: RunConfig, task: str) -> None:
     assert config.split is not None
     assert config.evaluate is not None
     if "method" not in config.objects:
-        build_method(config, features=1, classes=2, task=task)
+        with_privacy(build_method(config, features=1, classes=2, task=task), config.dp)
     # Options may follow the name: dirichlet:alpha=0.5. A federation may come divided ("given").
     for kind, text, known in (
         ("partition", config.partition, (*PARTITIONS, BY_SET, "given")),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
+from atoll.core.noised import Noised
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.checkpoint import (
     load_checkpoint,
@@ -29,6 +30,7 @@ from atoll.engines.checkpoint import (
 )
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend, Participants, Simulation
+from atoll.study.accounting import spent
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import METRICS, from_confusion
 from atoll.study.replay import Outcome, Replay, Round, fetched, rounds_ahead
@@ -55,6 +57,7 @@ class History:
         seconds: Seconds of each round, training and scoring.
         cached: For each client the rounds after which its model was put aside; empty where a
             method puts none aside.
+        ledger: What has crossed so far; None where a run is only read back.
     """
 
     counts: np.ndarray
@@ -62,6 +65,7 @@ class History:
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)
     cached: list[list[int]] = field(default_factory=list)
+    ledger: Ledger | None = None
 
     @property
     def rounds(self) -> int:
@@ -75,7 +79,7 @@ class History:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run.
+    """One method on one federation with one seed, without files and protocols: what `run` runs.
 
     Attributes:
         method: With its hyper-parameters.
@@ -93,6 +97,14 @@ class Experiment:
         compat: Names from `protocols.COMPAT`.
         replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
             fused engine. Elsewhere a replay is the same work again, which only tests want.
+
+    Examples:
+        >>> import atoll
+        >>> federation = atoll.partition(atoll.load("lagoon"), clients=3)
+        >>> net = atoll.nn.GCN(federation.features, federation.classes)
+        >>> done = atoll.Experiment(atoll.methods.FedAvg(net), federation, rounds=4).run()
+        >>> done.history.array("deployed", "accuracy", "test").shape  # rounds, clients
+        (4, 3)
     """
 
     method: Method
@@ -205,6 +217,7 @@ class Run:
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
         self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
         self.history = self.no_history()
+        self.history.ledger = self.ledger
         self.server: Tree = None
         self.replay: Replay | None = None
         cuda = torch.device(experiment.device).type == "cuda"
@@ -345,7 +358,16 @@ class Run:
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
+            "privacy": self.privacy(),
         }
+
+    def privacy(self) -> dict[str, Any] | None:
+        """What the clients have spent so far, as plain values; None where nothing is noised."""
+        method = self.experiment.method
+        if not isinstance(method, Noised):
+            return None
+        plain = {"clip": method.clip, "noise": method.noise, "delta": method.delta}
+        return {**plain, **asdict(spent(method.noise, method.delta, [self.ledger]))}
 
     def restore(self, tree: Tree, fingerprint: str, path: Path) -> None:
         """Continue from a snapshot."""

@@ -56,6 +56,7 @@ def run_configs(
     observers: Sequence[Observer] | None = None,
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
     divide: Divide | None = None,
 ) -> list[Result]:
     """Run all seeds of configurations that differ in numbers alone, in one program.
@@ -68,6 +69,7 @@ def run_configs(
         observers: Each hears about its own.
         resuming: Whether the folders may hold runs that go on.
         save_every: Least seconds between two checkpoints.
+        log: Where else the numbers of every round go (`study.logs.LOGS`).
         divide: In the place of `make_federation`.
 
     Raises:
@@ -78,10 +80,10 @@ def run_configs(
     """
     shared = _Once(divide or make_federation)
     folders = outs or [None] * len(configs)
-    heard = observers or [Silent() for _ in configs]
+    hearers = observers or [Silent() for _ in configs]
     plans = [
-        Plan(config, out, observer, resuming=resuming, save_every=save_every, divide=shared)
-        for config, out, observer in zip(configs, folders, heard, strict=True)
+        Plan(config, out, heard, None, None, resuming, save_every, log, shared)
+        for config, out, heard in zip(configs, folders, hearers, strict=True)
     ]
     rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
     experiments = [experiment for _, experiment in rows]
@@ -92,8 +94,8 @@ def run_configs(
         experiments,
         checkpoints=[plan.checkpoint(experiment) for plan, experiment in rows],
         every_seconds=save_every,
-        on_round=lambda at, history: rows[at][0].observer.round(experiments[at].seed, history),
-        should_stop=lambda: any(plan.observer.should_stop() for plan in plans),
+        on_round=lambda at, history: rows[at][0].heard.round(experiments[at].seed, history),
+        should_stop=lambda: True in [plan.heard.should_stop() for plan in plans],  # all note it
         or_not_at_all=True,
     )
     results = []

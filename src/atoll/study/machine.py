@@ -65,6 +65,13 @@ def choose_device(wish: str) -> torch.device:
     return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def start(device: torch.device) -> None:
+    """Have a GPU load its libraries: half a second that is set-up, not training."""
+    if device.type == "cuda":
+        one = torch.ones(1, 1, 1, device=device)
+        torch.bmm(one, one).sum().item()
+
+
 def choose_engine(wish: str) -> tuple[str, str]:
     """The engine for a wish, and why."""
     allowed = ("auto", "serial", "fused", "wire")

@@ -53,6 +53,18 @@ class Result:
         out: Where it is saved.
         hyperparameters: Every value of method, net and optimizer, defaults included.
         metric: What this data set is scored by; it picks the round.
+        privacy: What was spent (`study.privacy`); None without differential privacy.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, seeds=2)
+        >>> len(result.metrics()["test_accuracy"]["per_seed"])
+        2
+        >>> result.of_clients("accuracy", "test").shape  # seeds, clients
+        (2, 3)
+        >>> sorted(result.bytes())
+        ['down', 'up']
+        >>> result.save("two-seeds")  # config.toml, result.json, metrics.csv, ledger.csv
     """
 
     config: RunConfig
@@ -68,6 +80,7 @@ class Result:
     out: Path | None = None
     metric: str = "accuracy"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": 0.0})
@@ -104,6 +117,31 @@ class Result:
             for seed in self.seeds
         ])  # fmt: skip
 
+    def curve(
+        self, metric: str | None = None, role: str = "test", scored: str | None = None
+    ) -> np.ndarray:
+        """A metric after each round, mean over clients as the protocol reports it, (S, R).
+
+        Args:
+            metric: One of `metrics.METRICS`; None is what the data set is scored by.
+            role: "train", "val" or "test".
+            scored: "deployed" or "local"; None is what the result reports.
+        """
+        model = scored or self.config.evaluate or "deployed"
+        return np.stack([
+            _mean(seed.history, model, metric or self.metric, role, self.weights)
+            for seed in self.seeds
+        ])  # fmt: skip
+
+    def plot(self, kind: str = "convergence") -> Any:
+        """A matplotlib Figure: "convergence", "clients" or "traffic".
+
+        A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
+        """
+        from atoll.study.result_plots import plot_result
+
+        return plot_result(self, kind)
+
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
         rounds = [s for seed in self.seeds for s in seed.history.seconds]
@@ -120,13 +158,14 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         config = self.config
+        privacy = {} if self.privacy is None else {"privacy": dict(self.privacy)}
         return {
             "method": config.method, "data": config.data, "clients": self.clients,
             "partition": config.partition, "split": config.split, "protocol": config.protocol,
             "engine": self.engine, "device": self.device, "rounds": config.rounds,
             "seeds": len(self.seeds), "seed": self.seeds[0].seed, "scored": self.scored,
             "metrics": self.metrics(), "seconds": self.seconds(), "bytes": self.bytes(),
-            "out": None if self.out is None else str(self.out),
+            "out": None if self.out is None else str(self.out), **privacy,
         }  # fmt: skip
 
     def save(self, out: str | Path) -> None:
@@ -136,6 +175,7 @@ class Result:
             **self.summary(),
             "out": str(out),
             "hyperparameters": dict(self.hyperparameters),
+            "metric": self.metric,
             "weights": self.weights,
             "select": self.select,
             "environment": dict(self.environment),
@@ -260,7 +300,7 @@ def selected(
 ) -> float:
     """A metric, mean over clients, at the round that the selection rule picks."""
     values = of_clients(history, scored, metric, role, by, weights, select)
-    return float(mean_over_clients(values, _weight(history, role, weights)))
+    return float(mean_over_clients(values, weight_of(history, role, weights)))
 
 
 def of_clients(
@@ -290,10 +330,11 @@ def _of_cached(history: History, scores: np.ndarray) -> np.ndarray:
 
 
 def _mean(history: History, scored: str, metric: str, role: str, weights: str) -> np.ndarray:
-    return mean_over_clients(history.array(scored, metric, role), _weight(history, role, weights))
+    return mean_over_clients(history.array(scored, metric, role), weight_of(history, role, weights))
 
 
-def _weight(history: History, role: str, weights: str) -> np.ndarray:
+def weight_of(history: History, role: str, weights: str) -> np.ndarray:
+    """What each client counts in a mean over clients, (K,)."""
     if weights == "uniform":
         return np.ones(history.nodes.shape[0])
     return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes

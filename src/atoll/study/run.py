@@ -38,21 +38,33 @@ from atoll.study.config import (
     with_own_partition,
 )
 from atoll.study.experiment import Experiment, History, Run
+from atoll.study.facts import (
+    FACTS,
+    FEDERATION_FACTS,
+    save_federation_facts,
+    save_seed_facts,
+)
+from atoll.study.logs import open_logs
 from atoll.study.machine import (
     available_memory,
     choose_device,
     choose_engine,
     environment,
+    start,
     tuned_process,
 )
+from atoll.study.privacy import privacy_report, with_privacy
+from atoll.study.progress import Heard, Progress
 from atoll.study.protocols import Protocol
 from atoll.study.result import BEST_CACHED, Result, SeedResult
 from atoll.study.sweep import can_be_one, run_together
 
 Data = Source | GraphSet | GraphGroup | Federation
 """What Python may give in place of a name."""
-Divide = Callable[..., tuple[Federation, list[str], RunConfig]]
-"""What `make_federation` does."""
+Divide = Callable[
+    [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
+]
+"""Makes the federation of one seed, as `make_federation` does."""
 CHECKPOINT = "checkpoint.atoll"
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
@@ -100,6 +112,7 @@ def run(
     out: str | Path | None = None,
     observer: Observer | None = None,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
     **options: Any,
 ) -> Result:
     """Run a method on data and return the result.
@@ -110,9 +123,16 @@ def run(
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
         save_every: Least seconds between two checkpoints.
+        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
-            data_root, schema, own.
+            data_root, schema, own, dp.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedprox", "lagoon", rounds=5, set={"mu": 0.1})
+        >>> result.metrics()["test_accuracy"]["mean"] > 0.5
+        True
     """
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
@@ -131,7 +151,7 @@ def run(
     )
     return run_config(
         config, out=None if out is None else Path(out), observer=observer, method=given_method,
-        data=given_data, save_every=save_every,
+        data=given_data, save_every=save_every, log=log,
     )  # fmt: skip
 
 
@@ -142,10 +162,17 @@ def resume(
     method: Method | None = None,
     data: Data | None = None,
     save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
 ) -> Result:
     """Continue a stopped run; a finished one is only read again.
 
     A run that was started with a method object or a data object needs the same objects again.
+
+    Examples:
+        >>> import atoll
+        >>> first = atoll.run("fedavg", "lagoon", rounds=2, out="my-run")  # and now it is killed
+        >>> atoll.resume("my-run").metrics() == first.metrics()
+        True
     """
     folder = Path(folder)
     if not (folder / "config.toml").exists():
@@ -155,7 +182,7 @@ def resume(
     config = make_config(**read_config(folder / "config.toml"))
     return run_config(
         config, out=folder, observer=observer, method=method, data=data, resuming=True,
-        save_every=save_every,
+        save_every=save_every, log=log,
     )  # fmt: skip
 
 
@@ -170,6 +197,7 @@ def run_config(
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
     at_once: bool | None = None,
+    log: str | Sequence[str] = (),
     divide: Divide | None = None,
 ) -> Result:
     """Run every seed of a configuration.
@@ -184,9 +212,10 @@ def run_config(
         save_every: Least seconds between two checkpoints.
         at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
             where that costs little more than one seed. On a CPU it gains nothing.
+        log: Where else the numbers of every round go (`study.logs.LOGS`).
         divide: In the place of `make_federation`, for runs that share their federations.
     """
-    plan = Plan(config, out, observer, method, data, resuming, save_every, divide)
+    plan = Plan(config, out, observer, method, data, resuming, save_every, log, divide)
     if not (plan.device.type == "cuda" if at_once is None else at_once):
         return plan.result([plan.one_seed(experiment) for experiment in plan.experiments()])
     waiting = list(plan.experiments())
@@ -194,8 +223,8 @@ def run_config(
         return plan.result([plan.one_seed(experiment) for experiment in waiting])
     runs = run_together(
         waiting, checkpoints=[plan.checkpoint(e) for e in waiting], every_seconds=save_every,
-        should_stop=plan.observer.should_stop,
-        on_round=lambda place, history: plan.observer.round(waiting[place].seed, history),
+        should_stop=plan.heard.should_stop,
+        on_round=lambda place, history: plan.heard.round(waiting[place].seed, history),
     )  # fmt: skip
     return plan.result([plan.seed_result(run) for run in runs])
 
@@ -215,21 +244,28 @@ class Plan:
         data: Data | None = None,
         resuming: bool = False,
         save_every: float = SAVE_EVERY,
+        log: str | Sequence[str] = (),
         divide: Divide | None = None,
     ) -> None:
         self.began, self.setup = time.perf_counter(), 0.0
-        self.out, self.observer, self.save_every = out, observer or Silent(), save_every
-        self.given_method, self.data = method, data
+        self.out, self.save_every, self.given, self.data = out, save_every, method, data
         self.divide: Divide = divide or make_federation
         _check_objects(config, method, data)
         self.asked, (self.config, self.rules) = config, resolve(config, task_of_object(data))
         self.engine, self.why = choose_engine(config.engine)
         self.device = choose_device(config.device)
+        start(self.device)
+        if method is not None:
+            # What it cannot protect is refused before anything is kept.
+            with_privacy(method, config.dp)
         if not 0 <= save_every < math.inf:
             raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
         if out is not None:
             check_folder(out, resuming=resuming)
-        self.last: Experiment | None = None
+        progress = None if out is None else Progress(out)
+        self.heard = Heard(observer or Silent(), progress, open_logs(log, out))
+        self.method: Method | None = None
+        self.federation: Federation | None = None
         self.about: Any = {}
         self.fingerprint = ""
 
@@ -239,31 +275,33 @@ class Plan:
             federation, notes, self.config = self.divide(
                 self.config, self.rules, number, self.data, self.asked
             )
-            method = self.given_method or build_method(
-                self.config, federation.features, federation.classes, federation.task
+            config, method = self.config, self.given
+            method = method or build_method(
+                config, federation.features, federation.classes, federation.task
             )
-            if self.last is None:
+            if self.method is None:
                 self._begin(federation, method, notes)
+            self.method, self.federation = method, federation
             if self.out is not None:
                 save_partition(federation, self.out / f"seed-{number}" / "partition.npz")
-            config = self.config
-            self.last = Experiment(
-                method, federation, rounds=config.rounds or self.rules.rounds,
-                fraction=config.fraction, seed=number, engine=self.engine, device=self.device,
-                chunk=config.chunk, compat=config.compat,
+            experiment = Experiment(
+                with_privacy(method, config.dp), federation,
+                rounds=config.rounds or self.rules.rounds, fraction=config.fraction, seed=number,
+                engine=self.engine, device=self.device, chunk=config.chunk, compat=config.compat,
             )  # fmt: skip
             self.setup += time.perf_counter() - self.began
-            yield self.last
+            yield experiment
             self.began = time.perf_counter()
 
     def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
         self.about = federation.about
-        self.fingerprint = name_configuration(self.config, self.given_method, self.data)
+        self.fingerprint = name_configuration(self.config, self.given, self.data)
         if self.out is not None:
             write_atomically(self.out / "config.toml", config_text(self.config).encode())
+            save_federation_facts(federation, self.out / FEDERATION_FACTS)
         short = method.too_short(self.config.rounds or self.rules.rounds)
         said = [*notes, *([short] if short else [])]
-        self.observer.begin(self.config, self.engine, self.why, said)
+        self.heard.begin(self.config, self.engine, self.why, said)
 
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
         """An experiment's file, and its fingerprint."""
@@ -276,8 +314,8 @@ class Plan:
         path, fingerprint = self.checkpoint(experiment)
         run = experiment.run(
             checkpoint=path, fingerprint=fingerprint, every_seconds=self.save_every,
-            on_round=lambda history: self.observer.round(experiment.seed, history),
-            should_stop=self.observer.should_stop,
+            on_round=lambda history: self.heard.round(experiment.seed, history),
+            should_stop=self.heard.should_stop,
         )  # fmt: skip
         return self.seed_result(run)
 
@@ -286,20 +324,36 @@ class Plan:
         seed = run.experiment.seed
         if not run.finished:
             raise Stopped(self.out, seed, run.history.rounds)
+        if self.out is not None:
+            save_seed_facts(run, self.out / f"seed-{seed}" / FACTS)
         return SeedResult(seed, run.history, run.ledger)
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
         """What all of them gave, saved."""
-        assert self.last is not None
-        method, federation = self.last.method, self.last.federation
+        assert self.method is not None
+        assert self.federation is not None
         result = Result(
-            self.config, tuple(seeds), method.scored_as(), self.rules.weights,
+            self.config, tuple(seeds), self.method.scored_as(), self.rules.weights,
             selection(self.config, self.rules), self.engine, self.device.type, self.setup,
-            environment(), self.about, self.out, federation.metric, asdict(method),
+            environment(), self.about, self.out, self.federation.metric, asdict(self.method),
+            privacy_of(self.config, seeds, federated=False),
         )  # fmt: skip
         if self.out is not None:
             result.save(self.out)
+        self.heard.end(result)
         return result
+
+
+def privacy_of(
+    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
+) -> dict[str, Any] | None:
+    """What a run's differential privacy is worth; None if it had none."""
+    if config.dp is None:
+        return None
+    return privacy_report(
+        config.dp, [seed.ledger for seed in seeds], clients=len(seeds[0].history.nodes),
+        fraction=config.fraction, rounds=config.rounds or 0, federated=federated,
+    )  # fmt: skip
 
 
 def selection(config: RunConfig, rules: Protocol) -> str:

@@ -70,6 +70,7 @@ def read_run(folder: Path, data: Data | None = None, *, like: SavedRun | None = 
         config, tuple(seeds), method.scored_as() if method else about["scored"], rules.weights,
         selection(config, rules), about["engine"], about["device"], metric=first.metric, out=folder,
         hyperparameters=about["hyperparameters"], federation=about["federation"],
+        privacy=about.get("privacy"),
     )  # fmt: skip
     return SavedRun(result, tuple(servers), federations, method)
 

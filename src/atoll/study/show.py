@@ -21,31 +21,17 @@ from atoll.study.metrics import mean_over_clients
 from atoll.study.result import BEST_CACHED, Result
 
 
-class Watcher:
-    """Draws a run's progress; the first Ctrl-C becomes a clean stop (`study.run.Observer`)."""
+class CtrlC:
+    """While it is entered, the first Ctrl-C asks for a clean stop and the second stops at once."""
 
-    def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
-        self.quiet = quiet
-        self.label = label
         self.stopping = False
-        self.done: dict[int, int] = {}
-        self.quarters: dict[int, int] = {}
-        self.began = time.monotonic()
-        self.config: RunConfig | None = None
-        self.task: TaskID | None = None
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"),
-            TimeRemainingColumn(),
-            console=console, disable=quiet or not console.is_terminal, transient=True,
-        )  # fmt: skip
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> CtrlC:
         self.previous = signal.getsignal(signal.SIGINT)
         if self._hears_signals:
             signal.signal(signal.SIGINT, self._interrupted)
-        self.progress.start()
         return self
 
     def __exit__(
@@ -54,7 +40,6 @@ class Watcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.progress.stop()
         if self._hears_signals:
             signal.signal(signal.SIGINT, self.previous)
 
@@ -68,6 +53,41 @@ class Watcher:
             raise KeyboardInterrupt
         self.stopping = True
         self.console.print("stopping after this round (Ctrl-C again to stop at once)")
+
+
+class Watcher:
+    """Draws a run's progress; the first Ctrl-C becomes a clean stop (`study.run.Observer`)."""
+
+    def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
+        self.console = console
+        self.quiet = quiet
+        self.label = label
+        self.ctrl_c = CtrlC(console)
+        self.done: dict[int, int] = {}
+        self.quarters: dict[int, int] = {}
+        self.began = time.monotonic()
+        self.config: RunConfig | None = None
+        self.task: TaskID | None = None
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"),
+            TimeRemainingColumn(),
+            console=console, disable=quiet or not console.is_terminal, transient=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Watcher:
+        self.ctrl_c.__enter__()
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+        self.ctrl_c.__exit__(kind, error, trace)
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         self.config = config
@@ -104,7 +124,7 @@ class Watcher:
             )
 
     def should_stop(self) -> bool:
-        return self.stopping
+        return self.ctrl_c.stopping
 
 
 _PICKED = {
@@ -134,7 +154,20 @@ def result_table(results: list[Result]) -> Group:
         "training; MB: what training moved, up and down, without scoring."
     )
     table = _result_rows(results)
-    return Group(Text(title, style="bold"), Text(), table, Text(), Text(caption, style="dim"))
+    told = [Text(f"{one.config.method}: {line}") for one in results for line in _private(one)]
+    return Group(
+        Text(title, style="bold"), Text(), table, Text(), *told, Text(caption, style="dim")
+    )
+
+
+def _private(result: Result) -> list[str]:
+    """What a differentially private run has to say of itself."""
+    found = result.privacy
+    if found is None:
+        return []
+    stayed = not found["simulated"] and found["scores"] == "kept"
+    kept = "the sites kept their scores (scores.csv there; scores=told sends them in the clear)"
+    return [found["says"], *([kept] if stayed else [])]
 
 
 def counted(number: int, thing: str) -> str:

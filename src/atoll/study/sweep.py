@@ -180,7 +180,7 @@ class Sweep:
         return [engine.states.stacks.get(members) for members in self.programs]
 
     def _play(self, tape: Tape, with_train: bool, carried: Any, fixed: Any) -> Any:
-        """One round of all runs; the tape's root and flags are each run's own."""
+        """One round of all runs; the tape's root and sums are each run's own."""
         lead, points = self.runs[0], self.points
         engine, simulation = _engine(lead), lead.simulation
         assert isinstance(simulation, Simulation)
@@ -222,7 +222,7 @@ class Sweep:
             raise _apart(reason) from reason
         if shapes(after) != shapes(self.carried):
             raise _Apart("what the server or the clients keep changes its shape")
-        tape.flags.clear()  # they are in the outcome, where they have an axis for the runs
+        tape.sums.clear()  # they are in the outcome, where they have an axis for the runs
         self._record(after, tape, with_train, watch.besides(self.carried))
         self.carried = after
         return Round(number, outcome, tape)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from atoll.engines.checkpoint import write_atomically
+from atoll.study.command_line import run_command
 from atoll.study.config import RunConfig
 from atoll.study.plots import (
     BLUE,
@@ -90,20 +91,9 @@ def reasons(found: Tuning) -> list[str]:
 
 def command(found: Tuning) -> str:
     """The command that runs the method with the proposal, with everything else as asked."""
-    asked = found.asked
-    words = ["atoll", "run", asked.method]
-    for name in ("data", "clients", "partition", "split", "protocol", "epochs", "batch_size",
-                 "schema", "data_root"):  # fmt: skip
-        value = getattr(asked, name)
-        if value is not None and (name, value) != ("protocol", "strict"):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if asked.seed:
-        words += ["--seed", str(asked.seed)]
-    words += [word for name in asked.allow for word in ("--allow", name)]
-    settings = {**asked.set, "eps1": f"{found.eps1:g}", "eps2": f"{found.eps2:g}"}
-    for option, pairs in (("--own", asked.own), ("--set", settings)):
-        words += [word for key, value in pairs.items() for word in (option, f"{key}={value}")]
-    return shlex.join(words)
+    settings = {**found.asked.set, "eps1": found.eps1, "eps2": found.eps2}
+    # The rounds were for tuning; a run takes the protocol's.
+    return run_command(msgspec.structs.replace(found.asked, rounds=None, set=settings))
 
 
 def _norm_table(found: Tuning) -> Table:

@@ -53,6 +53,18 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     run resumed in the middle ends with the same numbers, and so does one whose rounds are recorded
     and replayed. All of it for every task that the method names: nodes to classify, or many graphs
     at each client.
+
+    Args:
+        make: A method's class, or a function that makes the method for a network.
+        rounds: How many rounds each check runs.
+
+    Raises:
+        ContractBroken: The method does not keep the contract; the message says what to mend.
+
+    Examples:
+        >>> from atoll.methods import FedSage
+        >>> from atoll.testing import check_method
+        >>> check_method(FedSage, rounds=2)
     """
     with double_precision(), _one_thread():
         for task in getattr(_class(make), "tasks", ("node",)):

@@ -1,0 +1,192 @@
+"""Client-level differential privacy around a method: clip the update, add noise, then send it.
+
+    Δ_i = θ_i - x                          x the received model, θ_i the trained one
+    Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           the norm of the whole update, all layers together
+    sent:  x + Δ_i + N(0, (z C)² I),  weight 1
+
+`Noised` stands between a method and its clients, as a method itself: its step is what engines run,
+so that nothing leaves a client before it is clipped and noised, whatever the engine. Every client
+counts alike, because a weight would tell how much data it has. Only for methods whose clients send
+one update of one model and nothing else (`Method.why_not_private`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.core.graph import Graph, View
+from atoll.core.message import Message
+from atoll.core.method import Clients, Method, Step
+from atoll.core.random import fold, normal
+from atoll.core.tree import Tree, flatten, leaves, structure, tree_map, unflatten
+
+Noise = Callable[[Tree, Tensor], Tree]
+"""(clipped update, key) -> standard normal numbers of the same shapes."""
+
+
+def keyed_noise(update: Tree, key: Tensor) -> Tree:
+    """Noise that anybody with the seed can make again: for simulations and tests alone."""
+    flat, spec = flatten(update)
+    drawn = [
+        normal(fold(key, "noise", place), tuple(leaf.shape), leaf.dtype)
+        for place, leaf in enumerate(flat)
+    ]
+    return unflatten(drawn, spec)
+
+
+def clipped(update: Tree, clip: float) -> Tree:
+    """The update, shortened to at most `clip`; a whole tree has one Euclidean norm."""
+    squares = [leaf.double().square().sum() for leaf in leaves(update)]
+    length = torch.stack(squares).sum().sqrt()
+    # A norm beyond all numbers still gives a bounded update: nothing of it.
+    share = clip / length.clamp(min=clip)
+    return tree_map(lambda leaf: leaf * share.to(leaf.dtype), update)
+
+
+@dataclass(frozen=True)
+class Noised(Method):
+    """A method whose clients send clipped and noised updates.
+
+    Attributes:
+        base: The method.
+        clip: C, the most that one client may move the model.
+        noise: z, the noise of one client as a multiple of C, for every parameter.
+        delta: For the account of what is spent; it changes nothing that is sent.
+        source: Where the noise comes from. A real site has its own, which nobody else can repeat.
+    """
+
+    base: Method
+    clip: float
+    noise: float
+    delta: float = 1e-5
+    source: Noise = keyed_noise
+
+    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    paper: ClassVar[str] = (
+        "McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip < math.inf:
+            raise ConfigError(f"dp: clip is {self.clip:g}; give a finite number above 0")
+        if not 0 <= self.noise < math.inf:
+            raise ConfigError(f"dp: noise is {self.noise:g}; give a finite number, not negative")
+        why = self.base.why_not_private()
+        if why:
+            raise ConfigError(
+                f"{type(self.base).__name__} cannot be made differentially private: {why}; leave "
+                "--dp out, or choose another method (docs/federation.md lists them)"
+            )
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return self.base.views
+
+    def init(self, clients: Clients) -> Tree:
+        return self.base.init(_OneUpdate(clients, self))
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        return self.base.round(server, _OneUpdate(clients, self))
+
+    def deploy(self, server: Tree) -> Message:
+        return self.base.deploy(server)
+
+    def local(self, reply: Any) -> Tree:
+        return self.base.local(reply)
+
+    def predict(
+        self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
+    ) -> Tensor:
+        return self.base.predict(graph, message, state, key)
+
+    def scored_as(self) -> str:
+        return self.base.scored_as()
+
+    def too_short(self, rounds: int) -> str:
+        return self.base.too_short(rounds)
+
+    def why_not_private(self) -> str:
+        return "it is already"
+
+    @property
+    def train(self) -> Step:
+        """The method's own step, and what becomes of its reply."""
+        own: Step = self.base.train  # type: ignore[attr-defined]  # every method has one
+        # What a field discloses of the private state, the noise covers.
+        return Step(owner=self, function=_noised_step, name=own.name, vectorize=own.vectorize)
+
+    def release(self, reply: Any, received: Tree, key: Tensor) -> Any:
+        """What may leave, of a reply to the received model."""
+        if not leaves(reply):
+            return reply
+        if {part.name for part in fields(reply)} != {"model", "weight"} or structure(
+            reply.model
+        ) != structure(received):
+            raise ConfigError(
+                f"{type(self.base).__name__} says that it can be made differentially private, but "
+                "its reply is not one update of the received model and a weight"
+            )
+        update = clipped(tree_map(torch.sub, reply.model, received), self.clip)
+        noise, scale = self.source(update, fold(key, "dp")), self.clip * self.noise
+        # A site's noise is finer than the model's numbers: added first, it is rounded with them.
+        model = tree_map(lambda x, u, n: (u + scale * n + x).to(x.dtype), received, update, noise)
+        return replace(reply, model=model, weight=torch.ones_like(reply.weight))
+
+
+def _noised_step(
+    method: Noised, graph: Graph, message: Tree, state: Tree, key: Tensor
+) -> tuple[Tree, Tree]:
+    own: Step = method.base.train  # type: ignore[attr-defined]
+    reply, state = own(graph, message, state, key)
+    return method.release(reply, message, key), state
+
+
+class _OneUpdate:
+    """Clients that answer with noised updates alone (`core.method.Clients`)."""
+
+    def __init__(self, clients: Clients, method: Noised) -> None:
+        self.clients, self.method = clients, method
+
+    @property
+    def positions(self) -> Tensor:
+        return self.clients.positions
+
+    @property
+    def total(self) -> int:
+        return self.clients.total
+
+    @property
+    def round(self) -> int:
+        return self.clients.round
+
+    @property
+    def key(self) -> Tensor:
+        return self.clients.key
+
+    @property
+    def replies(self) -> Mapping[str, Any]:
+        return self.clients.replies
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def map(self, step: Step, message: Message) -> Any:
+        if step.name != "train" or step.owner is not self.method.base:
+            raise ConfigError(
+                f"{type(self.method.base).__name__} says that it can be made differentially "
+                f"private, but its clients also answer step '{step.name}'"
+            )
+        return self.clients.map(self.method.train, message)
+
+    def sample(self, fraction: float) -> Clients:
+        return _OneUpdate(self.clients.sample(fraction), self.method)
+
+    def require_finite(self, tree: Tree, problem: str) -> None:
+        self.clients.require_finite(tree, problem)

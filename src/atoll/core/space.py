@@ -1,0 +1,100 @@
+"""What a search over hyper-parameters may try: ranges, declared beside a method's own fields.
+
+    space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
+
+Keys are those of `--set`: fields of the method, of its network or of its optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from atoll.core.errors import ConfigError
+
+Value = bool | int | float | str
+
+
+def _check_ends(low: float, high: float, log: bool) -> None:
+    if not low < high:
+        raise ConfigError(f"a range goes from a lower to a higher number, not {low} to {high}")
+    if log and low <= 0:
+        raise ConfigError(f"a range in orders of magnitude begins above 0, not at {low}")
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number from `low` to `high`; with `log` all orders of magnitude are equally likely."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_ends(self.low, self.high, self.log)
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from `low` to `high`, both included."""
+
+    low: int
+    high: int
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_ends(self.low, self.high, self.log)
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low}..{self.high}{':log' if self.log else ''}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of a few values, without an order."""
+
+    values: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise ConfigError(f"a choice needs different values, but has {list(self.values)}")
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.values))
+
+
+Range = Real | Whole | OneOf
+Space = Mapping[str, Range]
+
+USUAL: Space = MappingProxyType(
+    {
+        "lr": Real(1e-4, 1e-1, log=True),
+        "weight_decay": Real(1e-6, 1e-2, log=True),
+        "dropout": Real(0, 0.8),
+        "hidden": OneOf((32, 64, 128, 256)),
+    }
+)
+"""What every method has: Adam's rate and decay, the network's dropout and width."""
+
+USUAL_SGD: Space = MappingProxyType({**USUAL, "lr": Real(1e-2, 1, log=True)})
+"""The same for methods that train with plain SGD, whose rates are larger."""
+
+
+def values_of(wanted: Range) -> tuple[Value, ...] | None:
+    """All values of a range that has few; None for real numbers."""
+    if isinstance(wanted, OneOf):
+        return wanted.values
+    return tuple(range(wanted.low, wanted.high + 1)) if isinstance(wanted, Whole) else None

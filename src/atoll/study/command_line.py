@@ -1,0 +1,27 @@
+"""A configuration as the command that runs it."""
+
+from __future__ import annotations
+
+import shlex
+
+from atoll.study.config import RunConfig
+
+_PLAIN = (
+    "data", "clients", "partition", "split", "protocol", "rounds", "epochs", "fraction", "seeds",
+    "seed", "evaluate", "batch_size", "schema", "data_root", "engine", "device", "chunk",
+)  # fmt: skip
+
+
+def run_command(config: RunConfig) -> str:
+    """`atoll run ...` with everything that differs from the defaults, ready to be pasted."""
+    usual = RunConfig()
+    words = ["atoll", "run", config.method, "--data", config.data]
+    for name in _PLAIN[1:]:
+        value = getattr(config, name)
+        if value is not None and value != getattr(usual, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    for option, names in (("--allow", config.allow), ("--compat", config.compat)):
+        words += [word for name in names for word in (option, name)]
+    for option, pairs in (("--own", config.own), ("--set", config.set)):
+        words += [word for key, value in pairs.items() for word in (option, f"{key}={value}")]
+    return shlex.join(words)

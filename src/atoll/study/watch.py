@@ -1,0 +1,250 @@
+"""What can be seen of a run or a study from its files alone, while another process works on it.
+
+Nothing is written and nothing is locked; no torch is loaded, so that a look costs little. A run
+says how it is in `progress.json`, a study in `study.json` and `events.jsonl`. A process that was
+killed cannot say so: then there is no new sign, and for how long is what can be said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import ConfigError
+
+SILENT = 60.0
+"""Seconds without a sign after which nobody should think that all is well."""
+ENDED = {"end": "finished", "pruned": "pruned", "failed": "failed", "stopped": "stopped"}
+"""What the last event of a cell makes of it."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run or a study at one moment.
+
+    Attributes:
+        folder: Where.
+        kind: "run", or what kind of study: "compare", "tune", ...
+        title: What it is about.
+        cells: How many cells are "finished", "failed", "pruned", "stopped", "running" and "left".
+        now: What is being run: its progress.json, with "cell" for its name; None if nothing is.
+        silent: Seconds since the last sign, where that is too long; else None.
+        gone: Whether its process is known to have ended.
+        left: Seconds that it will take, as far as one can tell; else None.
+        best: Rows of the best so far: whose, which cell, validation accuracy.
+        failures: The latest, each a cell and its reason.
+        result: Final metrics of a finished run.
+    """
+
+    folder: Path
+    kind: str
+    title: str
+    cells: Mapping[str, int]
+    now: Mapping[str, Any] | None = None
+    silent: float | None = None
+    gone: bool = False
+    left: float | None = None
+    best: Sequence[tuple[str, str, float]] = ()
+    failures: Sequence[tuple[str, str]] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return not any(self.cells.get(state) for state in ("running", "stopped", "left"))
+
+
+class Watch:
+    """Looks at a folder again and again; what cannot change any more is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.summaries: dict[str, dict[str, Any]] = {}
+        self.look()  # refuses a folder that holds nothing to watch
+
+    def look(self) -> Seen:
+        """How it is now."""
+        if (self.folder / "study.json").exists():
+            return self._study()
+        if (self.folder / "config.toml").exists():
+            return self._run()
+        raise ConfigError(
+            f"'{self.folder}' holds neither a run nor a study (no config.toml, no study.json)"
+        )
+
+    def _run(self) -> Seen:
+        config = tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
+        title = f"{config['method']} on {config['data']}"
+        done = _json(self.folder / "result.json")
+        if done is not None:
+            return Seen(self.folder, "run", title, {"finished": 1}, result=done["metrics"])
+        progress = _json(self.folder / "progress.json")
+        sign = _age(self.folder / ("progress.json" if progress else "config.toml"))
+        state = "running" if progress is None else progress["state"]
+        silent, gone = _silence(progress, sign)
+        return Seen(
+            self.folder, "run", title, {state: 1}, progress or {"cell": ""},
+            silent if state == "running" else None, gone,
+            None if state != "running" or silent else _remaining(progress),
+        )  # fmt: skip
+
+    def _study(self) -> Seen:
+        study = _json(self.folder / "study.json") or {"cells": []}
+        events = _events(self.folder / "events.jsonl")
+        states = self._states(study["cells"], events)
+        counts = Counter(states.values())
+        running = next((name for name, state in states.items() if state == "running"), None)
+        now, silent, gone = self._now(running, events)
+        failures = [
+            (event["cell"], event.get("error", "")) for event in events
+            if event["event"] == "failed" and states.get(event["cell"]) == "failed"
+        ]  # fmt: skip
+        kind = str(study.get("kind", "study"))
+        title = f"{kind} of {len(study['cells'])} cells"
+        left = None if running is None or silent else _time_left(events, counts["left"], now)
+        best = self._best(kind, study["cells"], states)
+        return Seen(
+            self.folder, kind, title, dict(counts), now, silent, gone, left, best,
+            list(dict(failures).items())[-3:],
+        )  # fmt: skip
+
+    def _states(
+        self, cells: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        last = {event["cell"]: event["event"] for event in events}
+        states = {}
+        for cell in cells:
+            name = cell["name"]
+            event = last.get(name)
+            state = "running" if event == "begin" else ENDED.get(str(event), "left")
+            # A result is the last word, even where the note about it was lost.
+            finished = name in self.summaries or (self._cell(name) / "result.json").exists()
+            states[name] = "finished" if finished and state != "pruned" else state
+        return states
+
+    def _now(
+        self, running: str | None, events: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Any] | None, float | None, bool]:
+        if running is None:
+            return None, None, False
+        progress = _json(self._cell(running) / "progress.json")
+        begun = next(e["at"] for e in reversed(events) if e["cell"] == running)
+        if progress is not None and progress["updated"] < begun - 1:
+            progress = None  # of an earlier call, before the cell was begun again
+        sign = max(time.time() - begun, 0.0)
+        if progress is not None:
+            sign = min(sign, _age(self._cell(running) / "progress.json"))
+        silent, gone = _silence(progress, sign)
+        return {"cell": running, **(progress or {})}, silent, gone
+
+    def _best(
+        self, kind: str, cells: Sequence[Mapping[str, Any]], states: Mapping[str, str]
+    ) -> list[tuple[str, str, float]]:
+        """The best finished cell of each method of a tuning, of each data set of other studies."""
+        best: dict[str, tuple[str, str, float]] = {}
+        for cell in cells:
+            name, labels = cell["name"], cell.get("labels", {})
+            if states[name] != "finished" or labels.get("role") == "test":
+                continue
+            summary = self._summary(name)
+            value = summary.get("metrics", {}).get("val_accuracy", {}).get("mean")
+            whose = str(labels.get("method") if kind == "tune" else summary.get("data", ""))
+            if value is not None and value > best.get(whose, ("", "", -1.0))[2]:
+                best[whose] = (whose, name, value)
+        return list(best.values())
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        if name not in self.summaries:
+            found = _json(self._cell(name) / "result.json")
+            if found is None:
+                return {}
+            self.summaries[name] = found
+        return self.summaries[name]
+
+    def _cell(self, name: str) -> Path:
+        return self.folder / "cells" / name
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """What a file holds; None if it is not there. Files are replaced whole, so none is half."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; the last one may be being written, or have been cut by a kill."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written."""
+    return max(time.time() - path.stat().st_mtime, 0.0) if path.exists() else 0.0
+
+
+def _silence(progress: Mapping[str, Any] | None, sign: float) -> tuple[float | None, bool]:
+    """How long there has been no sign, if too long, and whether the process is known to be gone."""
+    if progress is None:
+        return (sign if sign > SILENT else None), False
+    here = progress["host"] == socket.gethostname()
+    gone = here and not _alive(progress["pid"])
+    # A round may take long; a dead process says nothing more.
+    patience = 0.0 if gone else max(SILENT, 5 * progress["per_round"])
+    return (sign if sign > patience else None), gone
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    # One that has ended stays in the list until its parent asks; Linux tells such from the living.
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def _remaining(progress: Mapping[str, Any] | None) -> float | None:
+    """Seconds that a run still needs."""
+    if progress is None or "per_round" not in progress:
+        return None
+    rounds: float = (progress["total"] - progress["done"]) * progress["per_round"]
+    return rounds
+
+
+def _time_left(
+    events: Sequence[Mapping[str, Any]], left: int, now: Mapping[str, Any] | None
+) -> float | None:
+    """What the current cell needs, and as much for each that is left as cells took so far."""
+    current, began, took = _remaining(now), {}, []
+    for event in events:
+        if event["event"] == "begin":
+            began[event["cell"]] = event["at"]
+        elif event["event"] in ("end", "pruned") and event["cell"] in began:
+            took.append(event["at"] - began.pop(event["cell"]))
+    if not took:
+        if current is None or now is None:
+            return None
+        each = now["total"] * now["per_round"]
+    else:
+        each = sum(took) / len(took)
+    return float((each / 2 if current is None else current) + left * each)

@@ -1,0 +1,32 @@
+"""Every public name has a docstring with an example that runs, and a place on the API's page."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+from pages import ROOT
+
+import atoll
+from atoll.testing import check_method
+
+PUBLIC = {name: getattr(atoll, name) for name in atoll.__all__}
+EXAMPLES = {"atoll": atoll, **PUBLIC, "testing.check_method": check_method}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    finder = doctest.DocTestFinder(recurse=False)
+    (test,) = finder.find(EXAMPLES[name], name, globs={})
+    assert test.examples, f"atoll.{name} has no example in its docstring (>>> ...)"
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in (*PUBLIC, "testing.check_method"):
+        assert f"\n::: atoll.{name}\n" in page, f"docs/api.md lacks ::: atoll.{name}"

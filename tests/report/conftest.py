@@ -1,0 +1,131 @@
+"""A real browser for the page: headless Chromium behind chromedriver, spoken to in plain HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.study.cells import Cell, run_cells
+from atoll.study.config import make_config
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+
+
+class Browser:
+    """The few commands of W3C WebDriver, and of Chromium's own, that the tests need."""
+
+    def __init__(self, driver: str, binary: str, profile: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([driver, f"--port={port}"], **quiet)
+        self.base = f"http://127.0.0.1:{port}"
+        self._await()
+        options = {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {
+            "browserName": "chrome", "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }  # fmt: skip
+        answer = self._send("/session", {"capabilities": {"alwaysMatch": wanted}})
+        self.base += f"/session/{answer['sessionId']}"
+
+    def _await(self) -> None:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"{self.base}/status", timeout=1).read()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise TimeoutError("chromedriver does not answer")
+
+    def _send(self, path: str, body: dict[str, Any]) -> Any:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.base}{path}", data, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(json.load(error)["value"]["message"]) from None
+
+    def cdp(self, command: str, **params: Any) -> Any:
+        return self._send("/goog/cdp/execute", {"cmd": command, "params": params})
+
+    def open(self, path: Path) -> None:
+        self._send("/url", {"url": path.absolute().as_uri()})
+
+    def run(self, script: str) -> Any:
+        """What a script returns."""
+        return self._send("/execute/sync", {"script": script, "args": []})
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._send("/se/log", {"type": kind})
+        return found
+
+    def size(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """A window of this width, and a wish for light or dark."""
+        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                 deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.cdp("Emulation.setEmulatedMedia", features=scheme)
+
+    def picture(self) -> bytes:
+        """The whole page as PNG."""
+        shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
+
+    def close(self) -> None:
+        request = urllib.request.Request(self.base, method="DELETE")
+        try:
+            urllib.request.urlopen(request, timeout=10).read()
+        finally:
+            self.process.terminate()
+            self.process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    driver = shutil.which("chromedriver")
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    if not driver or not binary:
+        pytest.skip("no Chromium with its chromedriver on this machine")
+    found = Browser(driver, binary, tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six methods, three of them on a second federation; one cell fails, one was stopped."""
+    folder = tmp_path_factory.mktemp("report") / "study"
+    cells = []
+    methods = ("local", "fedavg", "fedprox", "fedpub", "fedgta", "gcfl")
+    other = ("local", "fedavg", "gcfl")
+    problems = {"lagoon:nodes=160": methods, "lagoon:nodes=200,homophily=0.3": other}
+    for data, chosen in problems.items():
+        for method in chosen:
+            config = make_config(method=method, data=data, clients=3, rounds=3, seeds=2,
+                                 set={"hidden": 8})  # fmt: skip
+            cells.append(Cell(f"{method}-{len(cells)}", config, {"method": method, "data": data}))
+    lost = make_config(method="fedavg", data="nowhere.csv", rounds=1)
+    cells.append(Cell("lost", lost, {"method": "fedavg", "data": "nowhere.csv"}))
+    about = {"kind": "compare", "command": "atoll compare <all> & more"}
+    outcomes = run_cells(folder, cells, about=about)
+    assert [one.cell.name for one in outcomes if one.error] == ["lost"]
+    (folder / "cells" / "gcfl-8" / "result.json").unlink()
+    return folder
