@@ -158,10 +158,8 @@ def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> O
     try:
         write_atomically(to / "asked.toml", _asked(cell).encode())
         heard = observer.cell(cell)
-        run_config(
-            cell.config, out=to, observer=heard, resuming=True, method=cell.method,
-            data=cell.data, **how,
-        )  # fmt: skip
+        objects = {"method": cell.method, "data": cell.data}
+        run_config(cell.config, out=to, observer=heard, resuming=True, **(objects | how))
     except (Stopped, KeyboardInterrupt):
         note(folder, "stopped", cell)
         raise
