@@ -22,6 +22,7 @@ from atoll.commands.common import (
 )
 from atoll.commands.compare import compare
 from atoll.commands.report import report
+from atoll.commands.reproduce import reproduce
 from atoll.commands.tune import tune
 from atoll.commands.watch import watch
 from atoll.federate.commands import federate
@@ -87,6 +88,7 @@ def main(ctx: click.Context, debug: bool) -> None:
 main.add_command(compare)
 main.add_command(federate)
 main.add_command(report)
+main.add_command(reproduce)
 main.add_command(tune)
 main.add_command(watch)
 

@@ -127,11 +127,12 @@ def write_similarities(found: Similarities, out: Path) -> list[Path]:
     path = out / "similarity.json"
     path.write_text(json.dumps(plain_json(numbers), indent=2), encoding="utf-8")
     picture = out / "similarity.png"
-    _figure(found).savefig(picture, dpi=DPI)
+    plot_similarities(found).savefig(picture, dpi=DPI)
     return [path, picture]
 
 
-def _figure(found: Similarities) -> Any:
+def plot_similarities(found: Similarities) -> Any:
+    """A heat map for each kind of data and each method (FedIIH, Fig. 3)."""
     panels: list[tuple[str, np.ndarray, str | None]] = [
         (f"data: {kind}", matrix, None) for kind, matrix in found.data.items()
     ]

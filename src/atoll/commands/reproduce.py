@@ -1,0 +1,118 @@
+"""`atoll reproduce`: the tables and figures of the papers again, beside what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from atoll.commands.common import make_console, written
+from atoll.options import AS_JSON, DATA_ROOT, QUIET, options
+
+
+@click.command(
+    short_help="Run a paper's table or figure again, beside the print.",
+    epilog="For example: atoll reproduce fedath table1 --only dataset=Cora,clients=10 --both",
+)
+@click.argument("paper", required=False)
+@click.argument("item", metavar="[TABLE|FIGURE]", required=False)
+@click.option("--only", multiple=True, metavar="COLUMN=VALUE,...",
+              help="Some cells alone: dataset, setting, clients, method, metric; one column "
+              "twice: either.")  # fmt: skip
+@click.option("--seeds", type=int, default=3, show_default=True, metavar="N", help="Seeds.")
+@click.option("--both", is_flag=True, help="Under protocol strict as well.")
+@click.option("--rounds", type=int, metavar="R",
+              help="Fewer rounds, for a quick look without a verdict.")  # fmt: skip
+@click.option("--tex", is_flag=True, help="Write a LaTeX table, too.")
+@options(DATA_ROOT)
+@click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+              help="The study's folder; what is done there is not run again.  "
+              "[default: atoll-runs/reproduce-PAPER]")  # fmt: skip
+@options(AS_JSON, QUIET)
+@click.pass_context
+def reproduce(
+    ctx: click.Context,
+    paper: str | None,
+    item: str | None,
+    only: tuple[str, ...],
+    seeds: int,
+    both: bool,
+    rounds: int | None,
+    tex: bool,
+    data_root: str | None,
+    device: str | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run a TABLE or FIGURE of PAPER (fedath, fediih, fedtad, gcfl) again.
+
+    Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
+    is every one of the paper.
+    """
+    from atoll.study.papers import PAPERS, read_paper
+    from atoll.study.reproduce import Wanted, parse_only
+    from atoll.study.reproduce_list import items, listing
+
+    console = make_console(stderr=as_json or quiet)
+    if paper is None or item is None:
+        names = PAPERS if paper is None else (read_paper(paper).name,)
+        console.print(listing(names, data_root, seeds))
+        return
+    wanted = Wanted(parse_only(only), both, seeds, rounds, data_root, device)
+    chosen = read_paper(paper)
+    folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
+    found: list[dict[str, Any]] = []
+    for kind, number in items(chosen, item):
+        found.append(_one(ctx, console, chosen, kind, number, wanted, folder, tex, quiet))
+    if as_json:
+        click.echo(json.dumps(found[0] if item.lower() != "all" else found))
+
+
+def _one(
+    ctx: click.Context,
+    console: Any,
+    paper: Any,
+    kind: str,
+    number: str,
+    wanted: Any,
+    folder: Path,
+    tex: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """One table or figure: run, show, write; what `--json` says of it."""
+    from atoll.study import reproduce_show as show
+    from atoll.study.cells_show import StudyWatcher
+    from atoll.study.reproduce import reproduce_table
+    from atoll.study.run import Stopped
+
+    watcher = StudyWatcher(console, quiet=quiet)
+    about = {"command": " ".join(["atoll", "reproduce", paper.name, f"{kind}{number}"])}
+    try:
+        with watcher:
+            if kind == "figure":
+                from atoll.study.figures import reproduce_figure
+
+                drawn = reproduce_figure(
+                    paper, number, wanted, folder, observer=watcher, about=about
+                )
+            else:
+                table = reproduce_table(
+                    paper, number, wanted, folder, observer=watcher, about=about
+                )
+    except (Stopped, KeyboardInterrupt):
+        click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
+        ctx.exit(130)
+    if kind == "figure":
+        if not quiet:
+            console.print(show.figure_text(drawn))
+            written(console, drawn.paths)
+        return drawn.summary()
+    paths = show.write_table(table, folder, tex=tex)
+    if not quiet:
+        console.print(show.reproduction_table(table))
+        written(console, paths)
+    return show.summary(table)

@@ -1,0 +1,164 @@
+"""Verdicts, the choice of cells, names of runs: what `atoll reproduce` decides without running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import ConfigError
+from atoll.study.cells import Outcome
+from atoll.study.papers import read_paper
+from atoll.study.reproduce import (
+    Ours,
+    Reproduction,
+    Wanted,
+    _filled,
+    _tolerance,
+    chosen,
+    needed,
+    parse_only,
+    plan_table,
+    unique,
+    verdict,
+)
+
+ATH = read_paper("fedath")
+
+
+@pytest.fixture
+def everything_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.study.papers.absent", lambda data, root: "")
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "word"),
+    [(0, 1.5, "reproduced"), (1.5, 1.5, "reproduced"), (-1.5, 1.5, "reproduced"),
+     (1.51, 1.5, "above"), (-1.51, 1.5, "below"), (-2.9, 3.0, "reproduced")],
+)  # fmt: skip
+def test_verdicts(difference: float, tolerance: float, word: str) -> None:
+    assert verdict(difference, tolerance) == word
+
+
+def test_a_printed_spread_widens_the_tolerance_only_if_it_is_one_of_runs() -> None:
+    wide = next(one for one in read_paper("fediih").printed if (one.std or 0) > 1.5)
+    assert _tolerance(read_paper("fediih"), wide) == wide.std
+    gcfl = read_paper("gcfl")
+    assert {_tolerance(gcfl, one) for one in gcfl.printed if one.metric == "acc"} == {1.5}
+    assert {_tolerance(gcfl, one) for one in gcfl.printed if one.metric == "ratio_improved"} == {
+        1.0
+    }
+
+
+def test_only_takes_names_with_commas_and_several_of_one_column() -> None:
+    text = "dataset=Cora,method=FedATH(no ENT,no DEP),clients=10,clients=15"
+    pairs = parse_only([text])
+    assert pairs[1] == ("method", "FedATH(no ENT,no DEP)")
+    kept = chosen(ATH, ATH.cells("3"), Wanted(pairs))
+    assert [(one.dataset, one.clients) for one in kept] == [("Cora", "10"), ("Cora", "15")]
+
+
+def test_only_knows_our_names_too_and_the_papers_first() -> None:
+    cells = read_paper("gcfl").cells("3")
+    assert {
+        one.method for one in chosen(read_paper("gcfl"), cells, Wanted((("method", "gcfl"),)))
+    } == {"GCFL"}
+    iih = read_paper("fediih")
+    kept = chosen(iih, iih.cells("1"), Wanted((("dataset", "photo"), ("method", "fedpub"))))
+    assert {(one.dataset, one.method) for one in kept} == {("Amazon-Photo", "FED-PUB")}
+    tad = read_paper("fedtad")
+    kept = chosen(tad, tad.cells("4"), Wanted((("setting", "participation=40%"),)))
+    assert len(kept) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("dataset", "COLUMN=VALUE"), ("colour=red", "unknown column of --only"),
+     ("dataset=Coar", "did you mean 'Cora'"), ("dataset=Cora,dataset=Photo", "choose one of")],
+)  # fmt: skip
+def test_wrong_choices_are_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        chosen(ATH, ATH.cells("1"), Wanted(parse_only([text])))
+
+
+def test_a_choice_that_leaves_nothing_is_refused() -> None:
+    gcfl = read_paper("gcfl")
+    with pytest.raises(ConfigError, match="no cell of this table has all of"):
+        chosen(gcfl, gcfl.cells("3"), Wanted(parse_only(["dataset=NCI1,clients=10"])))
+
+
+def test_a_table_that_describes_data_says_so() -> None:
+    with pytest.raises(ConfigError, match="table 7 of fedath is not reproduced: It describes"):
+        plan_table(ATH, "7", Wanted())
+
+
+def test_tables_share_runs(everything_here: None) -> None:
+    wanted = Wanted(both=True)
+    runs = {
+        table: {cell.name for row in plan_table(ATH, table, wanted) for cell in needed(row)}
+        for table in ("1", "3", "5", "8")
+    }
+    assert len(runs["1"]) == 180  # ninety cells under two protocols
+    assert runs["8"] == runs["1"]
+    assert runs["3"] & runs["5"] & runs["1"]
+
+
+def test_a_name_tells_every_configuration_apart_but_not_where_data_lie(
+    everything_here: None,
+) -> None:
+    def names(wanted: Wanted) -> list[str]:
+        return [cell.name for row in plan_table(ATH, "1", wanted) for cell in needed(row)]
+
+    assert names(Wanted(root="a")) == names(Wanted(root="b"))
+    assert names(Wanted(seeds=2)) == names(Wanted(seeds=3))
+    assert not set(names(Wanted(rounds=2))) & set(names(Wanted()))
+
+
+def test_averages_are_of_all_their_parts(everything_here: None) -> None:
+    iih = read_paper("fediih")
+    rows = plan_table(iih, "3", Wanted(parse_only(["dataset=AVG(all datasets),method=Local"])))
+    sizes = {row.printed.clients: len(row.cells["fediih"]) for row in rows}
+    assert sizes == {"5": 5, "10": 5, "20": 5, "all": 15}
+    row = next(row for row in rows if row.printed.clients == "5")
+    found = {}
+    for place, cell in enumerate(row.cells["fediih"]):
+        spread = {"mean": place / 10, "std": 0.0, "per_seed": [place / 10] * 3}
+        metrics = {"test_accuracy": spread, "test_auc": spread}
+        found[cell.name] = Outcome(cell, Path(), {"metrics": metrics})
+    filled = _filled(row, found, None)  # type: ignore[arg-type]  # no gains here
+    assert filled.ours["fediih"].mean == pytest.approx(20.0)
+    assert row.metrics.count("test_auc") == 3
+    first = row.cells["fediih"][0]
+    found[first.name] = Outcome(first, Path(), error="it broke")
+    assert _filled(row, found, None).errors == {"fediih": "Local: it broke"}  # type: ignore[arg-type]
+
+
+def test_averages_need_all_data_sets(tmp_path: Path) -> None:
+    iih = read_paper("fediih")
+    only = parse_only(["dataset=AVG(all datasets),method=Local"])
+    (row,) = plan_table(iih, "1", Wanted(only, root=str(tmp_path)))
+    assert row.reason.startswith("a mean over data sets that are not all here: Cora")
+
+
+def test_gains_bring_their_baseline_and_have_none_under_strict(everything_here: None) -> None:
+    only = parse_only(["dataset=PROTEINS,method=FedAvg"])
+    rows = plan_table(read_paper("gcfl"), "3", Wanted(only, both=True))
+    assert [row.printed.metric for row in rows] == ["acc", "min_gain", "ratio_improved"]
+    assert [list(row.cells) for row in rows] == [["gcfl", "strict"], ["gcfl"], ["gcfl"]]
+    assert rows[1].baseline is not None
+    assert rows[1].baseline.config.method == "local"
+    assert len(unique(cell for row in rows for cell in needed(row))) == 3
+
+
+def test_shortened_runs_get_no_verdict(everything_here: None) -> None:
+    only = parse_only(["dataset=Cora,clients=10,method=FedAvg"])
+    (row,) = plan_table(ATH, "1", Wanted(only))
+    done = type(row)(row.printed, row.cells, ours={"fedath": Ours(73.0, 0.2, 3)})
+    whole = Reproduction(ATH, "1", (done,), ("fedath",), None, 3)
+    assert (whole.verdict(done), whole.counts()) == ("reproduced", {"reproduced": 1})
+    short = Reproduction(ATH, "1", (done,), ("fedath",), 5, 3)
+    assert short.verdict(done) == "shortened"
+    failed = type(row)(row.printed, row.cells, errors={"fedath": "it broke"})
+    assert whole.verdict(failed) == "failed: it broke"
+    missing = type(row)(row.printed, reason="no data")
+    assert whole.verdict(missing) == "not run: no data"
