@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from atoll.commands.common import make_console, written
 from atoll.options import AS_JSON, DATA_ROOT, QUIET, options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.study.papers import Paper
+    from atoll.study.reproduce import Wanted
 
 
 @click.command(
@@ -66,53 +72,45 @@ def reproduce(
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
     found: list[dict[str, Any]] = []
-    for kind, number in items(chosen, item):
-        found.append(_one(ctx, console, chosen, kind, number, wanted, folder, tex, quiet))
+    for one in items(chosen, item):
+        found.append(_one(ctx, console, chosen, one, wanted, folder, tex=tex, quiet=quiet))
     if as_json:
         click.echo(json.dumps(found[0] if item.lower() != "all" else found))
 
 
 def _one(
     ctx: click.Context,
-    console: Any,
-    paper: Any,
-    kind: str,
-    number: str,
-    wanted: Any,
+    console: Console,
+    paper: Paper,
+    item: tuple[str, str],
+    wanted: Wanted,
     folder: Path,
+    *,
     tex: bool,
     quiet: bool,
 ) -> dict[str, Any]:
     """One table or figure: run, show, write; what `--json` says of it."""
     from atoll.study import reproduce_show as show
     from atoll.study.cells_show import StudyWatcher
+    from atoll.study.figures import reproduce_figure
     from atoll.study.reproduce import reproduce_table
     from atoll.study.run import Stopped
 
+    kind, number = item
     watcher = StudyWatcher(console, quiet=quiet)
-    about = {"command": " ".join(["atoll", "reproduce", paper.name, f"{kind}{number}"])}
     try:
         with watcher:
             if kind == "figure":
-                from atoll.study.figures import reproduce_figure
-
-                drawn = reproduce_figure(
-                    paper, number, wanted, folder, observer=watcher, about=about
-                )
+                drawn = reproduce_figure(paper, number, wanted, folder, observer=watcher)
+                text, paths, said = show.figure_text(drawn), drawn.paths, drawn.summary()
             else:
-                table = reproduce_table(
-                    paper, number, wanted, folder, observer=watcher, about=about
-                )
+                table = reproduce_table(paper, number, wanted, folder, observer=watcher)
+                text, said = show.reproduction_table(table), show.summary(table)
+                paths = show.write_table(table, folder, tex=tex)
     except (Stopped, KeyboardInterrupt):
         click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
         ctx.exit(130)
-    if kind == "figure":
-        if not quiet:
-            console.print(show.figure_text(drawn))
-            written(console, drawn.paths)
-        return drawn.summary()
-    paths = show.write_table(table, folder, tex=tex)
     if not quiet:
-        console.print(show.reproduction_table(table))
+        console.print(text)
         written(console, paths)
-    return show.summary(table)
+    return said

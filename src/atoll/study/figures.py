@@ -19,7 +19,7 @@ from atoll.engines.checkpoint import write_atomically
 from atoll.study.cells import Cell, Outcome, StudyObserver, run_cells
 from atoll.study.papers import STRICT, FigureRecipe, Paper, Variant
 from atoll.study.plots import DPI, check_output
-from atoll.study.reproduce import Wanted, named_cell, unique
+from atoll.study.reproduce import Wanted, about_study, named_cell, unique
 from atoll.study.show import counted
 
 COLUMNS = ("dataset", "clients", "method")
@@ -191,8 +191,6 @@ def _cell(
 
 def figure_cells(paper: Paper, number: str, wanted: Wanted) -> list[Cell]:
     """The runs of a figure under the paper's protocol, for the list."""
-    if paper.recipe.figures[number].draw in ALONE:
-        return []
     points, _ = figure_points(paper, number, wanted)
     bases = _baselines(paper, number, points, "", wanted)
     return [*(point.cell for point in points), *bases.values()]
@@ -226,7 +224,6 @@ def reproduce_figure(
     folder: Path,
     *,
     observer: StudyObserver | None = None,
-    about: Mapping[str, Any] | None = None,
 ) -> Drawn:
     """Run what a figure needs and is not there yet, draw it, and write its numbers."""
     from atoll.study.figures_plots import DRAW
@@ -248,8 +245,8 @@ def reproduce_figure(
     reasons = planned[0][2]
     found: dict[str, Outcome] = {}
     if recipe.draw not in ALONE:
-        kind = {"kind": "reproduce", "paper": paper.name, "item": f"figure {number}"}
-        outcomes = run_cells(folder, cells, about={**kind, **(about or {})}, observer=observer)
+        about = about_study(paper, f"fig{number}", wanted, folder)
+        outcomes = run_cells(folder, cells, about=about, observer=observer)
         found = {outcome.cell.name: outcome for outcome in outcomes}
         reasons += [f"{o.cell.labels['method']}: {o.error}" for o in outcomes if o.error]
     paths: list[Path] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -290,6 +291,18 @@ def unique(cells: Iterable[Cell]) -> list[Cell]:
     return list({cell.name: cell for cell in cells}.values())
 
 
+def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> dict[str, Any]:
+    """What a study's folder says of itself, with the command that goes on with it."""
+    words = ["atoll", "reproduce", paper.name, item]
+    if wanted.only:
+        words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]
+    words += ["--both"] if wanted.both else []
+    for name, value in wanted.options().items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--out", str(folder)]
+    return {"kind": "reproduce", "command": shlex.join(words), "paper": paper.name, "item": item}
+
+
 def reproduce_table(
     paper: Paper,
     table: str,
@@ -297,13 +310,12 @@ def reproduce_table(
     folder: Path,
     *,
     observer: StudyObserver | None = None,
-    about: Mapping[str, Any] | None = None,
 ) -> Reproduction:
     """Run what a table needs and is not there yet, and put it beside the print."""
     rows = plan_table(paper, table, wanted)
     cells = unique(cell for row in rows for cell in needed(row))
-    kind = {"kind": "reproduce", "paper": paper.name, "item": f"table {table}", **(about or {})}
-    outcomes = run_cells(folder, cells, about=kind, observer=observer)
+    about = about_study(paper, f"table{table}", wanted, folder)
+    outcomes = run_cells(folder, cells, about=about, observer=observer)
     found, gains = {outcome.cell.name: outcome for outcome in outcomes}, Gains()
     done = tuple(_filled(row, found, gains) for row in rows)
     return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)

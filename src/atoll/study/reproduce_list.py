@@ -42,7 +42,7 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> Group:
             if figure.reason:
                 table.add_row(f"fig{number}", figure.shows, "–", _short_reason(figure.reason), "–")
                 continue
-            own = unique(cell for cell in figure_cells(paper, number, wanted))
+            own = unique(figure_cells(paper, number, wanted))
             table.add_row(
                 f"fig{number}", figure.shows, str(len(own)),
                 _data(paper, figure.datasets, root),
@@ -50,11 +50,15 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> Group:
             )  # fmt: skip
         title = f"{name}: {paper.recipe.title}"
         parts += [Text(title, style="bold"), table, Text()]
-    one = names[0] if len(names) == 1 else "PAPER"
+    one = read_paper(names[0])
+    first = next(number for number, table in one.recipe.tables.items() if not table.reason)
+    example = (
+        f"atoll reproduce {one.name} table{first} --only dataset={next(iter(one.recipe.data))}"
+    )
     parts.append(Text(
-        f"cells: printed numbers of a table, runs of a figure. Rough time: {seeds} seeds of what "
-        "is here, one protocol, one core. An example: "
-        f"atoll reproduce {one} table1 --only dataset=Cora --both", style="dim",
+        "cells: printed numbers of a table, runs of a figure. Data in brackets are not here. Rough "
+        f"time: {seeds} seeds of what is here, one protocol, one core. For example: {example}",
+        style="dim",
     ))  # fmt: skip
     return Group(*parts)
 
