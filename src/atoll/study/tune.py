@@ -132,6 +132,15 @@ def tune(
         out: Folder; one that holds a tuning of the same kind goes on. None keeps nothing.
         observer: Hears about progress.
         **options: As in `RunConfig`.
+
+    Example:
+        >>> import atoll
+        >>> found = atoll.tune("fedprox", rounds=3, trials=3, seeds=1, search={"mu": "0.01,0.1,1"})
+        >>> tuned = found.methods["fedprox"]
+        >>> sorted(tuned.best.settings)
+        ['dropout', 'hidden', 'lr', 'mu', 'weight_decay']
+        >>> tuned.test["metrics"]["test_accuracy"]["mean"] > 0.3
+        True
     """
     given = None if isinstance(data, str) else data
     for taken in ("seeds", "method"):
