@@ -82,10 +82,9 @@ def compare(
 
     Example:
         >>> import atoll
-        >>> found = atoll.compare(["local", "fedavg"], clients=3, rounds=5, seeds=3)
-        >>> [row["method"] for row in found.table()]
-        ['local', 'fedavg']
-        >>> found.tests()[0]["pairs"]  # one for each seed
+        >>> found = atoll.compare(["local", "fedavg"], "lagoon:nodes=200", rounds=3, seeds=3)
+        >>> (test,) = found.tests()
+        >>> test["pairs"]  # one for each seed
         3
     """
     arms, sources = _arms(methods), _unique("data set", _named_data(data))
