@@ -26,6 +26,8 @@ SMALL = {"rounds": 2, "seeds": 2, "trials": 2}
 """The most that a command of a page is run with."""
 SHELL = ("cat", "ls", "head", ".")
 """Other programs that a page may use."""
+OTHERS = ("tensorboard",)
+"""Programs that a page may name where nothing is run."""
 
 
 class Reader:
@@ -134,7 +136,8 @@ def test_commands_could_be_given(block: Block, command: str) -> None:
         known = (ROOT / "pyproject.toml").read_text()
         assert all(re.search(f"^{one} = ", known, re.M) for e in extras for one in e.split(","))
     elif (context := parse(words)) is None:
-        assert words[0] in SHELL or block.not_run, f"{block.place}: what is `{words[0]}`?"
+        known = (*SHELL, *OTHERS) if block.not_run else SHELL
+        assert words[0] in known, f"{block.place}: what is `{words[0]}`?"
     elif block.not_run:
         check_names(context)
 

@@ -31,6 +31,7 @@ from atoll.engines.checkpoint import write_atomically
 from atoll.study.config import RunConfig, config_text, parse_config
 from atoll.study.federations import Federations
 from atoll.study.grid import on_gpu, run_configs, why_apart
+from atoll.study.logs import check_logs
 from atoll.study.run import Data, Observer, Silent, Stopped, name_configuration, run_config
 from atoll.study.sweep import Parted, SeedFailed
 
@@ -108,7 +109,7 @@ def run_cells(
     about: Mapping[str, Any],
     observer: StudyObserver | None = None,
     federations: Federations | None = None,
-    log: Sequence[str] = (),
+    log: str | Sequence[str] = (),
     at_once: bool | None = None,
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
@@ -126,6 +127,7 @@ def run_cells(
     Raises:
         Stopped: The user stopped it; all that was done is saved.
     """
+    check_logs(log)
     observer = observer or SilentStudy()
     federations = federations or Federations()
     names = [cell.name for cell in cells]

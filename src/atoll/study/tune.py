@@ -132,6 +132,16 @@ def tune(
         out: Folder; one that holds a tuning of the same kind goes on. None keeps nothing.
         observer: Hears about progress.
         **options: As in `RunConfig`.
+
+    Example:
+        >>> import atoll
+        >>> search = {"mu": "0.01,0.1,1"}
+        >>> found = atoll.tune("fedprox", "lagoon:nodes=200", rounds=2, trials=2, search=search)
+        >>> tuned = found.methods["fedprox"]
+        >>> sorted(tuned.best.settings)
+        ['dropout', 'hidden', 'lr', 'mu', 'weight_decay']
+        >>> tuned.test["seeds"]  # fresh ones, for the best configuration alone
+        5
     """
     given = None if isinstance(data, str) else data
     for taken in ("seeds", "method"):
