@@ -231,10 +231,10 @@ def data() -> None:
 @click.option("--force", is_flag=True, help="Replace what is there.")
 def fetch(names: tuple[str, ...], mirror: str | None, data_root: str | None, force: bool) -> None:
     """Get data sets, or GCFL's groups of them, from their public source or from a mirror."""
-    from atoll.data.datasets import GROUPS
+    from atoll.data.datasets import sets_of_group
     from atoll.data.fetch import fetch as fetch_one
 
-    wanted = [one for name in names for one in GROUPS.get(name.lower(), (name,))]
+    wanted = [one for name in names for one in sets_of_group(name) or (name,)]
     for name in wanted:
         folder = fetch_one(name, data_root, mirror, force=force, progress=say)
         click.echo(f"{name}: ready in {folder}")

@@ -14,8 +14,8 @@ DATA_ROOT = click.option(
     help="Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]")
 DATA = click.option(
     "--data", metavar="NAME|PATH",
-    help="lagoon or archipelago (built in), a data set's name, a group (molecules), a path to "
-    "your own, or a file of `atoll partition`.  [default: lagoon]")
+    help="lagoon or archipelago (built in), a data set's name, a group (molecules, or "
+    "PROTEINS+MUTAG), a path to your own, or a file of `atoll partition`.  [default: lagoon]")
 CLIENTS = click.option(
     "--clients", type=int, metavar="K",
     help="Number of clients.  [default: the protocol's, or one per owner]")

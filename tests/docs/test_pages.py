@@ -44,8 +44,7 @@ class Reader:
                 shown = block.text.splitlines()
                 lines[block.line : block.line + len(shown)] = shown
         Path(self.module.__file__).write_text("\n".join(lines))
-        for shared in ("examples", "recipes"):
-            (folder / shared).symlink_to(ROOT / shared)
+        (folder / "examples").symlink_to(ROOT / "examples")
 
     def do(self, block: Block) -> None:
         if block.title:
@@ -159,7 +158,7 @@ def check_names(context: click.Context) -> None:
         known = {key for key in RunConfig.__struct_fields__ if params.get(key) not in (None, ())}
         given: dict[str, Any] = {key: params[key] for key in known - {"own"}}
         recipe = params.get("config_file")
-        base = read_config(ROOT / recipe) if recipe else {}
+        base = read_config(Path(recipe)) if recipe else {}
         settings = dict(pair("set", text) for text in params.get("settings", ()))
         resolve(make_config(**{**base, **given, "set": {**base.get("set", {}), **settings}}))
 

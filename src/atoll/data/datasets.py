@@ -225,6 +225,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
 _BY_LOWER = {name.lower(): info for name, info in DATASETS.items()}
 
 
+def sets_of_group(name: str) -> tuple[str, ...]:
+    """The data sets of a group, by its name or as "PROTEINS+MUTAG"; none if it is no group."""
+    if name.lower() in GROUPS:
+        return GROUPS[name.lower()]
+    parts = [_BY_LOWER.get(part) for part in name.lower().split("+")]
+    sets = tuple(one.name for one in parts if one is not None and one.task == "graph")
+    return sets if len(sets) == len(parts) > 1 else ()
+
+
 def dataset_info(name: str) -> DatasetInfo:
     """The entry for a name as a user types it: any case, or `tu:NAME` for any other TUDataset."""
     given = name.strip()
@@ -254,7 +263,7 @@ def plain_name(text: str) -> str:
 def task_of_data(text: str) -> str:
     """What is classified in the data of this name, as a user types it: "node" or "graph"."""
     name = plain_name(text).lower()
-    if name.startswith("tu:") or name in GROUPS:
+    if name.startswith("tu:") or sets_of_group(name):
         return "graph"
     return _BY_LOWER[name].task if name in _BY_LOWER else "node"
 
@@ -331,8 +340,8 @@ def load_dataset(
 
 
 def load_group(name: str, root: str | Path | None = None, **options: Any) -> GraphGroup:
-    """Load GCFL's group of data sets with this name; options as for each of its sets."""
-    sets, base = GROUPS[name.lower()], data_root(root)
+    """Load GCFL's group of data sets with this name, or sets joined by "+"; options as for each."""
+    sets, base = sets_of_group(name), data_root(root)
     absent = [one for one in sets if not is_present(one, base)]
     if absent:
         raise DataError(

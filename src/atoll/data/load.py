@@ -18,6 +18,7 @@ from atoll.data.datasets import (
     load_group,
     parse_name,
     plain_name,
+    sets_of_group,
 )
 from atoll.data.own import OwnOptions, load_own
 from atoll.data.source import GraphGroup, GraphSet, Source
@@ -56,7 +57,7 @@ def load(
         raise _no_such_data(name)
     plain, options = parse_name(name)
     _check_options(plain, options)
-    if plain.lower() in GROUPS:
+    if sets_of_group(plain):
         return load_group(plain, root, **options), []
     info = dataset_info(plain)
     if root is not None and not is_present(plain, root):
@@ -69,7 +70,7 @@ def load(
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
     """Options of a set of graphs, or of a group of them; one graph has none."""
-    one_graph = name.lower() not in GROUPS and dataset_info(name).task == "node"
+    one_graph = not sets_of_group(name) and dataset_info(name).task == "node"
     for option, value in options.items():
         if one_graph:
             raise ConfigError(f"data set '{name}' takes no options, but got '{option}'")
@@ -90,7 +91,8 @@ def is_own(name: str) -> bool:
 
 def _is_public(text: str) -> bool:
     name = plain_name(text).lower()
-    return name.startswith("tu:") or name in {key.lower() for key in (*DATASETS, *GROUPS)}
+    known = name in {key.lower() for key in DATASETS} or bool(sets_of_group(name))
+    return known or name.startswith("tu:")
 
 
 def _no_such_data(name: str) -> ConfigError:

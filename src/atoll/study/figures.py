@@ -17,7 +17,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.data.datasets import dataset_info, plain_name, task_of_data
 from atoll.engines.checkpoint import write_atomically
 from atoll.study.cells import Cell, Outcome, StudyObserver, run_cells
-from atoll.study.papers import STRICT, FigureRecipe, Paper, Variant
+from atoll.study.papers import STRICT, FigureRecipe, Paper, Variant, absent
 from atoll.study.plots import DPI, check_output
 from atoll.study.reproduce import Wanted, about_study, named_cell, unique
 from atoll.study.show import counted
@@ -133,14 +133,18 @@ def figure_points(
         raise ConfigError(f"figure {number} of {paper.name} is not drawn: {recipe.reason}")
     datasets = _kept(recipe.datasets, "dataset", wanted)
     lacking = {one: paper.why_not(one, recipe.methods[0], wanted.root) for one in datasets}
-    points = []
+    points: list[Point] = []
     for dataset, clients in itertools.product(datasets, recipe.clients or (None,)):
         if lacking[dataset]:
             continue
         for place, (x, y) in enumerate(itertools.product(recipe.x, recipe.y)):
             for method in _kept(x.methods or recipe.methods, "method", wanted, check=False):
                 cell = _cell(paper, recipe, dataset, method, clients, (x, y), rules, wanted)
-                points.append(Point(dataset, clients, method, x, y, cell, group=place))
+                partner = absent(x.beside, wanted.root) if x.beside else ""
+                if partner:
+                    lacking[x.beside] = partner
+                else:
+                    points.append(Point(dataset, clients, method, x, y, cell, group=place))
     reasons = [f"{one}: {why}" for one, why in lacking.items() if why]
     numbers = {str(point.cell.config.clients) for point in points}
     asked = [value for key, value in wanted.only if key == "clients"]

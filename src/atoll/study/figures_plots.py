@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from atoll.core.graph import with_views
+from atoll.data.graph_pairs import compare_graphs
 from atoll.data.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.study.clusters import ClusterStudy, study_clusters
@@ -362,6 +363,37 @@ def draw_losses(drawing: Drawing) -> tuple[Pictures, Rows]:
     return pictures, rows
 
 
+def draw_pairs(drawing: Drawing) -> tuple[Pictures, Rows]:
+    """The first client's accuracy against how different the other's graphs are (GCFL, Fig. 5)."""
+    figure, (axes,) = _panels(drawing, 1, width=7.4, height=4.8)
+    rows = []
+    for point in drawing.points:
+        run = read_run(_folder(point))
+        own = 100 * run.result.of_clients()[:, 0]
+        gap = float(compare_graphs(run.federations[0]).structure[0, 1])
+        spread = float(own.std(ddof=1)) if own.size > 1 else 0.0
+        alone = run.config.method == "local"
+        rows.append({
+            "dataset": point.dataset, drawing.recipe.x_name: point.x.label,
+            "structure_heterogeneity": "" if alone else round(gap, 5),
+            "mean": round(float(own.mean()), 3), "std": round(spread, 3), "seeds": own.size,
+            "protocol": drawing.rules, "cell": point.cell.name,
+        })  # fmt: skip
+        if alone:
+            axes.axhline(own.mean(), color="#555555", linestyle="--", linewidth=1.4, label="alone")
+            continue
+        axes.errorbar(gap, own.mean(), spread or None, fmt="o", color=COLOURS[0], capsize=3)
+        axes.annotate(
+            str(point.x.label), (gap, own.mean()), xytext=(7, 5), textcoords="offset points"
+        )
+    axes.set(xlabel="structure heterogeneity to the other data set (nats)")
+    axes.set(ylabel=f"test accuracy on {drawing.points[0].dataset}, %")
+    axes.margins(0.15)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    return {"": figure}, rows
+
+
 def draw_violins(drawing: Drawing) -> tuple[Pictures, Rows]:
     """What clients gain over training alone: two halves of a violin for each method."""
     datasets, methods, rows = drawing.datasets(), _methods(drawing), []
@@ -421,5 +453,6 @@ DRAW: dict[str, Callable[[Drawing], tuple[Pictures, Rows]]] = {
     "heterogeneity": draw_heterogeneity,
     "losses": draw_losses,
     "violins": draw_violins,
+    "pairs": draw_pairs,
 }
 """Every way to draw that a recipe can name."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import ConfigError, unknown
-from atoll.data.datasets import GROUPS, data_root, dataset_info, is_present, plain_name
+from atoll.data.datasets import data_root, dataset_info, is_present, plain_name, sets_of_group
 from atoll.study.config import RECIPES, RunConfig, make_config, read_config, resolve
 from atoll.study.protocols import protocol
 
@@ -67,11 +67,12 @@ class MethodRecipe(_Part, frozen=True):
 
 
 class Variant(_Part, frozen=True):
-    """One place on an axis of a figure."""
+    """One place on an axis of a figure; `beside` names one more data set, of another client."""
 
     label: str | float | int
     run: Options = {}
     data: str = ""
+    beside: str = ""
     methods: tuple[str, ...] = ()
 
 
@@ -187,9 +188,10 @@ class Paper:
         for layer in layers:
             asked = _merged(asked, layer)
         for variant in variants:
+            asked["data"] += f"+{variant.beside.lower()}" if variant.beside else ""
             if variant.data:
                 asked["data"] += f":{variant.data}"
-        if plain_name(asked["data"]).lower() in GROUPS:
+        if sets_of_group(plain_name(asked["data"])):
             asked["clients"] = None  # one for each set
         asked = {key: value for key, value in asked.items() if value is not None}
         if rules != STRICT:
@@ -239,7 +241,7 @@ def _printed(row: dict[str, str], scale: float) -> Printed:
 def absent(data: str, root: str | None) -> str:
     """One sentence if the data are not here; else nothing."""
     name = plain_name(data).lower()
-    lacking = [one for one in GROUPS.get(name, (name,)) if not is_present(one, root)]
+    lacking = [one for one in sets_of_group(name) or (name,) if not is_present(one, root)]
     if not lacking:
         return ""
     names = [dataset_info(one).name for one in lacking]
@@ -280,7 +282,7 @@ def _under_strict(asked: RunConfig, division: Options, more: Options) -> RunConf
         "rounds": config.rounds, "epochs": config.epochs, "fraction": config.fraction,
         "set": config.set, "ratios": asked.ratios, "batch_size": config.batch_size,
     }  # fmt: skip
-    if plain_name(config.data).lower() in GROUPS:
+    if sets_of_group(plain_name(config.data)):
         kept["clients"] = None
     options = {**kept, "protocol": STRICT, **division}
     return make_config(**{**{k: v for k, v in options.items() if v is not None}, **more})
@@ -297,7 +299,9 @@ def rough_seconds(config: RunConfig) -> float:
     work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
     base = str(full.set.get("base", ""))
     method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
-    return work * method * costs["data"].get(plain_name(full.data).lower(), 1.0)
+    name = plain_name(full.data).lower()
+    sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
+    return work * method * sum(costs["data"].get(one.lower(), 5.0) for one in sets)
 
 
 def describe_rules(name: str) -> str:

@@ -218,7 +218,12 @@ def plan_table(paper: Paper, table: str, wanted: Wanted) -> list[Row]:
     if reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
-    kept = chosen(paper, cells, wanted)
+    # Methods on the same clients stand together.
+    problems = list(dict.fromkeys((one.dataset, one.setting, one.clients) for one in cells))
+    kept = sorted(
+        chosen(paper, cells, wanted),
+        key=lambda one: problems.index((one.dataset, one.setting, one.clients)),
+    )
     return [_planned(paper, one, cells, wanted) for one in kept]
 
 

@@ -47,12 +47,19 @@ def _cells(found: Reproduction, row: Row) -> list[str]:
 
 _KEYS = ("dataset", "setting", "clients", "method", "metric")
 _METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
-                 "min_gain": "least gain", "ratio_improved": "improved"}  # fmt: skip
+                 "min_gain": "min gain", "ratio_improved": "improved"}  # fmt: skip
 
 
 def _key(row: Row, name: str) -> str:
     text = str(getattr(row.printed, name))
     return _METRIC_WORDS[text] if name == "metric" else text
+
+
+def _keys(found: Reproduction, row: Row, names: Sequence[str]) -> list[str]:
+    """What tells a row from the others; of the setting only what not all have."""
+    common = set.intersection(*(set(one.printed.setting.split(";")) for one in found.rows))
+    own = [part for part in row.printed.setting.split(";") if part not in common]
+    return [";".join(own) if name == "setting" else _key(row, name) for name in names]
 
 
 def _columns(found: Reproduction) -> tuple[list[str], list[str]]:
@@ -78,8 +85,12 @@ _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed":
 
 
 def reproduction_table(found: Reproduction) -> Group:
-    """The table for the terminal, what it says in one sentence, and why cells are missing."""
+    """The table for the terminal, what it says in one sentence, and why cells are missing.
+
+    How far `strict` lies from the print is in the files: a terminal is not wide enough for it.
+    """
     names, numbers = _columns(found)
+    numbers = numbers[:5]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in [*names, *numbers]:
         left = name in ("dataset", "setting", "method", "metric", "verdict")
@@ -87,8 +98,8 @@ def reproduction_table(found: Reproduction) -> Group:
     shown = [row for row in found.rows if not row.reason]
     last = ""
     for row in shown:
-        texts: list[Any] = [_key(row, name) for name in names] + _cells(found, row)
-        block = "".join(texts[: names.index("method")])
+        texts: list[Any] = [*_keys(found, row, names), *_cells(found, row)[: len(numbers)]]
+        block = row.printed.dataset + row.printed.setting + row.printed.clients
         if last and block != last:
             table.add_section()
         last = block
@@ -216,8 +227,7 @@ def _markdown(found: Reproduction) -> str:
     ]
     lines.append(_bar(["---"] * len(head)))
     for row in found.rows:
-        own = [_key(row, name) for name in names]
-        lines.append(_bar([*own, *_cells(found, row)]))
+        lines.append(_bar([*_keys(found, row, names), *_cells(found, row)]))
     return "\n".join([*lines, "", *(f"{line}\n" for line in summary_lines(found))])
 
 
@@ -234,7 +244,7 @@ def _tex(found: Reproduction) -> str:
         " & ".join(map(escaped, head)) + " \\\\", "\\midrule",
     ]  # fmt: skip
     for row in found.rows:
-        texts = [_key(row, name) for name in names] + _cells(found, row)
+        texts = [*_keys(found, row, names), *_cells(found, row)]
         texts[len(names) + 3] = texts[len(names) + 3].partition(":")[0]
         lines.append(" & ".join(map(escaped, texts)) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
