@@ -20,6 +20,8 @@ from atoll.data.fetch import fetch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = REPOSITORY.parent / "shared" / "data"
+# Read now: single tests take these variables away.
+GIVEN, MIRROR = os.environ.get("ATOLL_DATA"), os.environ.get("ATOLL_MIRROR")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,9 +36,9 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder that real data sets lie in; skips where there are none and no mirror either."""
-    if given := os.environ.get("ATOLL_DATA"):
-        return Path(given)
-    if not os.environ.get("ATOLL_MIRROR") and not BESIDE.is_dir():
+    if GIVEN:
+        return Path(GIVEN)
+    if not MIRROR and not BESIDE.is_dir():
         pytest.skip("no real data: neither ATOLL_DATA nor ATOLL_MIRROR is set, no ../shared/data")
     cache = REPOSITORY / ".cache" / "data"
     cache.mkdir(parents=True, exist_ok=True)
@@ -52,13 +54,12 @@ def real_data(data_root: Path) -> Callable[[str], Path]:
     def get(name: str) -> Path:
         if is_present(name, data_root):
             return data_root
-        if os.environ.get("ATOLL_DATA"):
+        if GIVEN:
             pytest.skip(f"'{name}' is not in ATOLL_DATA")
-        mirror = os.environ.get("ATOLL_MIRROR") or BESIDE
         try:
             # One worker fetches, the others wait for it.
             with FileLock(data_root.parent / "fetch.lock"):
-                fetch(name, data_root, mirror)
+                fetch(name, data_root, MIRROR or BESIDE)
         except DataError as error:
             if f"has no {dataset_info(name).archive}" in str(error):
                 pytest.skip(f"'{name}' is not in the mirror")

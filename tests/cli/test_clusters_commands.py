@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "gcfl"
 THREE_BANKS = Path(__file__).resolve().parents[2] / "examples" / "three-banks"
 TUNE = (
     "tune-clusters", "--data", "lagoon:nodes=300", "--clients", 4, "--rounds", 8, "--epochs", 1,
@@ -100,5 +99,5 @@ def test_clusters_of_a_saved_run(cli) -> None:
     ],
 )
 def test_a_recipe_without_its_data_is_one_sentence(cli, recipe: str, sentence: str) -> None:
-    refused = cli("run", "--config", RECIPES / f"{recipe}.toml", "--data-root", "here", code=2)
+    refused = cli("run", "--config", f"recipes/gcfl/{recipe}.toml", "--data-root", "here", code=2)
     assert refused.stderr == f"error: {sentence}\n"

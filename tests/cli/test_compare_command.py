@@ -57,6 +57,20 @@ def test_a_study_of_two_methods_two_sizes_and_a_grid(cli, tmp_path: Path) -> Non
     assert (tmp_path / "s" / "events.jsonl").read_text() == before
 
 
+def test_what_is_given_several_times_adds_up(cli, tmp_path: Path) -> None:
+    several = ("--data", "lagoon:nodes=150", "--data", "lagoon:nodes=120", "--clients", 2)
+    several += ("--clients", "3", "--grid", "lr=0.1", "--grid", "lr=0.01")
+    cli("compare", "fedavg", *several, "--rounds", 1, "--seeds", 1, "--out", "s", "--quiet",
+        "--log", "tensorboard")  # fmt: skip
+    about = json.loads((tmp_path / "s" / "study.json").read_text())["request"]
+    assert about["data"] == ["lagoon:nodes=150", "lagoon:nodes=120"]
+    assert about["clients"] == [2, 3]
+    assert about["grid"] == {"lr": ["0.1", "0.01"]}
+    cells = [*(tmp_path / "s" / "cells").iterdir()]
+    assert len(cells) == 8
+    assert all([*cell.glob("tensorboard/seed-0/events*")] for cell in cells)
+
+
 def test_json_is_the_last_line_and_tables_go_elsewhere(cli) -> None:
     result = cli(*METHODS, *SMALL, "--seeds", 2, "--json")
     assert result.stdout.count("\n") == 1
@@ -120,6 +134,11 @@ def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None
         ((*METHODS, "--clients", "3,many"), "clients is '3,many'; give whole numbers with commas"),
         ((*METHODS, "--clients", "0"), "clients is 0; give a whole number of at least 1"),
         ((*METHODS, "--grid", "mu=1,2"), "no method of this study has a hyper-parameter 'mu'"),
+        ((*METHODS, "--clients", 3, "--clients", 3), "number of clients '3' is given twice; "),
+        ((*METHODS, "--data", "lagoon", "--data", "lagoon"), "data set 'lagoon' is given twice; "),
+        ((*METHODS, "--grid", "lr=1", "--grid", "lr=1"), "the grid of lr needs values, each once"),
+        ((*METHODS, "--set", "lr=1", "--set", "lr=2"), "--set gives lr twice, 1 and 2; give it "),
+        ((*METHODS, "--log", "tensorbord"), "unknown value of --log 'tensorbord'; did you mean "),
         ((*METHODS, "--grid", "lr"), "--grid takes key=value, but got 'lr'; "),
         ((*METHODS, "--grid", "lr=1,fast"), "lr cannot be 'fast'; it takes a number"),
         ((*METHODS, "--against", "fedprox"), "unknown method to compare against 'fedprox'; "),

@@ -58,14 +58,13 @@ def test_gradients_inside_of_other_transforms_take_the_transform() -> None:
 
 def test_calls_equal_torchs_own_apply() -> None:
     keys, rows = fold(make_key(1), torch.arange(3)), torch.arange(6, dtype=torch.int32)
-    plain = ("drop", 4, 0.5, torch.float32)
-    salt, width, rate, dtype = 7, *plain[1:]
+    dropped, salt, width, dtype = 2**15, 7, 4, torch.float32
 
     def ours(key: Tensor) -> Tensor:
-        return call(_Keep, key, rows, salt, width, rate, dtype)
+        return call(_Keep, key, rows, dropped, salt, width, dtype)
 
     def theirs(key: Tensor) -> Tensor:
-        return _Keep.apply(key, rows, salt, width, rate, dtype)
+        return _Keep.apply(key, rows, dropped, salt, width, dtype)
 
     assert torch.equal(vmap(ours)(keys), vmap(theirs)(keys))
     assert torch.equal(vmap(lambda key, x: ours(keys[0]) * x)(keys, keys), vmap(

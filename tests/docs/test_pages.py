@@ -26,6 +26,8 @@ SMALL = {"rounds": 2, "seeds": 2, "trials": 2}
 """The most that a command of a page is run with."""
 SHELL = ("cat", "ls", "head", ".")
 """Other programs that a page may use."""
+OTHERS = ("tensorboard",)
+"""Programs that a page may name where nothing is run."""
 
 
 class Reader:
@@ -42,8 +44,7 @@ class Reader:
                 shown = block.text.splitlines()
                 lines[block.line : block.line + len(shown)] = shown
         Path(self.module.__file__).write_text("\n".join(lines))
-        for shared in ("examples", "recipes"):
-            (folder / shared).symlink_to(ROOT / shared)
+        (folder / "examples").symlink_to(ROOT / "examples")
 
     def do(self, block: Block) -> None:
         if block.title:
@@ -134,7 +135,8 @@ def test_commands_could_be_given(block: Block, command: str) -> None:
         known = (ROOT / "pyproject.toml").read_text()
         assert all(re.search(f"^{one} = ", known, re.M) for e in extras for one in e.split(","))
     elif (context := parse(words)) is None:
-        assert words[0] in SHELL or block.not_run, f"{block.place}: what is `{words[0]}`?"
+        known = (*SHELL, *OTHERS) if block.not_run else SHELL
+        assert words[0] in known, f"{block.place}: what is `{words[0]}`?"
     elif block.not_run:
         check_names(context)
 
@@ -156,7 +158,7 @@ def check_names(context: click.Context) -> None:
         known = {key for key in RunConfig.__struct_fields__ if params.get(key) not in (None, ())}
         given: dict[str, Any] = {key: params[key] for key in known - {"own"}}
         recipe = params.get("config_file")
-        base = read_config(ROOT / recipe) if recipe else {}
+        base = read_config(Path(recipe)) if recipe else {}
         settings = dict(pair("set", text) for text in params.get("settings", ()))
         resolve(make_config(**{**base, **given, "set": {**base.get("set", {}), **settings}}))
 

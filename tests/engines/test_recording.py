@@ -96,3 +96,22 @@ def test_nothing_to_complain_about() -> None:
     tape = watched({"a": torch.ones(2, 2)}, {"n": torch.arange(2)})
     assert tape.finite().tolist() == [True, True]
     assert tape.first_problem(tape.finite()) is None
+
+
+def test_what_is_read_from_elsewhere_can_be_kept() -> None:
+    given, cached, unread = torch.ones(3), torch.full((3,), 2.0), torch.zeros(3)
+    with no_reads(CPU) as watch:
+        made = given[1:] + 1
+        torch.func.vmap(lambda x, y: x * y)(cached[:2], made * unread.shape[0])
+    assert [leaf.data_ptr() for leaf in watch.besides({"given": given})] == [cached.data_ptr()]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_large_numbers_are_finite_also_where_their_sum_is_not(bad: float) -> None:
+    tape, large = Tape(make_key(0)), torch.full((2, 3, 3), 3e38)
+    tape.watch({"large": large, "small": torch.zeros(2, 1).double()}, "train")
+    assert tape.first_problem(tape.finite()) is None
+    large[1, 2, 0] = bad
+    tape.watch({"small": torch.zeros(2, 1), "large": large}, "train")
+    check, name, row = tape.first_problem(tape.finite()) or (None, "", -1)
+    assert (check, name, row) == (tape.checks[1], "large", 1)

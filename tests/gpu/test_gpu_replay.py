@@ -100,6 +100,44 @@ def test_seeds_at_once(name: str) -> None:
             np.testing.assert_allclose(run.history.scores[scored], scores, atol=1e-4)
 
 
+GRIDS = {
+    "fedavg": ("optimizer", lambda o, x: replace(o, lr=0.01 * x, weight_decay=1e-3 * (x - 1))),
+    "fedprox": ("mu", lambda _, x: 0.01 * x),
+    "scaffold": ("optimizer", lambda o, x: replace(o, lr=0.1 * x)),
+    "moon": ("tau", lambda _, x: 0.2 * x),
+    "fedopt": ("server_lr", lambda _, x: 0.01 * x),
+    "fedgta": ("net", lambda n, x: replace(n, dropout=0.2 * (x - 1))),
+    "fedpub": ("net", lambda n, x: replace(n, dropout=0.2 * (x - 1))),
+}
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("name", GRIDS)
+def test_points_of_a_grid_at_once(name: str, fraction: float) -> None:
+    federation, method = small_federation(), METHODS[name]
+    net = NETS[(*method.nets, "gcn")[0]](federation.features, federation.classes)
+    field, change = GRIDS[name]
+    made = method(net)
+    asked = [
+        Experiment(
+            replace(made, **{field: change(getattr(made, field), x)}), federation, rounds=8,
+            seed=seed, fraction=fraction, device="cuda",
+        )
+        for x in (1.0, 2.0, 3.0)
+        for seed in range(2)
+    ]  # fmt: skip
+    sweep = Sweep(asked)
+    for run in sweep.runs:
+        run.start()
+    while not sweep.finished:
+        sweep.advance()
+    assert not sweep.apart
+    sweep.finish()
+    for run, alone in zip(sweep.runs, [experiment.run() for experiment in asked], strict=True):
+        for scored, scores in alone.history.scores.items():
+            np.testing.assert_allclose(run.history.scores[scored], scores, atol=1e-4)
+
+
 def test_training_scores_that_are_due_now_and_then() -> None:
     federation = small_federation()
     method = METHODS["fedavg"](NETS["gcn"](federation.features, federation.classes))

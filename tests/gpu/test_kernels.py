@@ -8,6 +8,10 @@ import torch
 from atoll.core.optim import Adam
 from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
 from atoll.core.tree import leaves, tree_map
+from atoll.core.varied import points
+from atoll.engines.recording import Tape
+from atoll.methods import FedAvg
+from atoll.nn import GCN
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -89,3 +93,65 @@ def test_adam_of_many_clients_that_took_different_numbers_of_steps() -> None:
 
     for cpu, gpu in zip(*both(train), strict=True):
         torch.testing.assert_close(cpu, gpu)
+
+
+def test_runs_with_their_own_rates() -> None:
+    """Adam and dropout with numbers of each run, for runs and clients, as the CPU has them."""
+    grid = points(
+        [
+            FedAvg(GCN(3, 2, dropout=d), Adam(lr=lr, weight_decay=decay))
+            for lr, decay, d in ((0.01, 0.0, 0.0), (0.1, 0.01, 0.3), (0.03, 0.1, 0.71))
+        ]
+    )
+
+    def train(device: str) -> list[torch.Tensor]:
+        start = normal(make_key(2, device), (3, 4, 5, 7))
+        keys = fold(make_key(4, device), torch.arange(12, device=device)).reshape(3, 4)
+        rows = torch.arange(5, dtype=torch.int32, device=device)
+
+        def one(row, params, keys):
+            method = grid.at(row)
+
+            def client(params, key):
+                state = method.optimizer.init(params)
+                for step in range(3):
+                    kept = dropout(torch.sin(params), fold(key, step), rows, method.net.dropout)
+                    params, state = method.optimizer.update(kept, params, state)
+                return params, state, kept
+
+            return torch.func.vmap(client)(params, keys)
+
+        numbers = grid.tensor(torch.device(device))
+        return leaves(torch.func.vmap(one)(numbers, start, keys))
+
+    for cpu, gpu in zip(*both(train), strict=True):
+        torch.testing.assert_close(cpu, gpu)
+
+
+def test_runs_with_their_own_betas() -> None:
+    grid = points([FedAvg(GCN(3, 2), Adam(beta1=b, eps=e)) for b, e in ((0.9, 1e-8), (0.5, 1e-3))])
+
+    def train(device: str) -> list[torch.Tensor]:
+        def one(row, params):
+            optimizer = grid.at(row).optimizer
+            state = optimizer.init(params)
+            for step in range(4):
+                params, state = optimizer.update(torch.sin(params * step), params, state)
+            return params, state
+
+        numbers = grid.tensor(torch.device(device))
+        return leaves(torch.func.vmap(one)(numbers, normal(make_key(2, device), (2, 5, 7))))
+
+    for cpu, gpu in zip(*both(train), strict=True):
+        torch.testing.assert_close(cpu, gpu)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_found(bad: float) -> None:
+    leaf = torch.full((3, 5000), 3e38, device="cuda")
+    for column in (0, 17, 4999):
+        leaf[1, column] = bad
+        tape = Tape(make_key(0, "cuda"))
+        tape.watch({"leaf": leaf}, "train")
+        assert tape.finite().tolist() == [True, False, True]
+        leaf[1, column] = 0

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from atoll.methods.fedavg import FedAvg
 from atoll.methods.fediih import FedIIH, Update, separate_federation
 from atoll.nn import GCN, DisenGCN
 from atoll.nn.vgae import gaussian_kl, log_normal, node_normal
-from atoll.study.config import build_method, make_config, read_config, resolve
+from atoll.study.config import RECIPES, build_method, make_config, read_config, resolve
 from atoll.testing import check_method, double_precision, small_federation
 
 MEAN = [[0.2, -0.1], [0.3, 0.1], [-0.4, 0.5]]
@@ -30,7 +29,7 @@ BETA = [
     [0.422174, 0.479277, 0.098549],
     [0.110342, 0.151732, 0.737926],
 ]
-RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "fediih").glob("*.toml"))
+FILES = sorted((RECIPES / "fediih").glob("*.toml"))
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -332,7 +331,7 @@ def test_impossible_numbers_are_refused(name, value):
         FedIIH(DisenGCN(11, 3), **{name: value})
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recipes_can_be_run(path):
     config, rules = resolve(make_config(**read_config(path)))
     method = build_method(config, features=10, classes=5)
@@ -348,4 +347,4 @@ def test_recipes_can_be_run(path):
 
 
 def test_every_table_of_the_paper_has_its_recipes():
-    assert len(RECIPES) == 2 * 11
+    assert len(FILES) == 2 * 11

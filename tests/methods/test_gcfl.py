@@ -32,7 +32,7 @@ from atoll.methods.gcfl import (
     warped_distances,
 )
 from atoll.nn import GCN, GraphGIN
-from atoll.study.config import build_method, make_config, read_config, resolve
+from atoll.study.config import RECIPES, build_method, make_config, read_config, resolve
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
@@ -50,7 +50,7 @@ def _double() -> Iterator[None]:
         yield
 
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "gcfl").glob("*.toml"))
+FILES = sorted((RECIPES / "gcfl").glob("*.toml"))
 ROWS = [[1, 0.1, 0], [0.9, 0.2, 0.1], [-1, 0.1, 0.05], [-0.9, -0.1, 0.1], [0.95, 0, -0.05]]
 SIZES = [80, 40, 60, 100, 20]
 NORMS = [
@@ -348,7 +348,7 @@ def test_models_are_put_aside_in_the_round_before_a_split() -> None:
 # Recipes
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("preset", [{}, {"preset": "plus"}])
 def test_recipes_can_be_run(path: Path, preset: dict[str, str]) -> None:
     given = read_config(path)
@@ -368,7 +368,7 @@ def test_recipes_can_be_run(path: Path, preset: dict[str, str]) -> None:
 
 def test_every_table_of_the_paper_has_its_recipes() -> None:
     tables = {"nci1", "proteins", "imdb-binary", "molecules", "biochem", "mix"}
-    assert {path.stem for path in RECIPES} == tables
+    assert {path.stem for path in FILES} == tables
 
 
 # The contract, with splits

@@ -15,8 +15,9 @@ from atoll.core.errors import AtollError
 from atoll.methods import METHODS
 from atoll.study.config import make_config
 from atoll.study.report import collect, write_report
-from atoll.study.report.charts import heat_map, nice_ticks, spread_out, thinned
+from atoll.study.report.charts import nice_ticks, spread_out, thinned
 from atoll.study.report.collect import main_table, other_tables
+from atoll.study.report.matrices import heat_map
 from atoll.study.report.page import DARK, LIGHT, page
 from atoll.study.report.wire import Declared, declared, paragraph
 
@@ -86,9 +87,9 @@ def saved_bytes(study, name):
 
 def test_what_is_missing_is_said(found, html):
     assert {gap.name: gap.kind for gap in found.missing} == {
-        "gcfl-11": "not finished", "lost": "failed",
+        "gcfl-8": "not finished", "lost": "failed",
     }  # fmt: skip
-    assert "Not here: 2 of 13 runs" in html
+    assert "Not here: 2 of 10 runs" in html
     assert "nowhere.csv" in html
     cell = main_table(found).cell("gcfl", "lagoon:nodes=200,homophily=0.3")
     assert (cell.known, cell.why) == (False, "not finished")
@@ -96,7 +97,7 @@ def test_what_is_missing_is_said(found, html):
 
 def test_every_section_has_something_to_say(html):
     for text in (
-        "best is <b>", "band: lowest to highest seed", "fedpub: similarity",
+        "highest mean: <b>", "band: lowest to highest seed", "fedpub: similarity",
         "fedgta: mixture", "gcfl: clusters of clients", "lie between clients", "score (apart)",
         "What never crossed", "MB / round", "torch", "atoll run --config config.toml",
         "masks, and the optimizer", "Divergence of structure",
@@ -264,7 +265,7 @@ def test_the_command_writes_page_and_tables(study, tmp_path, monkeypatch):
     )
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "t.md", "t.tex"]
-    assert "2 of 13 runs are not in it: gcfl-11 (not finished), lost (failed)" in done.stderr
+    assert "2 of 10 runs are not in it: gcfl-8 (not finished), lost (failed)" in done.stderr
     assert "| fedgta |" in (tmp_path / "t.md").read_text()
     done = CliRunner().invoke(main, ["report", str(study)])
     assert done.exit_code == 0

@@ -394,3 +394,10 @@ def test_hyper_parameters_that_belong_together_come_in_any_order() -> None:
         config, _ = resolve(make_config(method="fedgnn", set=settings))
         built = build_method(config, features=5, classes=3)
         assert (built.clip, built.epsilon) == (0.1, 1.0)
+
+
+def test_recipes_are_found_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_config(Path("recipes/gcfl/proteins.toml"))["data"] == "PROTEINS"
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_config(Path("recipes/gcfl/none.toml"))

@@ -209,6 +209,8 @@ def test_what_cannot_be_logged_is_refused_before_the_run(
         atoll.run("fedavg", log="tensorbord", **SMALL)
     with pytest.raises(ConfigError, match="give out=FOLDER"):
         atoll.run("fedavg", log="tensorboard", **SMALL)
+    with pytest.raises(ConfigError, match="give out=FOLDER"):
+        atoll.compare(["fedavg"], log="tensorboard", **SMALL)
     for module, extra in (
         ("torch.utils.tensorboard", "tensorboard"),
         ("mlflow.tracking", "mlflow"),
@@ -216,4 +218,6 @@ def test_what_cannot_be_logged_is_refused_before_the_run(
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=rf"pip install 'atoll-fgl\[{extra}\]'"):
             atoll.run("fedavg", out=tmp_path / "run", log=extra, **SMALL)
+        with pytest.raises(ConfigError, match=rf"pip install 'atoll-fgl\[{extra}\]'"):
+            atoll.compare(["fedavg"], out=tmp_path / "run", log=extra, **SMALL)
     assert not (tmp_path / "run").exists()

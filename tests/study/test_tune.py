@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import atoll
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.study.cells import SilentStudy
 from atoll.study.run import Silent, Stopped
 from atoll.study.search import Search
 from atoll.study.trials import without_test
-from atoll.study.tune import Tuning
+from atoll.study.tune import Tuning, read_asked, run_tuning
 
 SMALL = {"rounds": 6, "epochs": 1, "set": {"hidden": 8}, "search": {"lr": "1e-3..0.3:log"}}
 
@@ -50,7 +50,8 @@ def test_permuted_test_labels_change_the_test_and_nothing_else(tmp_path: Path) -
         return replace(graph, y=y)
 
     other = replace(honest, graphs=tuple(map(permuted, honest.graphs)))
-    one, two = (atoll.tune("fedavg", data, trials=4, seeds=1, **SMALL) for data in (honest, other))
+    quick = SMALL | {"rounds": 3}
+    one, two = (atoll.tune("fedavg", data, trials=3, seeds=1, **quick) for data in (honest, other))
     assert outline(one) == outline(two)
     assert one.methods["fedavg"].config == two.methods["fedavg"].config
     tests = [found.methods["fedavg"].test["metrics"]["test_accuracy"] for found in (one, two)]
@@ -194,12 +195,46 @@ def test_a_trial_that_diverges_is_counted_and_not_chosen() -> None:
     assert found.methods["fedavg"].best.number == 1
 
 
+def test_a_data_set_with_its_own_metric_is_tuned_by_it(tmp_path: Path) -> None:
+    two = atoll.partition(atoll.load("lagoon:nodes=150,classes=2", clients=2), "column:owner")
+    two = replace(two, metric="auc")
+    for _ in range(2):  # run, then read again
+        found = atoll.tune("fedavg", two, trials=2, seeds=0, out=tmp_path, **SMALL)
+        assert found.methods["fedavg"].metric == "auc"
+    saved = json.loads((tmp_path / "cells" / "fedavg-0000" / "result.json").read_text())
+    value = saved["metrics"]["val_auc"]["mean"]
+    assert found.methods["fedavg"].trials[0].value == value != saved["metrics"]["val_accuracy"]
+
+
+def test_a_study_says_how_it_was_asked_for(whole: Tuning) -> None:
+    saved = json.loads((whole.folder / "study.json").read_text())
+    assert saved["command"] == (
+        "atoll tune fedavg --data lagoon:nodes=150 --clients 2 --rounds 6 --epochs 1 --set "
+        "hidden=8 --trials 8 --seeds 1 --search lr=1e-3..0.3:log"
+    )
+
+
 def test_importance_needs_some_trials(whole: Tuning) -> None:
     assert whole.methods["fedavg"].importance == {}
     found = tune(clients=2, trials=10, seeds=0, pruner="none", rounds=3)
     shares = found.methods["fedavg"].importance
     assert shares.keys() == {"lr", "weight_decay", "dropout"}
     assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_what_meets_every_trial_ends_the_tuning_and_is_not_stored(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match="no-such-set"):
+        atoll.tune("fedavg", "no-such-set", trials=3, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigError, match="500"):
+        tune(out=tmp_path, clients=500, partition="metis")
+    assert [path.name for path in tmp_path.glob("cells/*")] == ["fedavg-0000"]
+
+
+def test_a_tuning_of_python_objects_goes_on_in_python(tmp_path: Path) -> None:
+    atoll.tune("fedavg", federation(), trials=1, seeds=0, out=tmp_path, **SMALL)
+    with pytest.raises(ConfigError, match="started in Python with a data object"):
+        run_tuning(read_asked(tmp_path), tmp_path)
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,21 @@ def chosen_options(given: dict[str, Any], **pairs: tuple[str, ...]) -> dict[str,
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
     for name, texts in pairs.items():
         if texts:
-            chosen[name] = dict(pair(name, text) for text in texts)
+            chosen[name] = _pairs(name, texts)
     return chosen
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    from atoll.core.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for key, value in (pair(option, text) for text in texts):
+        if key in found:
+            raise ConfigError(
+                f"--{option} gives {key} twice, {found[key]} and {value}; give it once"
+            )
+        found[key] = value
+    return found
 
 
 def pair(option: str, text: str) -> tuple[str, str]:

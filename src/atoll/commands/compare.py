@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.commands.common import chosen_options, fresh_folder, make_console, pair, written
-from atoll.options import AS_JSON, DIVISION, OUT, QUIET, TRAINING, options
+from atoll.options import AS_JSON, DIVISION, LOG, OUT, QUIET, TRAINING, options
 
 if TYPE_CHECKING:
     from atoll.study.compare_table import Comparison
@@ -21,7 +21,7 @@ SEVERAL = (
         "--data", multiple=True, metavar="NAME,...",
         help="Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]"),
     click.option(
-        "--clients", metavar="K,...",
+        "--clients", multiple=True, metavar="K,...",
         help="Numbers of clients; several with commas.  [default: the protocol's]"),
     click.option(
         "--grid", multiple=True, metavar="KEY=V,V,...",
@@ -53,20 +53,21 @@ RESUME = click.option(
     "--clients 5,10 --seeds 10",
 )
 @click.argument("methods", metavar="METHOD...", nargs=-1)
-@options(*SEVERAL, *DIVISION, *TRAINING, *TESTING, OUT, RESUME, AS_JSON, QUIET)
+@options(*SEVERAL, *DIVISION, *TRAINING, *TESTING, OUT, RESUME, LOG, AS_JSON, QUIET)
 @click.pass_context
 def compare(
     ctx: click.Context,
     /,
     methods: tuple[str, ...],
     data: tuple[str, ...],
-    clients: str | None,
+    clients: tuple[str, ...],
     grid: tuple[str, ...],
     settings: tuple[str, ...],
     own: tuple[str, ...],
     tex: Path | None,
     out: Path | None,
     resume_from: Path | None,
+    log: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     **given: Any,
@@ -88,11 +89,12 @@ def compare(
         _refuse_mixing({**several, **chosen})
         request, folder = read_request(resume_from, **tested), resume_from
     else:
-        grids = dict(pair("grid", text) for text in grid)
+        grids: dict[str, list[str]] = {}
+        for key, text in (pair("grid", text) for text in grid):
+            grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
         request = make_request(
             methods, data or "lagoon", clients=_numbers(clients), options=chosen,
-            grid={key: [v.strip() for v in text.split(",")] for key, text in grids.items()},
-            **tested,
+            grid=grids, **tested,
         )  # fmt: skip
         folder = out or fresh_folder("compare")
     if tex is not None:
@@ -100,7 +102,7 @@ def compare(
     watcher = StudyWatcher(make_console(stderr=as_json or quiet), quiet=quiet)
     try:
         with watcher:
-            found = run_request(request, folder, watcher)
+            found = run_request(request, folder, watcher, log=log)
     except (Stopped, KeyboardInterrupt):
         _say_how_to_go_on(folder)
         ctx.exit(130)
@@ -111,11 +113,12 @@ def compare(
         ctx.exit(1)
 
 
-def _numbers(text: str | None) -> list[int] | None:
+def _numbers(texts: tuple[str, ...]) -> list[int] | None:
     from atoll.core.errors import ConfigError
 
-    if text is None:
+    if not texts:
         return None
+    text = ",".join(texts)
     if not all(part.strip().isdigit() for part in text.split(",")):
         raise ConfigError(f"clients is '{text}'; give whole numbers with commas, such as 5,10,20")
     return [int(part) for part in text.split(",")]
@@ -129,7 +132,7 @@ def _refuse_mixing(given: dict[str, Any]) -> None:
         option = names[0] if names[0] == "METHOD" else "--" + names[0].replace("_", "-")
         raise ConfigError(
             f"--resume continues a study with its own configuration, but {option} was given; leave "
-            "everything out but --against, --metric, --alpha, --tex, --json and --quiet"
+            "everything out but --against, --metric, --alpha, --tex, --log, --json and --quiet"
         )
 
 

@@ -6,10 +6,13 @@ a GPU). Jiterator takes arguments of one type and gives that type, hence the rei
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from atoll.core.varied import Varied
 
 _MIX64 = """
 template <typename T> T mix64(T value) {
@@ -56,20 +59,33 @@ def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
     return _run(_MIX32 + code, *_grid(key, rows, width))
 
 
-def keep_mask(key: Tensor, rows: Tensor, width: int, dropped: int) -> Tensor:
-    """A dropout mask, already rescaled, (..., N, width) float32; `dropped` of 2^16 are zero."""
-    code = """template <typename T> T keep_mask(T low, T high, T row, T column) {
+def keep_mask(
+    key: Tensor, rows: Tensor, width: int, dropped: int | Tensor, scale: float | Tensor
+) -> Tensor:
+    """A dropout mask, already rescaled, (..., N, width) float32.
+
+    `dropped` of 2^16 are zero and the rest is `scale`: numbers, or tensors with the keys' axes.
+    """
+    code = """template <typename T> T keep_mask(T low, T high, T row, T columnMORE) {
       unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
       short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);
-      return half >= DROPPED ? __float_as_int(SCALE) : 0;
+      return half >= LEAST ? SCALE : 0;
     }"""
-    code = code.replace("DROPPED", str(dropped - 2**15))
-    code = code.replace("SCALE", f"(float)({1.0 / (1.0 - dropped / 2**16)!r})")
-    return _run(_MIX32 + code, *_grid(key, rows, width)).view(torch.float32)
+    if isinstance(dropped, Tensor) and isinstance(scale, Tensor):
+        names = {"MORE": ", T least, T scale", "LEAST": "least", "SCALE": "scale"}
+        # Arguments have one type: the number that is written is handed over as its bits.
+        least, bits = (dropped - 2**15).to(torch.int32), scale.float().view(torch.int32)
+        more = [least[..., None, None], bits[..., None, None]]
+    else:
+        written = f"__float_as_int((float)({scale!r}))"
+        names, more = {"MORE": "", "LEAST": str(dropped - 2**15), "SCALE": written}, []
+    for name, text in names.items():
+        code = code.replace(name, text)
+    return _run(_MIX32 + code, *_grid(key, rows, width), *more).view(torch.float32)
 
 
 def adam(
-    settings: Any, steps: Tensor, lists: list[list[Tensor]]
+    settings: Any, numbers: Tensor | None, steps: Tensor, lists: list[list[Tensor]]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """One Adam step, as `torch._fused_adam_` takes it, of all leaves; nothing is overwritten.
 
@@ -77,29 +93,63 @@ def adam(
 
     Args:
         settings: An `Adam`.
+        numbers: In their place, where runs have their own: its fields in order, in the last axis,
+            after the axes of `steps`.
         steps: Steps taken, this one included; an axis for clients if the leaves have one in front.
         lists: Parameters, gradients, their means, and means of their squares.
     """
+    plain = [getattr(settings, field.name) for field in fields(settings)]
+    dtype = lists[0][0].dtype
+    if numbers is None:
+        step, each = _adam_kernel(*plain[1:]), [*_adam_rates(settings, steps.to(dtype))]
+    else:
+        # Double precision for powers of numbers near one, not for the rest.
+        lr, decay, beta1, beta2, eps = numbers.unbind(-1)
+        count = steps.to(torch.float64)
+        each = [lr / (1 - beta1**count), (1 - beta2**count).sqrt(), decay]
+        if any(isinstance(number, Varied) for number in plain[2:]):
+            step = _adam_step
+            each += [beta1, 1 - beta1, beta2, 1 - beta2, eps]
+        else:  # a kernel takes eight arguments at most: these are written into it
+            step = _adam_kernel(None, *plain[2:])
+        each = [number.to(dtype) for number in each]
+
+    def one(*leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (*steps.shape, *[1] * (leaf[0].dim() - steps.dim()))
+        found: tuple[Tensor, Tensor, Tensor] = step(*leaf, *(part.reshape(shape) for part in each))
+        return found
+
+    return [one(*leaf) for leaf in zip(*lists, strict=True)]
+
+
+def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) -> Any:
+    """A step of Adam with these numbers; a weight decay that is None is the last argument."""
     code = """template <typename T>
-    void adam(T p, T g, T m, T v, T rate, T bias, T& p_out, T& m_out, T& v_out) {
+    void adam(T p, T g, T m, T v, T rate, T bias, MORE T& p_out, T& m_out, T& v_out) {
       g += p * (T)DECAY;
       m_out = (T)BETA1 * m + (T)(1 - BETA1) * g;
       v_out = (T)BETA2 * v + (T)(1 - BETA2) * g * g;
       p_out = p - rate * m_out / (::sqrt(v_out) / bias + (T)EPS);
     }"""
-    names = {"DECAY": "weight_decay", "BETA1": "beta1", "BETA2": "beta2", "EPS": "eps"}
-    for name, field in names.items():
-        code = code.replace(name, f"({float(getattr(settings, field))!r})")
+    numbers = {"BETA1": beta1, "BETA2": beta2, "EPS": eps}
+    names = {name: f"({float(number)!r})" for name, number in numbers.items()}
+    names |= {"MORE": "T decay,", "DECAY": "decay"}
+    if decay is not None:
+        names |= {"MORE": "", "DECAY": f"({float(decay)!r})"}
+    for name, text in names.items():
+        code = code.replace(name, text)
     make: Any = torch.cuda.jiterator
-    run = make._create_multi_output_jit_fn(code, num_outputs=3)
-    rate, bias = _adam_rates(settings, steps.to(lists[0][0].dtype))
+    return make._create_multi_output_jit_fn(code, num_outputs=3)
 
-    def one(*leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (*steps.shape, *[1] * (leaf[0].dim() - steps.dim()))
-        found: tuple[Tensor, Tensor, Tensor] = run(*leaf, rate.reshape(shape), bias.reshape(shape))
-        return found
 
-    return [one(*leaf) for leaf in zip(*lists, strict=True)]
+def _adam_step(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, rate: Tensor, bias: Tensor, decay: Tensor,
+    beta1: Tensor, rest1: Tensor, beta2: Tensor, rest2: Tensor, eps: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same in plain operations, for runs with their own betas; `rest1` is 1 - beta1."""
+    g = g + p * decay
+    m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
+    return p - rate * m / (v.sqrt() / bias + eps), m, v
 
 
 def _adam_rates(settings: Any, steps: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ Weight decay is L2 in the gradient, as in `torch.optim.Adam` and everywhere in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch.autograd import Function
 from atoll.core import kernels
 from atoll.core.batched import call
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
+from atoll.core.varied import Varied, is_zero, scalar
 
 
 class Optimizer(Protocol):
@@ -67,12 +68,19 @@ class Adam:
         count = len(own)
         inputs = [leaf for part in (own, *rest) for leaf in part]
         if inside_transform():
-            steps, *out = call(_AdamStep, self, owned, state.steps, *inputs)
+            steps, *out = call(_AdamStep, self, owned, self._numbers(own[0]), state.steps, *inputs)
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
-            steps, *out = _adam(self, state.steps, whole)
+            steps, *out = _adam(self, None, state.steps, whole)
         params, mean, square = (unflatten(out[i * count : (i + 1) * count], spec) for i in range(3))
         return params, AdamState(steps=steps, mean=mean, square=square)
+
+    def _numbers(self, like: Tensor) -> Tensor | None:
+        """All settings in one tensor, in the fields' order, where runs have their own of some."""
+        found = [getattr(self, field.name) for field in fields(self)]
+        if not any(isinstance(number, Varied) for number in found):
+            return None
+        return torch.stack([scalar(number, like) for number in found])
 
 
 def _own(leaf: Tensor, may_have: bool) -> Tensor:
@@ -88,8 +96,10 @@ class _AdamStep(Function):
     """One step of torch's fused Adam on all leaves of all clients at once."""
 
     @staticmethod
-    def forward(settings: Adam, owned: bool, steps: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        return _adam(settings, steps, [leaf.clone() for leaf in flat])
+    def forward(
+        settings: Adam, owned: bool, numbers: Tensor | None, steps: Tensor, *flat: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _adam(settings, numbers, steps, [leaf.clone() for leaf in flat])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -97,41 +107,51 @@ class _AdamStep(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (None,) * (3 + 4 * (len(grads) // 3))
+        return (None,) * (4 + 4 * (len(grads) // 3))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, settings: Adam, owned: bool, steps: Tensor, *flat: Tensor
-    ) -> Any:
+        info: Any, in_dims: Any, settings: Adam, owned: bool, numbers: Tensor | None,
+        steps: Tensor, *flat: Tensor,
+    ) -> Any:  # fmt: skip
         size, count, around = info.batch_size, len(flat) // 4, inside_transform()
+        if numbers is not None:
+            dim = in_dims[2]
+            repeated = numbers.expand(size, *numbers.shape)
+            numbers = repeated if dim is None else numbers.movedim(dim, 0)
         whole = []
-        for i, (leaf, dim) in enumerate(zip((steps, *flat), in_dims[2:], strict=True)):
+        for i, (leaf, dim) in enumerate(zip((steps, *flat), in_dims[3:], strict=True)):
             full = leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
             # Gradients are only read. The rest is overwritten, so it is copied unless it is ours.
             mine = count < i <= 2 * count or (owned and dim is not None)
             whole.append(full if around else _own(full, mine))
         if around:  # a `vmap` over seeds: its own turn comes next
-            out = _AdamStep.apply(settings, owned, *whole)  # type: ignore[no-untyped-call]
+            out = _AdamStep.apply(settings, owned, numbers, *whole)  # type: ignore[no-untyped-call]
         else:
-            out = _adam(settings, whole[0], whole[1:])
+            out = _adam(settings, numbers, whole[0], whole[1:])
         return out, (0,) * len(out)
 
 
-def _adam(settings: Adam, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ...]:
+def _adam(
+    settings: Adam, numbers: Tensor | None, steps: Tensor, flat: list[Tensor]
+) -> tuple[Tensor, ...]:
     """Overwrite parameters and moments (the first, third and fourth quarter of `flat`).
 
-    Steps have the axes that all leaves have in front: none, clients, or seeds and clients.
+    Steps have the axes that all leaves have in front: none, clients, or runs and clients. Numbers,
+    in the place of the settings where runs have their own, have these axes as well.
     """
+    if numbers is not None and not steps.is_cuda:
+        return _adam_by_run(numbers, steps, flat)
     if steps.dim() > 1 and not steps.is_cuda:
         shape, axes = steps.shape, steps.dim() - 1
-        out = _adam(settings, steps.flatten(), [leaf.flatten(0, axes) for leaf in flat])
+        out = _adam(settings, None, steps.flatten(), [leaf.flatten(0, axes) for leaf in flat])
         return tuple(leaf.reshape(*shape, *leaf.shape[1:]) for leaf in out)
     batched = steps.dim() == 1
     count = len(flat) // 4
     lists = [flat[i * count : (i + 1) * count] for i in range(4)]
     params, _, mean, square = lists
     if steps.is_cuda:
-        found = zip(*kernels.adam(settings, steps + 1, lists), strict=True)
+        found = zip(*kernels.adam(settings, numbers, steps + 1, lists), strict=True)
         return (steps + 1, *(leaf for part in found for leaf in part))
     counts = [steps.clone() for _ in params]
     if batched and len(set(steps.numpy().tolist())) == 1:
@@ -150,6 +170,17 @@ def _adam(settings: Adam, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ..
         eps=settings.eps, maximize=False,
     )  # fmt: skip
     return (steps + 1, *params, *mean, *square)
+
+
+def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ...]:
+    """`_adam` with settings of each run: the same kernel for one after the other."""
+    rows = numbers.reshape(-1, numbers.shape[-1]).numpy()
+    if (rows == rows[0]).all():  # all clients of one run
+        return _adam(Adam(*rows[0].tolist()), None, steps, flat)
+    for row in range(len(numbers)):
+        _adam_by_run(numbers[row], steps[row], [leaf[row] for leaf in flat])
+    count = len(flat) // 4
+    return (steps + 1, *flat[:count], *flat[2 * count :])
 
 
 @record
@@ -173,7 +204,7 @@ class SGD:
     def update(
         self, grads: Tree, params: Tree, state: SGDState, *, owned: bool = False
     ) -> tuple[Tree, SGDState]:
-        if self.weight_decay:
+        if not is_zero(self.weight_decay):
             grads = tree_map(lambda g, p: g + self.weight_decay * p, grads, params)
         if self.momentum:
             # torch starts from the first gradient itself, which is what zero velocity gives here.

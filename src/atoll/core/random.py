@@ -20,6 +20,7 @@ from torch import Tensor
 from atoll.core import kernels
 from atoll.core.batched import call, current_batch
 from atoll.core.tree import inside_transform
+from atoll.core.varied import Varied
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -116,7 +117,7 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
 
 
 def dropout(
-    h: Tensor, key: Tensor | None, rows: Tensor, rate: float, *purpose: int | str
+    h: Tensor, key: Tensor | None, rows: Tensor, rate: float | Varied, *purpose: int | str
 ) -> Tensor:
     """Zero entries of h, (N, D), with probability `rate` and rescale; the identity without a key.
 
@@ -127,9 +128,14 @@ def dropout(
         rate: Probability of a zero.
         purpose: Folded into the key, as `fold(key, *purpose)` would be, at less cost.
     """
-    if key is None or round(rate * 2**16) == 0:
+    # Of 2^16; a tensor where runs have rates of their own.
+    if isinstance(rate, Varied):
+        dropped: int | Tensor = torch.round(rate.tensor * 2**16)
+    else:
+        dropped = round(rate * 2**16)
+    if key is None or (isinstance(dropped, int) and dropped == 0):
         return h
-    given = (key, rows, salt(*purpose) if purpose else None, h.shape[-1], rate, h.dtype)
+    given = (key, rows, dropped, salt(*purpose) if purpose else None, h.shape[-1], h.dtype)
     mask: Tensor = call(_Keep, *given) if inside_transform() else _Keep.forward(*given)
     return h * mask
 
@@ -256,26 +262,31 @@ class _Bits(torch.autograd.Function):
 
 
 class _Keep(torch.autograd.Function):
-    """A dropout mask, already rescaled, as one op."""
+    """A dropout mask, already rescaled, as one op.
+
+    A number of dropped ones that is a tensor has the axes of the keys.
+    """
 
     @staticmethod
     def forward(
-        key: Tensor, rows: Tensor, salt: int | None, width: int, rate: float, dtype: torch.dtype
-    ) -> Tensor:
-        dropped = round(rate * 2**16)
+        key: Tensor, rows: Tensor, dropped: int | Tensor, salt: int | None, width: int,
+        dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        scale = 1.0 / (1.0 - dropped / 2**16)
         if key.is_cuda:
             mask = kernels.keep_mask(
-                key if salt is None else salted(key, salt), rows, width, dropped
+                key if salt is None else salted(key, salt), rows, width, dropped, scale
             )
-            if dtype == torch.float32:
-                return mask
-            return (mask != 0).to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
+            return mask if dtype == torch.float32 else _scaled(mask != 0, scale, dtype)
         # A hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
         bits = _grid_bits(_salted_once(key, salt), rows, -(-width // 2))
+        halves = bits.view(torch.int16)[..., :width]
+        if isinstance(dropped, Tensor):
+            least = (dropped - 2**15).to(torch.int32)[..., None, None]
+            return _scaled(halves >= least, scale, dtype)
         below = dropped - 2**15 - 1
         # Integers all the way: on a CPU comparing, and reading truth values, cost five times more.
-        kept = bits.view(torch.int16)[..., :width].clamp_(below, below + 1).sub_(below)
-        return kept.to(dtype).mul_(1.0 / (1.0 - dropped / 2**16))
+        return _scaled(halves.clamp_(below, below + 1).sub_(below), scale, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -286,6 +297,12 @@ class _Keep(torch.autograd.Function):
         return (None,) * 6
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, *plain: Any) -> tuple[Tensor, int]:
-        key, rows = _batch_first(in_dims[:2], key, rows)
-        return call(_Keep, key, rows, *plain), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return call(_Keep, *_batch_first(in_dims[:3], *args[:3]), *args[3:]), 0
+
+
+def _scaled(kept: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of ones and zeros, (..., N, D), times a number, or one for each (...,)."""
+    if isinstance(scale, Tensor):
+        scale = scale.to(dtype)[..., None, None]
+    return kept.to(dtype).mul_(scale)

@@ -36,6 +36,7 @@ from atoll.core.tree import (
     tree_map,
     vmap_trees,
 )
+from atoll.core.varied import Undecided
 from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
 from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
@@ -168,7 +169,8 @@ class Fused:
         Programs of small tensors use a second core better than one program's operations do.
         """
         threads = torch.get_num_threads()
-        if threads == 1 or len(programs) == 1 or self._on_gpu:
+        # Transforms under way are known to their own thread alone.
+        if threads == 1 or len(programs) == 1 or self._on_gpu or inside_transform():
             return [one(members) for members in programs]
         for members in programs:
             self._graph(members)  # made before the threads ask for it
@@ -188,7 +190,7 @@ class Fused:
             state = self.states.get(members)
             with torch.no_grad():
                 return self._program(step, members, message, state, keys)
-        except (AtollError, NotRecordable):
+        except (AtollError, NotRecordable, Undecided):
             raise
         except Exception as error:
             who = members[0]
@@ -248,9 +250,9 @@ class Fused:
 
         Where graphs are made lazily they are kept on the disk.
         """
-        if len(members) == 1 and not self.lazy:
-            return self.graphs[members[0]]
         if members not in self.stacked:
+            if len(members) == 1 and not self.lazy:
+                return self.graphs[members[0]]
             if len(self.stacked) >= 2 * max(1, sum(map(len, self.buckets.values()))):
                 self.stacked.clear()  # buckets were split again and again
             made = [self.graphs[p] for p in members]
@@ -317,9 +319,10 @@ class RecordedSteps:
     ) -> tuple[Tree, Tree]:
         step = known[0][0]
         try:
-            with no_reads(inputs[-1].device):
+            with no_reads(inputs[-1].device) as watch:
                 found = program(*inputs)
-            self.recordings[known] = Recording(program, *inputs, pool=self.pool)
+            keeps = watch.besides(inputs)
+            self.recordings[known] = Recording(program, *inputs, pool=self.pool, keeps=keeps)
         except Exception as reason:
             # Whatever it is: the program as it is gives the same result, or the true error.
             log.info("step %s is not recorded: %s", step.name, reason)

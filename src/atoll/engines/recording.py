@@ -119,31 +119,62 @@ def shapes(tree: Tree) -> tuple[Any, ...]:
 
 
 @contextmanager
-def no_reads(device: torch.device) -> Iterator[None]:
+def no_reads(device: torch.device) -> Iterator[Watch]:
     """Whatever makes Python wait for a number raises; a recording would have frozen that number."""
+    watch = Watch()
     if device.type != "cuda":
-        with _Watch():  # type: ignore[no-untyped-call]
-            yield
+        with watch:
+            yield watch
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        with _Watch():  # type: ignore[no-untyped-call]
-            yield
+        with watch:
+            yield watch
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
-    """Raises at operations whose result Python reads, or whose shape depends on numbers."""
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+    """Raises at operations whose result Python reads, or whose shape depends on numbers.
+
+    It also finds what a recording will read again and again, wherever it comes from (a graph that
+    a method keeps in a cache, say), so that the recording can keep it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: dict[int, Tensor] = {}
+        self.made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS:
             name = str(func).removeprefix("aten.").partition(".")[0]
             raise NotRecordable(f"it reads numbers on the way ({name})")
-        return func(*args, **(kwargs or {}))
+        for place, leaf in _places((args, kwargs)).items():
+            if place not in self.made:
+                self.read.setdefault(place, leaf)
+        found = func(*args, **(kwargs or {}))
+        self.made.update(_places(found))
+        return found
+
+    def besides(self, *trees: Tree) -> list[Tensor]:
+        """What was read, and was neither made here nor part of these trees."""
+        known = _places(trees)
+        return [leaf for place, leaf in self.read.items() if place not in known]
+
+
+def _places(tree: Tree) -> dict[int, Tensor]:
+    """The tensors of a tree by where they lie in memory."""
+    found = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    plain = [leaf for leaf in found if leaf.layout is torch.strided]
+    return {
+        leaf.untyped_storage().data_ptr(): leaf
+        for leaf in plain
+        if not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+    }
 
 
 _READS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -86,6 +87,8 @@ class Simulation:
         seed: Root of all keys.
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
+        beside: How many simulations share the device's memory, itself included.
+        like: One of them; if its clients and views are the same, so are the graphs.
     """
 
     def __init__(
@@ -97,14 +100,21 @@ class Simulation:
         seed: int = 0,
         device: torch.device | str = "cpu",
         chunk: int = 0,
+        beside: int = 1,
+        like: Simulation | None = None,
     ) -> None:
         views = dict(method.views)
-        graphs = prepared(federation.graphs, views, device)
         self.federation = federation
+        self.recipes = {name: _recipe(view) for name, view in views.items()}
+        self.graphs: Sequence[Graph]
+        if like and like.federation is federation and like.recipes == self.recipes:
+            self.graphs = like.graphs
+        else:
+            self.graphs = prepared(federation.graphs, views, device, beside)
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
         self.ledger = Ledger()
-        self.engine = self._engine(engine, graphs, views, chunk)
+        self.engine = self._engine(engine, self.graphs, views, chunk)
 
     def _engine(self, name: str, graphs: Any, views: dict[str, View], chunk: int) -> Engine:
         if name == "serial":
@@ -127,9 +137,15 @@ class Simulation:
 
 
 def prepared(
-    graphs: Sequence[Graph], views: Mapping[str, View], device: torch.device | str = "cpu"
+    graphs: Sequence[Graph],
+    views: Mapping[str, View],
+    device: torch.device | str = "cpu",
+    beside: int = 1,
 ) -> Sequence[Graph]:
-    """Clients' graphs as steps want them: views filled in, in the default type, on the device."""
+    """Clients' graphs as steps want them: views filled in, in the default type, on the device.
+
+    `beside` as in `Simulation`.
+    """
     dtype = torch.get_default_dtype()
 
     def one(graph: Graph) -> Graph:
@@ -140,20 +156,22 @@ def prepared(
 
     placed = each(one, graphs)
     if torch.device(device).type == "cuda":
-        placed = with_dense_views(placed)
+        placed = with_dense_views(placed, beside)
     # Most graphs of a client train: predicting them to score the others would cost much.
     return each(with_parts, placed)
 
 
 DENSE_BYTES = 16 << 30
-"""Most bytes of feature matrices that are stored with their zeros on a GPU."""
+"""Most bytes of matrices, of all runs at once, that are stored with their zeros on a GPU."""
 
 DENSE_NODES = 640
 """Most nodes of a client whose adjacency is multiplied with its zeros on a GPU."""
 
 
-def with_dense_views(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
+def with_dense_views(graphs: Sequence[Graph], beside: int = 1) -> tuple[Graph, ...]:
     """Feature views, and adjacencies of small clients, with all their zeros, where memory allows.
+
+    A program of several runs has the graphs of each: `beside` is how many share the memory.
 
     A frequent word is a very long row of the transpose, which one thread block of a GPU walks alone
     (Coauthor CS, 10 clients, FedAvg on an H200: 0.41 s a round with sparse features, 0.04 dense).
@@ -164,12 +182,13 @@ def with_dense_views(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
     features = sum(math.prod(view.shape) for view in views if _has_features(view))
     squares = [view for view in views if isinstance(view, Sparse) and view.square]
     cells, wide = sum(math.prod(view.shape) for view in squares), graphs[0].real.element_size()
-    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and cells * wide <= DENSE_BYTES
+    most = DENSE_BYTES // (beside * wide)
+    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and cells <= most
 
     def dense(view: Matrix) -> Matrix:
         if isinstance(view, Sparse) and view.square:
             return replace(view, dense=view.to_dense()) if small else view
-        if isinstance(view, Tensor) or features * wide > DENSE_BYTES:
+        if isinstance(view, Tensor) or features > most:
             return view
         return view.to_dense()
 
@@ -177,6 +196,13 @@ def with_dense_views(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
         replace(graph, views={name: dense(view) for name, view in graph.views.items()})
         for graph in graphs
     )
+
+
+def _recipe(view: View) -> Any:
+    """What makes two views the same: a partial function is like no other, even if made alike."""
+    if not isinstance(view, partial):
+        return view
+    return view.func, view.args, tuple(sorted(view.keywords.items()))
 
 
 def _has_features(view: Matrix) -> bool:

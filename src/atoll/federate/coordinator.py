@@ -269,7 +269,7 @@ class FederatedRun(Run):
     experiment: FederatedExperiment
     simulation: Cohort
 
-    def backend(self) -> Backend:
+    def backend(self, like: Backend | None = None) -> Backend:
         """The sites, told what to run."""
         wanted = self.experiment
         roster = cast(Roster, wanted.federation)

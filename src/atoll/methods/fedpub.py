@@ -27,7 +27,7 @@ and τ for disjoint clients, are `preset=paper`; that and no regularisers is `pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -177,8 +177,7 @@ class FedPUB(Method):
         )  # fmt: skip
         model, masks = params["model"], params["masks"]
         like = leaves(model)[0]
-        # Networks are frozen, hence hashable; mypy does not see that in a protocol.
-        proxy = proxy_graph(self.net, self.proxy_seed, like.dtype, like.device)  # type: ignore[arg-type]
+        proxy = proxy_graph(_undropped(self.net), self.proxy_seed, like.dtype, like.device)
         embedding = mean_embedding(self.net, masked(model, masks, self.lam_mask), proxy)
         return Update(model, embedding), Private(masks, moments)
 
@@ -216,6 +215,11 @@ def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
         return leaf * (mask if threshold == 0 else mask * (mask.abs() >= threshold))
 
     return tree_map(times_mask, model)
+
+
+def _undropped(net: Any) -> Any:
+    """The network as the random graph knows it: dropout plays no part in what is precomputed."""
+    return replace(net, dropout=0.0) if hasattr(net, "dropout") else net
 
 
 @lru_cache(maxsize=4)

@@ -86,7 +86,12 @@ def method_page(name: str) -> RenderableType:
     words = inspect.getdoc(sys.modules[cls.__module__]) or ""
     why = cls(net=NETS[net](features=1, classes=2)).why_not_private()
     private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
-    return Group(Text(_unwrapped(words)), Text(f"\nPaper: {cls.paper}\n{private}\n"), page)
+    about = Text(f"\nPaper: {cls.paper}\n{private}\n")
+    parts: list[RenderableType] = [Text(_unwrapped(words)), about, page]
+    for option, space in (("", cls.space), *((f" --preset {k}", v) for k, v in cls.grids.items())):
+        ranges = ", ".join(f"{key} {wanted}" for key, wanted in space.items())
+        parts.append(Text(f"Searched by `atoll tune {name}{option}`: {ranges}"))
+    return Group(*parts)
 
 
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")

@@ -5,6 +5,9 @@ every command that reads a run reads a cell. A cell is finished when its result.
 is then only read; one that was stopped goes on at its last checkpoint, and one that is asked for
 with more seeds than it has goes on with those that it lacks. `STUDY/events.jsonl` grows by one line
 whenever a cell begins, ends, fails or is stopped.
+
+Cells that differ in numbers alone, as points of a grid do, are one program where that gains time
+(`study.grid`). Each still has the folder, the events and the errors that it would have by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +30,12 @@ from atoll.core.method import Method
 from atoll.engines.checkpoint import write_atomically
 from atoll.study.config import RunConfig, config_text, parse_config
 from atoll.study.federations import Federations
+from atoll.study.grid import on_gpu, run_configs, why_apart
+from atoll.study.logs import check_logs
 from atoll.study.run import Data, Observer, Silent, Stopped, name_configuration, run_config
+from atoll.study.sweep import Parted, SeedFailed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,8 @@ def run_cells(
     about: Mapping[str, Any],
     observer: StudyObserver | None = None,
     federations: Federations | None = None,
-    log: Sequence[str] = (),
+    log: str | Sequence[str] = (),
+    at_once: bool | None = None,
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
 
@@ -111,10 +121,13 @@ def run_cells(
         observer: Hears about progress.
         federations: Those that cells share and that were made already, to check them, say.
         log: Where else the cells' numbers go (`study.logs.LOGS`).
+        at_once: Whether neighbours that differ in numbers alone are trained in one program; None
+            does on a GPU. On a CPU it gains nothing.
 
     Raises:
         Stopped: The user stopped it; all that was done is saved.
     """
+    check_logs(log)
     observer = observer or SilentStudy()
     federations = federations or Federations()
     names = [cell.name for cell in cells]
@@ -131,12 +144,10 @@ def run_cells(
         _note_ends(folder, finished)
         observer.begin(cells, len(finished))
         outcomes = []
-        for cell in cells:
-            outcome = read_cell(folder, cell) or run_cell(
-                folder, cell, observer, divide=federations, log=log
-            )
-            observer.ended(outcome)
-            outcomes.append(outcome)
+        for group in _groups(folder, cells, at_once):
+            for outcome in _run_group(folder, group, observer, divide=federations, log=log):
+                observer.ended(outcome)
+                outcomes.append(outcome)
     return outcomes
 
 
@@ -151,6 +162,63 @@ def read_cell(folder: Path, cell: Cell) -> Outcome | None:
     return Outcome(cell, to, summary, fresh=False)
 
 
+def _groups(folder: Path, cells: Sequence[Cell], at_once: bool | None) -> list[list[Cell]]:
+    """Neighbours that are not finished and may be one program; everybody else alone."""
+    groups: list[list[Cell]] = []
+    alone = True
+    for cell in cells:
+        wished = on_gpu(cell.config) if at_once is None else at_once
+        given = cell.method is not None or cell.data is not None
+        before, alone = alone, not wished or given or read_cell(folder, cell) is not None
+        if before or alone or why_apart(groups[-1][0].config, cell.config):
+            groups.append([cell])
+        else:
+            groups[-1].append(cell)
+    return groups
+
+
+def _run_group(
+    folder: Path, group: Sequence[Cell], observer: StudyObserver, **how: Any
+) -> Iterator[Outcome]:
+    """The outcomes of some cells, in order; several are one program if they can be."""
+    if len(group) == 1:
+        yield read_cell(folder, group[0]) or run_cell(folder, group[0], observer, **how)
+        return
+    try:
+        _run_at_once(folder, group, observer, **how)
+    except SeedFailed as failed:
+        # It fails alone as well, with its own words; the others go on where they are.
+        which = failed.place // group[0].config.seeds
+        logger.info("%s goes on by itself, because of %s", group[which].name, failed)
+        others = [*group[:which], *group[which + 1 :]]
+        rest = iter(list(_run_group(folder, others, observer, **how)))
+        for place, cell in enumerate(group):
+            yield run_cell(folder, cell, observer, **how) if place == which else next(rest)
+    except (Parted, AtollError) as reason:
+        logger.info("%d cells are run one by one, because %s", len(group), reason)
+        for cell in group:
+            yield run_cell(folder, cell, observer, **how)
+    else:
+        for cell in group:
+            yield _ended(folder, cell)
+
+
+def _run_at_once(folder: Path, group: Sequence[Cell], observer: StudyObserver, **how: Any) -> None:
+    folders = [folder / "cells" / cell.name for cell in group]
+    for cell, to in zip(group, folders, strict=True):
+        note(folder, "begin", cell, together=len(group))
+        write_atomically(to / "asked.toml", _asked(cell).encode())
+    try:
+        run_configs(
+            [cell.config for cell in group], outs=folders, resuming=True,
+            observers=[observer.cell(cell) for cell in group], **how,
+        )  # fmt: skip
+    except (Stopped, KeyboardInterrupt):
+        for cell in group:
+            note(folder, "stopped" if read_cell(folder, cell) is None else "end", cell)
+        raise
+
+
 def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> Outcome:
     """Run a cell, or go on with it; `how` is for `run_config`. The folder must be `held`."""
     to = folder / "cells" / cell.name
@@ -158,10 +226,8 @@ def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> O
     try:
         write_atomically(to / "asked.toml", _asked(cell).encode())
         heard = observer.cell(cell)
-        run_config(
-            cell.config, out=to, observer=heard, resuming=True, method=cell.method,
-            data=cell.data, **how,
-        )  # fmt: skip
+        objects = {"method": cell.method, "data": cell.data}
+        run_config(cell.config, out=to, observer=heard, resuming=True, **(objects | how))
     except (Stopped, KeyboardInterrupt):
         note(folder, "stopped", cell)
         raise
@@ -171,10 +237,14 @@ def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> O
         write_atomically(to / "error.txt", traceback.format_exc().encode())
         sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
         return _failed(folder, cell, f"{sentence}; {to / 'error.txt'} says where")
+    return _ended(folder, cell)
+
+
+def _ended(folder: Path, cell: Cell) -> Outcome:
     note(folder, "end", cell)
     outcome = read_cell(folder, cell)
     assert outcome is not None
-    return Outcome(cell, to, outcome.summary)
+    return Outcome(cell, outcome.folder, outcome.summary)
 
 
 def _failed(folder: Path, cell: Cell, error: str) -> Outcome:

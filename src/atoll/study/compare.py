@@ -37,6 +37,7 @@ from atoll.study.compare_show import write_study
 from atoll.study.compare_table import Comparison, make_comparison
 from atoll.study.config import Value
 from atoll.study.federations import Federations
+from atoll.study.logs import open_logs
 from atoll.study.run import Data, check_folder
 from atoll.study.statistics import ALPHA
 
@@ -58,6 +59,7 @@ def compare(
     alpha: float = ALPHA,
     out: str | Path | None = None,
     observer: StudyObserver | None = None,
+    log: str | Sequence[str] = (),
     **options: Any,
 ) -> Comparison:
     """Run methods on the same partitions and seeds, and test whether they differ.
@@ -75,7 +77,15 @@ def compare(
         alpha: Chance of a false alarm that the tests allow.
         out: Folder of the study, which continues what it holds; None saves nothing.
         observer: Hears about progress.
+        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: The same for all, as in `atoll.run`: protocol, rounds, epochs, set, ...
+
+    Example:
+        >>> import atoll
+        >>> found = atoll.compare(["local", "fedavg"], "lagoon:nodes=200", rounds=3, seeds=3)
+        >>> (test,) = found.tests()
+        >>> test["pairs"]  # one for each seed
+        3
     """
     arms, sources = _arms(methods), _unique("data set", _named_data(data))
     request = make_request(
@@ -85,9 +95,10 @@ def compare(
     given = {k: v for k, v in arms.items() if not isinstance(v, str)}
     objects = {k: v for k, v in sources.items() if not isinstance(v, str)}
     if out is not None:
-        return run_request(request, Path(out), observer, given, objects)
+        return run_request(request, Path(out), observer, given, objects, log=log)
+    open_logs(log, None)  # refuses what would be lost with the folder
     with TemporaryDirectory(prefix="atoll-compare-") as folder:
-        return run_request(request, Path(folder), observer, given, objects, keep=False)
+        return run_request(request, Path(folder), observer, given, objects, log=log, keep=False)
 
 
 def make_request(
@@ -121,6 +132,7 @@ def run_request(
     methods: Mapping[str, Method] | None = None,
     data: Mapping[str, Data] | None = None,
     *,
+    log: str | Sequence[str] = (),
     keep: bool = True,
 ) -> Comparison:
     """Run what is not finished in the folder, compare, and write the tables beside it."""
@@ -132,7 +144,9 @@ def run_request(
         "kind": "compare", "command": command(request, folder),
         "request": msgspec.to_builtins(request),
     }  # fmt: skip
-    outcomes = run_cells(folder, cells, about=about, observer=observer, federations=federations)
+    outcomes = run_cells(
+        folder, cells, about=about, observer=observer, federations=federations, log=log
+    )
     found = make_comparison(
         outcomes, methods=list(request.methods), against=request.against, metric=request.metric,
         alpha=request.alpha, folder=folder if keep else None, asked=msgspec.to_builtins(request),

@@ -73,8 +73,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     objects: tuple[str, ...] = ()
 
 
+RECIPES = Path(__file__).parents[1] / "recipes"
+"""Published hyper-parameters, one file each, and the papers' tables."""
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file, checked."""
+    """The keys of a TOML file, checked; `recipes/...` is also looked for in this package."""
+    if not path.exists() and path.parts[:1] == ("recipes",):
+        path = RECIPES.joinpath(*path.parts[1:])
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

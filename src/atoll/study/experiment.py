@@ -199,13 +199,19 @@ class Saver:
 
 
 class Run:
-    """An experiment under way: the server's tree, the clients behind the engine, the history."""
+    """An experiment under way: the server's tree, the clients behind the engine, the history.
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
+    Args:
+        experiment: What is run.
+        beside: How many runs share the device's memory, itself included.
+        like: One of them, whose graphs serve both if the clients are the same.
+    """
+
+    def __init__(self, experiment: Experiment, *, beside: int = 1, like: Run | None = None) -> None:
+        self.experiment, self.beside = experiment, beside
         federation = experiment.federation
         check_task(experiment.method, federation)
-        self.simulation: Backend = self.backend()
+        self.simulation: Backend = self.backend(None if like is None else like.simulation)
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
@@ -219,12 +225,14 @@ class Run:
         if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
             self.replay = Replay(self.simulation, self.play, experiment.rounds)
 
-    def backend(self) -> Backend:
+    def backend(self, like: Backend | None = None) -> Backend:
         """Where the clients are: on this machine."""
         wanted = self.experiment
+        assert like is None or isinstance(like, Simulation)
         return Simulation(
             wanted.federation, wanted.method, engine=wanted.engine, seed=wanted.seed,
-            device=wanted.device, chunk=wanted.chunk,
+            device=wanted.device, chunk=wanted.chunk, beside=self.beside,
+            like=like,
         )  # fmt: skip
 
     def no_history(self) -> History:
@@ -286,29 +294,22 @@ class Run:
         """Whether the training part is scored in this round."""
         return number % self.train_every == 0 or number == self.experiment.rounds - 1
 
-    def play(self, server: Tree, everyone: Participants, with_train: bool) -> tuple[Tree, Outcome]:
-        """One round, without reading anything of what it found."""
-        method, evaluator = self.experiment.method, replace(self.evaluator, with_train=with_train)
+    def play(
+        self,
+        server: Tree,
+        everyone: Participants,
+        with_train: bool,
+        method: Method | None = None,
+    ) -> tuple[Tree, Outcome]:
+        """One round, without reading anything of what it found; another method may stand in."""
+        method = method or self.experiment.method
+        evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)
         server = method.round(server, chosen)
         deployed = everyone.map(evaluator.score, method.deploy(server))
-        local = self._score_local(chosen, evaluator)
+        local = _score_local(method, chosen, evaluator)
         finite = None if everyone.tape is None else everyone.tape.finite()
         return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
-
-    def _score_local(self, chosen: Participants, evaluator: Evaluator) -> Scores | None:
-        """Scores of the local models of those who trained, if anybody did."""
-        if "train" not in chosen.replies:
-            return None
-        trained = self.experiment.method.local(chosen.replies["train"])
-        positions = chosen.positions
-        if len(chosen) < chosen.total:
-            # A row for everybody, as `ToEach` wants; rows of absent clients are never read.
-            row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
-            order = torch.arange(len(chosen), device=positions.device)
-            trained = take(trained, row.scatter(0, positions, order))
-        scores: Scores = chosen.map(evaluator.score, ToEach(trained))
-        return scores
 
     def _read(self, rounds: Sequence[Round], began: float) -> None:
         """Fetch what some rounds found and write it down."""
@@ -382,6 +383,21 @@ class Run:
         self.history.seconds = tree["seconds"].tolist()
         self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])
+
+
+def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:
+    """Scores of the local models of those who trained, if anybody did."""
+    if "train" not in chosen.replies:
+        return None
+    trained = method.local(chosen.replies["train"])
+    positions = chosen.positions
+    if len(chosen) < chosen.total:
+        # A row for everybody, as `ToEach` wants; rows of absent clients are never read.
+        row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
+        order = torch.arange(len(chosen), device=positions.device)
+        trained = take(trained, row.scatter(0, positions, order))
+    scores: Scores = chosen.map(evaluator.score, ToEach(trained))
+    return scores
 
 
 def empty_history(federation: Federation) -> History:

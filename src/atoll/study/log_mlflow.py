@@ -33,14 +33,20 @@ LONGEST = 500
 """Most characters of a parameter's value."""
 
 
-def open_log(out: Path | None) -> MlflowLog:
-    """The log of a run that is saved in `out`."""
+def need() -> Any:
+    """MLflow's client; refuse where the package is not installed."""
     # A run of private data tells nobody that it happens, unless the user has said so.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise missing("mlflow", "mlflow") from error
+    return MlflowClient
+
+
+def open_log(out: Path | None) -> MlflowLog:
+    """The log of a run that is saved in `out`."""
+    client = need()
     for name in ("mlflow", "alembic"):  # their news about tables are nobody's here
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -52,7 +58,7 @@ def open_log(out: Path | None) -> MlflowLog:
             )
         out.mkdir(parents=True, exist_ok=True)
         uri = f"sqlite:///{out.absolute() / 'mlflow.db'}"
-    return MlflowLog(MlflowClient(tracking_uri=uri), uri, out)
+    return MlflowLog(client(tracking_uri=uri), uri, out)
 
 
 class MlflowLog:

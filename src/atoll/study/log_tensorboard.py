@@ -16,12 +16,17 @@ from atoll.study.protocols import protocol
 from atoll.study.result import Result, seed_metrics
 
 
-def open_log(out: Path | None) -> TensorBoardLog:
-    """The log of a run that is saved in `out`."""
+def need() -> None:
+    """Refuse where the package is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise missing("tensorboard", "tensorboard") from error
+
+
+def open_log(out: Path | None) -> TensorBoardLog:
+    """The log of a run that is saved in `out`."""
+    need()
     if out is None:
         raise ConfigError("log='tensorboard' writes into the run's folder; give out=FOLDER as well")
     return TensorBoardLog(out / "tensorboard")

@@ -25,16 +25,26 @@ if TYPE_CHECKING:
     from atoll.study.run import Observer
 
 LOGS = {"tensorboard": "atoll.study.log_tensorboard", "mlflow": "atoll.study.log_mlflow"}
-"""Where each tool's `open_log` is."""
+"""Where each tool's `open_log` and `need` are."""
 
 
 def open_logs(names: str | Sequence[str], out: Path | None) -> list[Observer]:
     """One observer for each tool, ready to hear about a run that is saved in `out`."""
+    return [module.open_log(out) for module in _modules(names)]
+
+
+def check_logs(names: str | Sequence[str]) -> None:
+    """Refuse tools that do not exist or are not installed, before the first of many runs."""
+    for module in _modules(names):
+        module.need()
+
+
+def _modules(names: str | Sequence[str]) -> list[Any]:
     wanted = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     for name in wanted:
         if name not in LOGS:
             raise unknown("value of --log", name, LOGS)
-    return [import_module(LOGS[name]).open_log(out) for name in wanted]
+    return [import_module(LOGS[name]) for name in wanted]
 
 
 def missing(package: str, extra: str) -> ConfigError:

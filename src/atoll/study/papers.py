@@ -12,17 +12,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.data.datasets import data_root, dataset_info, is_present, plain_name, sets_of_group
-from atoll.study.config import RunConfig, make_config, read_config, resolve
+from atoll.study.config import RECIPES, RunConfig, make_config, read_config, resolve
 from atoll.study.protocols import protocol
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
 STRICT = "strict"
 

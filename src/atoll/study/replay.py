@@ -132,7 +132,7 @@ class Replay:
         tape = Tape(self.simulation.root, number)
         try:
             check_place((server, kept[1]), self.simulation.root.device)
-            with no_reads(self.simulation.root.device):
+            with no_reads(self.simulation.root.device) as watch:
                 clients = self.simulation.clients(number, tape)
                 after, outcome = self.play(server, clients, with_train)
         except Exception as reason:
@@ -141,14 +141,14 @@ class Replay:
             self._give_up(str(reason))
             return self._as_it_is(server, number, with_train)
         if before == (shapes(after), states.layout(), shapes(list(states.stacks.values()))):
-            self._record(after, tape, with_train)
+            self._record(after, tape, with_train, watch.besides(server, kept[1]))
         else:
             self.tries += 1
             if self.tries == MOST_TRIES:
                 self._give_up("what the server or the clients keep changes its shape")
         return after, Round(number, outcome, tape)
 
-    def _record(self, server: Tree, tape: Tape, with_train: bool) -> None:
+    def _record(self, server: Tree, tape: Tape, with_train: bool, keeps: list[Tensor]) -> None:
         states, root = self.engine.states, self.simulation.root
         names, stacks = list(states.stacks), list(states.stacks.values())
 
@@ -160,9 +160,9 @@ class Replay:
 
         salts = tape.salts_of(range(self.rounds))
         try:
-            keeps = dict(self.engine.stacked), dict(self.engine.places)
+            held = keeps, dict(self.engine.stacked), dict(self.engine.places)
             recording = Recording(
-                program, server, stacks, salts[0], carried=2, pool=self.pool, keeps=keeps
+                program, server, stacks, salts[0], carried=2, pool=self.pool, keeps=held
             )
         except Exception as reason:
             self.pool = None  # what failed may have left something in it

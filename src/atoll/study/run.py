@@ -7,7 +7,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,62 +215,133 @@ def run_config(
         log: Where else the numbers of every round go (`study.logs.LOGS`).
         divide: In the place of `make_federation`, for runs that share their federations.
     """
-    began = time.perf_counter()
-    _check_objects(config, method, data)
-    asked, (config, rules) = config, resolve(config, task_of_object(data))
-    engine, why = choose_engine(config.engine)
-    device = choose_device(config.device)
-    start(device)
-    if method is not None:
-        with_privacy(method, config.dp)  # what it cannot protect is refused before anything is kept
-    if not 0 <= save_every < math.inf:
-        raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
-    if out is not None:
-        check_folder(out, resuming=resuming)
-    heard = Heard(observer or Silent(), None if out is None else Progress(out), open_logs(log, out))
-    divide = divide or make_federation
-    seeds: list[SeedResult] = []
-    waiting: list[Experiment] = []
-    at_once = device.type == "cuda" if at_once is None else at_once
-    setup = 0.0
-    about: Any = {}
-    for number in range(config.seed, config.seed + config.seeds):
-        federation, notes, config = divide(config, rules, number, data, asked)
-        chosen = method or build_method(
-            config, federation.features, federation.classes, federation.task
-        )
-        if not seeds and not waiting:
-            about = federation.about
-            fingerprint = name_configuration(config, method, data)
-            if out is not None:
-                write_atomically(out / "config.toml", config_text(config).encode())
-                save_federation_facts(federation, out / FEDERATION_FACTS)
-            short = chosen.too_short(config.rounds or rules.rounds)
-            heard.begin(config, engine, why, [*notes, *([short] if short else [])])
-        if out is not None:
-            save_partition(federation, out / f"seed-{number}" / "partition.npz")
-        experiment = Experiment(
-            with_privacy(chosen, config.dp), federation, rounds=config.rounds or rules.rounds,
-            fraction=config.fraction, seed=number, engine=engine, device=device,
-            chunk=config.chunk, compat=config.compat,
-        )  # fmt: skip
-        setup += time.perf_counter() - began
-        if at_once:
-            waiting.append(experiment)
-        else:
-            seeds.append(_one_seed(experiment, fingerprint, out, heard, save_every))
-        began = time.perf_counter()
-    if waiting:
-        seeds = _all_seeds(waiting, fingerprint, out, heard, save_every)
-    result = Result(
-        config, tuple(seeds), chosen.scored_as(), rules.weights, selection(config, rules), engine,
-        device.type, setup, environment(), about, out, federation.metric,
-        asdict(chosen), privacy_of(config, seeds, federated=False),
+    plan = Plan(config, out, observer, method, data, resuming, save_every, log, divide)
+    if not (plan.device.type == "cuda" if at_once is None else at_once):
+        return plan.result([plan.one_seed(experiment) for experiment in plan.experiments()])
+    waiting = list(plan.experiments())
+    if can_be_one(waiting):
+        return plan.result([plan.one_seed(experiment) for experiment in waiting])
+    runs = run_together(
+        waiting, checkpoints=[plan.checkpoint(e) for e in waiting], every_seconds=save_every,
+        should_stop=plan.heard.should_stop,
+        on_round=lambda place, history: plan.heard.round(waiting[place].seed, history),
     )  # fmt: skip
-    if out is not None:
-        result.save(out)
-    heard.end(result)
-    return result
+    return plan.result([plan.seed_result(run) for run in runs])
+
+
+class Plan:
+    """A configuration on its way to a result: experiments, where they are saved, what they gave.
+
+    The arguments are those of `run_config`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path | None = None,
+        observer: Observer | None = None,
+        method: Method | None = None,
+        data: Data | None = None,
+        resuming: bool = False,
+        save_every: float = SAVE_EVERY,
+        log: str | Sequence[str] = (),
+        divide: Divide | None = None,
+    ) -> None:
+        self.began, self.setup = time.perf_counter(), 0.0
+        self.out, self.save_every, self.given, self.data = out, save_every, method, data
+        self.divide: Divide = divide or make_federation
+        _check_objects(config, method, data)
+        self.asked, (self.config, self.rules) = config, resolve(config, task_of_object(data))
+        self.engine, self.why = choose_engine(config.engine)
+        self.device = choose_device(config.device)
+        start(self.device)
+        if method is not None:
+            # What it cannot protect is refused before anything is kept.
+            with_privacy(method, config.dp)
+        if not 0 <= save_every < math.inf:
+            raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
+        if out is not None:
+            check_folder(out, resuming=resuming)
+        progress = None if out is None else Progress(out)
+        self.heard = Heard(observer or Silent(), progress, open_logs(log, out))
+        self.method: Method | None = None
+        self.federation: Federation | None = None
+        self.about: Any = {}
+        self.fingerprint = ""
+
+    def experiments(self) -> Iterator[Experiment]:
+        """One for each seed, made when it is asked for."""
+        for number in range(self.config.seed, self.config.seed + self.config.seeds):
+            federation, notes, self.config = self.divide(
+                self.config, self.rules, number, self.data, self.asked
+            )
+            config, method = self.config, self.given
+            method = method or build_method(
+                config, federation.features, federation.classes, federation.task
+            )
+            if self.method is None:
+                self._begin(federation, method, notes)
+            self.method, self.federation = method, federation
+            if self.out is not None:
+                save_partition(federation, self.out / f"seed-{number}" / "partition.npz")
+            experiment = Experiment(
+                with_privacy(method, config.dp), federation,
+                rounds=config.rounds or self.rules.rounds, fraction=config.fraction, seed=number,
+                engine=self.engine, device=self.device, chunk=config.chunk, compat=config.compat,
+            )  # fmt: skip
+            self.setup += time.perf_counter() - self.began
+            yield experiment
+            self.began = time.perf_counter()
+
+    def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
+        self.about = federation.about
+        self.fingerprint = name_configuration(self.config, self.given, self.data)
+        if self.out is not None:
+            write_atomically(self.out / "config.toml", config_text(self.config).encode())
+            save_federation_facts(federation, self.out / FEDERATION_FACTS)
+        short = method.too_short(self.config.rounds or self.rules.rounds)
+        said = [*notes, *([short] if short else [])]
+        self.heard.begin(self.config, self.engine, self.why, said)
+
+    def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
+        """An experiment's file, and its fingerprint."""
+        seed = experiment.seed
+        path = None if self.out is None else self.out / f"seed-{seed}" / CHECKPOINT
+        return path, f"{self.fingerprint}/{seed}"
+
+    def one_seed(self, experiment: Experiment) -> SeedResult:
+        """Run an experiment by itself."""
+        path, fingerprint = self.checkpoint(experiment)
+        run = experiment.run(
+            checkpoint=path, fingerprint=fingerprint, every_seconds=self.save_every,
+            on_round=lambda history: self.heard.round(experiment.seed, history),
+            should_stop=self.heard.should_stop,
+        )  # fmt: skip
+        return self.seed_result(run)
+
+    def seed_result(self, run: Run) -> SeedResult:
+        """What one of the experiments gave."""
+        seed = run.experiment.seed
+        if not run.finished:
+            raise Stopped(self.out, seed, run.history.rounds)
+        if self.out is not None:
+            save_seed_facts(run, self.out / f"seed-{seed}" / FACTS)
+        return SeedResult(seed, run.history, run.ledger)
+
+    def result(self, seeds: Sequence[SeedResult]) -> Result:
+        """What all of them gave, saved."""
+        assert self.method is not None
+        assert self.federation is not None
+        result = Result(
+            self.config, tuple(seeds), self.method.scored_as(), self.rules.weights,
+            selection(self.config, self.rules), self.engine, self.device.type, self.setup,
+            environment(), self.about, self.out, self.federation.metric, asdict(self.method),
+            privacy_of(self.config, seeds, federated=False),
+        )  # fmt: skip
+        if self.out is not None:
+            result.save(self.out)
+        self.heard.end(result)
+        return result
 
 
 def privacy_of(
@@ -310,58 +381,6 @@ def _check_objects(config: RunConfig, method: Method | None, data: Data | None) 
             f"this run was started in Python with {words}, which its configuration cannot hold; "
             f"continue it in Python with atoll.resume(folder, {hints})"
         )
-
-
-def _one_seed(
-    experiment: Experiment,
-    fingerprint: str,
-    out: Path | None,
-    observer: Observer,
-    save_every: float,
-) -> SeedResult:
-    seed = experiment.seed
-    path, fingerprint = _checkpoint(experiment, fingerprint, out)
-    report: Callable[[History], None] = lambda history: observer.round(seed, history)  # noqa: E731
-    finished = experiment.run(
-        checkpoint=path, fingerprint=fingerprint, every_seconds=save_every,
-        on_round=report, should_stop=observer.should_stop,
-    )  # fmt: skip
-    return _seed_result(finished, out)
-
-
-def _all_seeds(
-    experiments: list[Experiment],
-    fingerprint: str,
-    out: Path | None,
-    observer: Observer,
-    save_every: float,
-) -> list[SeedResult]:
-    """In one program if that is possible, else one after the other."""
-    if can_be_one(experiments):
-        return [_one_seed(e, fingerprint, out, observer, save_every) for e in experiments]
-    runs = run_together(
-        experiments, checkpoints=[_checkpoint(e, fingerprint, out) for e in experiments],
-        every_seconds=save_every, should_stop=observer.should_stop,
-        on_round=lambda place, history: observer.round(experiments[place].seed, history),
-    )  # fmt: skip
-    return [_seed_result(run, out) for run in runs]
-
-
-def _checkpoint(
-    experiment: Experiment, fingerprint: str, out: Path | None
-) -> tuple[Path | None, str]:
-    seed = experiment.seed
-    path = None if out is None else out / f"seed-{seed}" / CHECKPOINT
-    return path, f"{fingerprint}/{seed}"
-
-
-def _seed_result(run: Run, out: Path | None) -> SeedResult:
-    seed = run.experiment.seed
-    if not run.finished:
-        raise Stopped(out, seed, run.history.rounds)
-    if out is not None:
-        save_seed_facts(run, out / f"seed-{seed}" / FACTS)
-    return SeedResult(seed, run.history, run.ledger)
 
 
 def make_federation(

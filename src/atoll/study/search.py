@@ -49,6 +49,7 @@ class Trial:
         curve: Mean validation score after each round that was reported.
         seconds: How long it took, in this call.
         problem: Why it failed or diverged.
+        metric: What the score is: "accuracy" or "auc".
     """
 
     number: int
@@ -58,6 +59,7 @@ class Trial:
     curve: Sequence[float]
     seconds: float
     problem: str = ""
+    metric: str = "accuracy"
 
 
 class Search:
@@ -144,6 +146,7 @@ class Search:
         value: float | None = None,
         seconds: float = 0.0,
         problem: str = "",
+        metric: str = "accuracy",
     ) -> Trial:
         """Store how the trial ended."""
         from optuna.trial import TrialState, create_trial
@@ -154,7 +157,8 @@ class Search:
             state=states.get(state, TrialState.PRUNED), value=value, params=self.settings,
             distributions=self.distributions,
             intermediate_values={i: v for i, v in enumerate(curve) if not math.isnan(v)},
-            user_attrs={"state": state, "seconds": round(seconds, 3), "problem": problem},
+            user_attrs={"state": state, "seconds": round(seconds, 3), "problem": problem,
+                        "metric": metric},
         )  # fmt: skip
         self.stored.add_trial(frozen)
         self.frozen.append(frozen)
@@ -181,7 +185,7 @@ def _trial(number: int, frozen: Any) -> Trial:
     value = frozen.value if about["state"] == "complete" else None
     return Trial(
         number, dict(frozen.params), about["state"], value, curve, about["seconds"],
-        about["problem"],
+        about["problem"], about["metric"],
     )  # fmt: skip
 
 

@@ -1,14 +1,17 @@
-"""Several seeds at once: runs that differ in their data and noise alone are one program.
+"""Several runs at once: those that differ in data, noise and numbers alone are one program.
 
-The seeds are one more axis around the clients: `vmap` of a whole round (`Run.play`). What a round
-must not do to be recorded, it must not do here either; runs for which that fails go on one by one.
+Seeds, and points of a grid of hyper-parameters, are one more axis around the clients: `vmap` of a
+whole round (`Run.play`). Each run's numbers stand in the method as `Varied`. What a round must not
+do to be recorded, it must not do here either; runs for which that fails go on one by one.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.graph import Graph
 from atoll.core.tree import Tree, stack, take, tree_map, vmap_trees
+from atoll.core.varied import Points, Undecided, points
 from atoll.engines.fused import Fused, stack_graphs
 from atoll.engines.recording import Recording, Tape, no_reads, shapes
 from atoll.engines.simulation import Simulation
@@ -36,20 +40,29 @@ log = logging.getLogger(__name__)
 def can_be_one(experiments: Sequence[Experiment]) -> str:
     """Why these runs cannot be one program; "" if nothing is known against it."""
     first = experiments[0]
-    alike = [replace(e, federation=first.federation, seed=first.seed) for e in experiments]
+    alike = [
+        replace(e, method=first.method, federation=first.federation, seed=first.seed)
+        for e in experiments
+    ]
     sizes = {len(e.federation) for e in experiments}
     graphs = [graph for e in experiments for graph in e.federation.graphs]
     reasons = {
         "there is one run": len(experiments) < 2,
         f"engine {first.engine} runs clients one by one": first.engine != "fused",
-        "they differ in more than seed and data": any(other != first for other in alike),
+        "they differ in more than seed, data and hyper-parameters": any(
+            other != first for other in alike
+        ),
         "rounds are not to be recorded": first.replay is False,
-        "they need equally many clients, at least two": len(sizes) > 1 or sizes == {1},
+        "they need equally many clients": len(sizes) > 1,
         "their clients have different numbers": any(
             e.federation.numbers != first.federation.numbers for e in experiments
         ),
         "mini-batches are cut client by client": any(graph.batch_size for graph in graphs),
     }
+    try:
+        points([e.method for e in experiments])
+    except Undecided as reason:
+        reasons[str(reason)] = True
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
@@ -57,24 +70,36 @@ class Sweep:
     """Runs under way, side by side.
 
     Attributes:
-        runs: One for each seed; their histories grow together. Server and states of a run are up to
-            date only after `settle`.
+        runs: Their histories grow together. Server and states of a run are up to date only after
+            `settle`.
         apart: Why the runs go on one by one; "" as long as they are one program.
     """
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = can_be_one(experiments)
-        self.runs = [Run(experiment) for experiment in experiments]
-        self.everyone = tuple(range(len(experiments[0].federation)))
+        self.runs: list[Run] = []
+        for experiment in experiments:
+            mine = experiment.federation
+            like = next((r for r in self.runs if r.experiment.federation is mine), None)
+            beside = 1 if self.apart else len(experiments)
+            self.runs.append(Run(experiment, beside=beside, like=like))
+        self.programs: list[tuple[int, ...]] = []
+        self.points: Points | None = None
         self.played = 0
         self.failed: dict[int, AtollError] = {}
         self.carried: tuple[Tree, Tree] | None = None
-        self.fixed: tuple[Tree, Tree] | None = None
+        self.fixed: tuple[Tree, Tree, Tree] | None = None
         self.takes: dict[bool, Take] = {}
         cuda = torch.device(experiments[0].device).type == "cuda"
         self.pool: Any = torch.cuda.graph_pool_handle() if cuda else None
-        if not self.apart and any(_engine(run).programs() != [self.everyone] for run in self.runs):
-            self.part("their clients are too many or too different for one program")
+        if self.apart:
+            return
+        self.points = points([experiment.method for experiment in experiments])
+        self.programs = _engine(self.runs[0]).programs()
+        if any(_engine(run).programs() != self.programs for run in self.runs):
+            self.part("their clients do not fall into the same programs")
+        elif any(_engine(run).lazy for run in self.runs):
+            self.part("clients are read when they are needed")
 
     @property
     def finished(self) -> bool:
@@ -90,9 +115,11 @@ class Sweep:
         # States begin in the first round; until everybody has one, no two runs need be alike.
         begun = all(_engine(run).states.begun for run in self.runs)
         if self.played == 0 or (self.carried is None and not begun):
-            for run in self.runs:
-                run.one_round()
+            for place, run in enumerate(self.runs):
+                with self._noted(place):
+                    run.one_round()
             self.played += 1
+            self._stop_if_failed()
             return list(range(len(self.runs)))
         try:
             self._advance_together(self.runs[0].history.rounds)
@@ -108,9 +135,9 @@ class Sweep:
                 self.carried, self.fixed = self._stacked()
                 check_place(self.carried, self.runs[0].simulation.root.device)
             except Exception as reason:
-                # Too large, or too different: one by one they can still be run.
+                # Too large, or too different: in halves or one by one they can still be run.
                 self.carried = self.fixed = None
-                raise _Apart(str(reason)) from reason
+                raise _apart(reason) from reason
         rounds: list[Round] = []
         left = lead.experiment.rounds - number
         for ahead in range(rounds_ahead(left, len(self.runs) * lead.history.seconds[-1])):
@@ -123,40 +150,55 @@ class Sweep:
                 rounds.append(self._rehearse(number, with_train))
         self._write(rounds, began)
 
-    def _stacked(self) -> tuple[tuple[Tree, Tree], tuple[Tree, Tree]]:
-        """Servers and states, graphs and keys of all runs, with an axis for the seeds."""
+    def _stacked(self) -> tuple[tuple[Tree, Tree], tuple[Tree, Tree, Tree]]:
+        """Servers and states; graphs, keys and numbers: of all runs, with an axis for them."""
         for run in self.runs:
             _engine(run).regroup()
+        self.programs = _engine(self.runs[0]).programs()
+        if any(_engine(run).programs() != self.programs for run in self.runs):
+            raise _Apart("their clients do not fall into the same programs")
         servers = [run.server for run in self.runs]
-        states = [_engine(run).states.stacks.get(self.everyone) for run in self.runs]
+        states = [self._states_of(_engine(run)) for run in self.runs]
         for kind, trees in (("servers", servers), ("private states", states)):
             if any(shapes(tree) != shapes(trees[0]) for tree in trees):
                 raise _Apart(f"their {kind} differ in shape")
-        graphs = [graph for run in self.runs for graph in _engine(run).graphs]
-        seeds, clients = len(self.runs), len(self.everyone)
-        stacked = tree_map(
-            lambda leaf: leaf.reshape(seeds, clients, *leaf.shape[1:]), stack_graphs(graphs)
-        )
+        graphs = [self._graphs(members) for members in self.programs]
         roots = torch.stack([run.simulation.root for run in self.runs])
+        assert self.points is not None
+        numbers = self.points.tensor(roots.device)
         for run in self.runs:
             _engine(run).stacked.clear()  # everybody's graphs are in one place now
-        return (stack(servers), stack(states)), (stacked, roots)
+        return (stack(servers), stack(states)), (graphs, roots, numbers)
+
+    def _graphs(self, members: tuple[int, ...]) -> Graph:
+        """The graphs of some clients in all runs: an axis for the runs, one for several clients."""
+        found = [_engine(run).graphs[position] for run in self.runs for position in members]
+        axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
+        return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))
+
+    def _states_of(self, engine: Fused) -> list[Tree]:
+        return [engine.states.stacks.get(members) for members in self.programs]
 
     def _play(self, tape: Tape, with_train: bool, carried: Any, fixed: Any) -> Any:
-        """One round of all runs; the tape's root and sums are each seed's own."""
-        lead = self.runs[0]
+        """One round of all runs; the tape's root and sums are each run's own."""
+        lead, points = self.runs[0], self.points
         engine, simulation = _engine(lead), lead.simulation
         assert isinstance(simulation, Simulation)
+        assert points is not None
 
-        def one(server: Tree, states: Tree, graph: Graph, root: Tensor) -> Any:
-            engine.stacked = {self.everyone: graph}
-            engine.states.stacks = {} if states is None else {self.everyone: states}
+        def one(
+            server: Tree, states: list[Tree], graphs: list[Graph], root: Tensor, numbers: Tree
+        ) -> Any:
+            pairs = zip(self.programs, states, strict=True)
+            engine.stacked = dict(zip(self.programs, graphs, strict=True))
+            engine.states.stacks = {m: state for m, state in pairs if state is not None}
             simulation.root = root
-            # Every seed's tape lists the same; the last one's lists are the ones to read.
+            # Every run's tape lists the same; the last one's lists are the ones to read.
             mine = Tape(root, tape.number, tape.salts)
-            server, outcome = lead.play(server, simulation.clients(tape.number, mine), with_train)
+            clients = simulation.clients(tape.number, mine)
+            server, outcome = lead.play(server, clients, with_train, points.at(numbers))
             found.append(mine)
-            return server, engine.states.stacks.get(self.everyone), outcome
+            return server, self._states_of(engine), outcome
 
         found: list[Tape] = []
         kept = engine.stacked, engine.states.copy(), simulation.root
@@ -171,36 +213,38 @@ class Sweep:
         assert self.carried is not None
         root = self.runs[0].simulation.root
         try:
-            with no_reads(root.device):
+            with no_reads(root.device) as watch:
                 tape, after, outcome = self._play(
                     Tape(root, number), with_train, self.carried, self.fixed
                 )
         except Exception as reason:
             # Whatever it is: one by one the runs give the same results, or the true error.
-            raise _Apart(str(reason)) from reason
+            raise _apart(reason) from reason
         if shapes(after) != shapes(self.carried):
             raise _Apart("what the server or the clients keep changes its shape")
-        tape.sums.clear()  # they are in the outcome, where they have an axis for the seeds
-        self._record(after, tape, with_train)
+        tape.sums.clear()  # they are in the outcome, where they have an axis for the runs
+        self._record(after, tape, with_train, watch.besides(self.carried))
         self.carried = after
         return Round(number, outcome, tape)
 
-    def _record(self, carried: tuple[Tree, Tree], tape: Tape, with_train: bool) -> None:
+    def _record(
+        self, carried: tuple[Tree, Tree], tape: Tape, with_train: bool, keeps: list[Tensor]
+    ) -> None:
         def program(servers: Tree, states: Tree, salts: Tensor) -> Tree:
             blank = Tape(tape.root, salts=salts)
             _, after, outcome = self._play(blank, with_train, (servers, states), self.fixed)
             return *after, outcome
 
         salts = tape.salts_of(range(self.runs[0].experiment.rounds))
-        keeps = self.fixed, dict(_engine(self.runs[0]).places)
+        held = keeps, self.fixed, dict(_engine(self.runs[0]).places)
         try:
             recording = Recording(
-                program, *carried, salts[0], carried=2, pool=self.pool, keeps=keeps
+                program, *carried, salts[0], carried=2, pool=self.pool, keeps=held
             )
         except Exception as reason:
-            raise _Apart(str(reason)) from reason
+            raise _apart(reason) from reason
         if not self.takes:
-            log.info("%d seeds are trained at once", len(self.runs))
+            log.info("%d runs are trained at once", len(self.runs))
         self.takes[with_train] = Take(recording, tape, salts)
 
     def _replay(self, recorded: Take, number: int) -> Round:
@@ -214,22 +258,34 @@ class Sweep:
         seconds = (time.perf_counter() - began) / len(rounds) / len(self.runs)
         self.played += len(rounds)
         for place, run in enumerate(self.runs):
-            try:
+            with self._noted(place):
                 run.write(rounds, tree_map(lambda leaf, p=place: leaf[:, p], found), seconds)
-            except AtollError as problem:
-                self.failed[place] = problem
+        self._stop_if_failed()
+
+    @contextmanager
+    def _noted(self, place: int) -> Iterator[None]:
+        """What goes wrong with one run waits until the others have come as far."""
+        try:
+            yield
+        except AtollError as problem:
+            if out_of_memory(problem):
+                raise
+            self.failed[place] = problem
+
+    def _stop_if_failed(self) -> None:
         for place, error in self.failed.items():
-            raise SeedFailed(self.runs[place].experiment.seed, error)
+            raise SeedFailed(place, self.runs[place].experiment.seed, error)
 
     def settle(self) -> None:
         """Give every run its own server and states, for a checkpoint or to go on alone."""
         if self.carried is None:
             return
         servers, states = tree_map(torch.clone, self.carried)
-        for seed, run in enumerate(self.runs):
-            run.server = take(servers, seed)
-            if states is not None:
-                _engine(run).states.put(self.everyone, take(states, seed))
+        for place, run in enumerate(self.runs):
+            run.server = take(servers, place)
+            for members, state in zip(self.programs, states, strict=True):
+                if state is not None:
+                    _engine(run).states.put(members, take(state, place))
 
     def finish(self) -> None:
         """Everybody's own server and states, and nothing that was recorded."""
@@ -246,7 +302,7 @@ class Sweep:
         """Go on one by one."""
         self._let_go()
         self.apart = first_line(reason)
-        log.info("the seeds are trained one by one, because %s", self.apart)
+        log.info("the runs are trained one by one, because %s", self.apart)
 
 
 class _Apart(Exception):
@@ -254,10 +310,31 @@ class _Apart(Exception):
 
 
 class SeedFailed(AtollError):
-    """One of several seeds that were trained at once went wrong."""
+    """One of several runs that were trained at once went wrong.
 
-    def __init__(self, seed: int, error: AtollError) -> None:
+    Attributes:
+        place: Which.
+    """
+
+    def __init__(self, place: int, seed: int, error: AtollError) -> None:
         super().__init__(f"seed {seed}: {error}")
+        self.place, self.seed, self.error = place, seed, error
+
+
+class Parted(Exception):
+    """Why runs that were to be one program were not brought to their end."""
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that the device's memory is full."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__
+    return error is not None
+
+
+def _apart(reason: Exception) -> Exception:
+    """What to raise where runs cannot be one program: memory that is full may do for fewer."""
+    return reason if out_of_memory(reason) else _Apart(str(reason))
 
 
 def _engine(run: Run) -> Fused:
@@ -273,20 +350,55 @@ def run_together(
     every_seconds: float = 10.0,
     on_round: Callable[[int, History], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    or_not_at_all: bool = False,
 ) -> list[Run]:
-    """Run experiments that differ in seed and data alone, at once where that is possible.
+    """Run experiments that differ in seed, data and numbers alone, at once where possible.
+
+    Where memory is too small for all, they are run in halves.
 
     Args:
-        experiments: Alike but for seed and federation.
+        experiments: Alike but for seed, federation and numbers among the hyper-parameters.
         checkpoints: For each a file, or None, and a fingerprint (`Experiment.run`).
         every_seconds: Least time between two checkpoints.
         on_round: Called with an experiment's place and history after one or several rounds.
-        should_stop: Asked then; True saves and returns.
+        should_stop: Asked then; True saves and returns those that were begun.
+        or_not_at_all: Save and raise `Parted` where they would have to be run one by one.
+
+    Raises:
+        SeedFailed: One went wrong; the others are saved.
     """
     if any(e.rounds < 1 for e in experiments):
         raise ConfigError(f"rounds is {experiments[0].rounds}; give at least 1")
-    sweep = Sweep(experiments)
     files = checkpoints or [(None, "")] * len(experiments)
+    waiting, done = [range(len(experiments))], list[Run]()
+    while waiting and all(run.finished for run in done):
+        places = waiting.pop(0)
+        some = [(place, experiments[place], files[place]) for place in places]
+        try:
+            done += _run_some(some, every_seconds, on_round, should_stop, or_not_at_all)
+            continue
+        except Exception as error:
+            if len(places) == 1 or not out_of_memory(error):
+                raise
+        # Here, where nothing holds on to what did not fit.
+        gc.collect()
+        torch.cuda.empty_cache()
+        log.info("%d runs need more memory than there is; half of them may do", len(places))
+        half = len(places) // 2
+        waiting[:0] = [places[:half], places[half:]]
+    return done
+
+
+def _run_some(
+    some: Sequence[tuple[int, Experiment, tuple[Path | None, str]]],
+    every_seconds: float,
+    on_round: Callable[[int, History], None] | None,
+    should_stop: Callable[[], bool] | None,
+    or_not_at_all: bool,
+) -> list[Run]:
+    """`run_together` of experiments that may fit into memory, each with its place and its file."""
+    places, experiments, files = zip(*some, strict=True)
+    sweep = Sweep(experiments)
     for run, (path, fingerprint) in zip(sweep.runs, files, strict=True):
         run.start_from(path, fingerprint)
     if len({run.history.rounds for run in sweep.runs}) > 1:
@@ -294,14 +406,17 @@ def run_together(
     saver = Saver([(run, *file) for run, file in zip(sweep.runs, files, strict=True)],
                   every_seconds, before=sweep.settle)  # fmt: skip
     while saver.goes_on(should_stop):
+        if sweep.apart and or_not_at_all and len(sweep.runs) > 1:
+            saver.save()
+            raise Parted(sweep.apart)
         try:
             moved = sweep.advance()
-        except SeedFailed:
+        except SeedFailed as failed:
             # The others are in order: kept, so that they can be brought to their end.
             saver.save(leave_out=[sweep.runs[place] for place in sweep.failed])
-            raise
+            raise SeedFailed(places[failed.place], failed.seed, failed.error) from failed.error
         for place in moved:
             if on_round is not None:
-                on_round(place, sweep.runs[place].history)
+                on_round(places[place], sweep.runs[place].history)
     sweep.finish()
     return sweep.runs

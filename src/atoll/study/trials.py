@@ -135,7 +135,6 @@ class Trials:
         spent: Methods whose space had nothing left to try.
         chosen: The best configuration of each method, as it is tested.
         tests: The final test of each method.
-        metric: What validation scores are.
         notes: For the user.
     """
 
@@ -147,11 +146,11 @@ class Trials:
         seeds: int,
         data: Data | None,
         observer: StudyObserver,
+        blinded: Blinded,
     ) -> None:
         self.folder, self.about, self.plans, self.seeds = folder, about, plans, seeds
         self.data, self.observer = data, observer
-        self.blinded = Blinded()
-        self.metric = "accuracy"
+        self.blinded = blinded
         self.spent: set[str] = set()
         self.chosen: dict[str, RunConfig] = {}
         self.tests: dict[str, Outcome] = {}
@@ -204,7 +203,7 @@ class Trials:
             state, value, problem = self._try(cell, heard)
             search.tell(
                 state, heard.curve, value=value, seconds=time.perf_counter() - began,
-                problem=problem,
+                problem=problem, metric=heard.metric,
             )  # fmt: skip
             # Its numbers are kept; a model that is not chosen is not worth its disk space.
             for seed in (self.folder / "cells" / cell.name).glob("seed-*"):
@@ -236,10 +235,10 @@ class Trials:
         except (StepError, SeedFailed) as error:
             note(self.folder, "failed", cell, error=str(error))
             return "diverged", None, str(error)
-        except DataError:
-            raise  # every other trial would meet it as well
         except AtollError as error:
             note(self.folder, "failed", cell, error=str(error))
+            if isinstance(error, DataError) or not heard.search.frozen:
+                raise  # every other trial would meet it as well
             return "failed", None, str(error)
         # A trial that had been finished before it was stored was only read, and reported nothing.
         heard.catch_up(result)
@@ -247,12 +246,7 @@ class Trials:
             note(self.folder, "pruned", cell)
             return "pruned", None, ""
         note(self.folder, "end", cell)
-        return "complete", self._score(result), ""
-
-    def _score(self, result: Result) -> float:
-        found = result.metrics()
-        self.metric = result.metric if f"val_{result.metric}" in found else "accuracy"
-        return float(found[f"val_{self.metric}"]["mean"])
+        return "complete", float(result.metrics()[f"val_{heard.metric}"]["mean"]), ""
 
     def _test(self, plan: Plan) -> None:
         """Run the best configuration once, on the whole data with fresh seeds."""
@@ -340,7 +334,7 @@ class Pruning:
     def __init__(self, observer: Observer, search: Search, plan: Plan, blinded: Blinded) -> None:
         self.observer, self.search, self.plan, self.blinded = observer, search, plan, blinded
         self.curve: list[float] = []
-        self.pruned = False
+        self.pruned, self.metric = False, "accuracy"
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         self.observer.begin(config, engine, why, notes)
@@ -360,10 +354,11 @@ class Pruning:
     def _report(self, history: History) -> None:
         """Round by round, however many are new, so that a resumed trial ends where it would."""
         scored = self.plan.config.evaluate or "deployed"
-        metric = self.blinded.made[self.plan.asked.seed][0].metric
-        values = history.array(scored, metric, "val")
-        if np.isnan(values).all():
-            values = history.array(scored, "accuracy", "val")
+        self.metric = self.blinded.made[self.plan.asked.seed][0].metric
+        values = history.array(scored, self.metric, "val")
+        if np.isnan(values).all():  # as `Result` does where nobody has the data set's own
+            self.metric = "accuracy"
+            values = history.array(scored, self.metric, "val")
         means = mean_over_clients(values, weight_of(history, "val", self.plan.rules.weights))
         for number in range(len(self.curve), history.rounds):
             if self.pruned:

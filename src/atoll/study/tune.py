@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,11 @@ import msgspec
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
 from atoll.study.cells import SilentStudy, StudyObserver, held
+from atoll.study.command_line import run_command
 from atoll.study.config import RunConfig, make_config
 from atoll.study.run import Data
 from atoll.study.search import PRUNERS, Trial, need_optuna
-from atoll.study.trials import Budget, Plan, Trials, make_plan
+from atoll.study.trials import Blinded, Budget, Plan, Trials, make_plan
 
 TRIALS, SEEDS = 30, 5
 
@@ -60,7 +62,6 @@ class Tuned:
         method: Its name.
         space: What was searched.
         trials: All, in order.
-        metric: What validation scores are: "accuracy" or "auc".
         config: The best configuration, as it is tested.
         test: What result.json of the final test holds; None without one.
         importance: Share of each hyper-parameter in how far scores differ.
@@ -71,7 +72,6 @@ class Tuned:
     method: str
     space: Mapping[str, Range]
     trials: Sequence[Trial]
-    metric: str
     config: RunConfig
     test: dict[str, Any] | None
     importance: Mapping[str, float]
@@ -87,6 +87,11 @@ class Tuned:
     @property
     def best(self) -> Trial:
         return self.ranking[0]
+
+    @property
+    def metric(self) -> str:
+        """What validation scores are: "accuracy" or "auc"."""
+        return self.best.metric
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,16 @@ def tune(
         out: Folder; one that holds a tuning of the same kind goes on. None keeps nothing.
         observer: Hears about progress.
         **options: As in `RunConfig`.
+
+    Example:
+        >>> import atoll
+        >>> search = {"mu": "0.01,0.1,1"}
+        >>> found = atoll.tune("fedprox", "lagoon:nodes=200", rounds=2, trials=2, search=search)
+        >>> tuned = found.methods["fedprox"]
+        >>> sorted(tuned.best.settings)
+        ['dropout', 'hidden', 'lr', 'mu', 'weight_decay']
+        >>> tuned.test["seeds"]  # fresh ones, for the best configuration alone
+        5
     """
     given = None if isinstance(data, str) else data
     for taken in ("seeds", "method"):
@@ -173,25 +188,47 @@ def run_tuning(
     """
     need_optuna()
     _check(asked)
+    if "data" in asked.config.objects and data is None:
+        raise ConfigError(
+            "this tuning was started in Python with a data object, which its folder does not hold; "
+            f"go on in Python with atoll.tune(..., out='{folder}')"
+        )
     budget = Budget(asked.trials, asked.pruner, asked.preset, asked.search)
     plans = [
         make_plan(msgspec.structs.replace(asked.config, method=name), budget, data)
         for name in asked.methods
     ]
+    blinded, first = Blinded(), plans[0]
+    if not folder.exists():  # data that cannot be used leave no folder behind
+        blinded(first.config, first.rules, first.asked.seed, data, first.asked)
     with held(folder):
         _check_same(asked, folder)
-        about = {"kind": "tune", "asked": msgspec.to_builtins(asked)}
-        trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy())
+        about = {
+            "kind": "tune", "command": tune_command(asked), "asked": msgspec.to_builtins(asked),
+        }  # fmt: skip
+        trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
         trials.run()
         found = {plan.name: _tuned(plan, trials) for plan in plans}
         notes = [note for plan in plans for note in plan.notes]
         return Tuning(asked, found, [*notes, *trials.notes], folder)
 
 
+def tune_command(asked: Asked) -> str:
+    """`atoll tune ...` as it was asked for."""
+    config = msgspec.structs.replace(asked.config, seeds=1)
+    words = shlex.split(run_command(config))[3:]
+    more = {"--trials": asked.trials, "--seeds": asked.seeds, "--trial-seeds": asked.config.seeds,
+            "--preset": asked.preset, "--pruner": asked.pruner}  # fmt: skip
+    usual = {"--trial-seeds": 1, "--preset": None, "--pruner": "median"}
+    pairs = [(key, str(value)) for key, value in more.items() if value != usual.get(key, "")]
+    pairs += [("--search", f"{key}={text}") for key, text in asked.search.items()]
+    return shlex.join(["atoll", "tune", *asked.methods, *words, *(w for p in pairs for w in p)])
+
+
 def _tuned(plan: Plan, trials: Trials) -> Tuned:
     search, tested = trials.searches[plan.name], trials.tests.get(plan.name)
     return Tuned(
-        plan.name, plan.space, search.trials, trials.metric, trials.chosen[plan.name],
+        plan.name, plan.space, search.trials, trials.chosen[plan.name],
         None if tested is None else tested.summary, search.importance(),
         plan.whole or plan.name in trials.spent, plan.redivides(trials.data),
     )  # fmt: skip

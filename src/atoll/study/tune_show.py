@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +36,13 @@ class TuneWatcher(Watcher):
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         super().__init__(console, quiet=quiet, label="tune")
+        # A bar moves with every round; its number counts whole cells.
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.fields[done]}/{task.total}"), TextColumn("{task.fields[score]}"),
+            TimeRemainingColumn(),
+            console=console, disable=self.progress.disable, transient=True,
+        )  # fmt: skip
         self.best: dict[str, float] = {}
         self.place, self.cells = 0, 0
         self.now: Cell | None = None
@@ -44,7 +52,9 @@ class TuneWatcher(Watcher):
             self.config = cells
             return
         self.cells, self.place = len(cells), finished[0]
-        self.task = self.progress.add_task("tune", total=len(cells), completed=self.place, score="")
+        self.task = self.progress.add_task(
+            "tune", total=len(cells), completed=self.place, done=self.place, score=""
+        )
 
     def cell(self, cell: Cell) -> Observer:
         self.now = cell
@@ -67,7 +77,7 @@ class TuneWatcher(Watcher):
         if value is not None:
             self.best[method] = max(value, self.best.get(method, 0.0))
         if self.task is not None:
-            self.progress.update(self.task, completed=self.place)
+            self.progress.update(self.task, completed=self.place, done=self.place)
         if self.progress.disable and not self.quiet:
             how = outcome.error or (f"validation {value:.1%}" if value else "")
             spent = time.monotonic() - self.began
@@ -149,7 +159,7 @@ def _caption(found: Tuning) -> str:
             "Each seed divides the data anew, so some nodes that are tested were training or "
             "validation nodes of the trials; `atoll partition` makes a file that keeps them apart. "
         )
-    return words + f"Each method had {counted(found.asked.trials, 'trial')}."
+    return words + f"Budget of each method: {counted(found.asked.trials, 'trial')}."
 
 
 def commands(found: Tuning) -> list[str]:

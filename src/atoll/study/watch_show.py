@@ -71,7 +71,9 @@ def _bar(seen: Seen) -> Table:
     names = {"running": "running" if seen.silent is None else "without a sign"}
     words = [f"{seen.cells[s]} {names.get(s, s)}" for s in STATES if seen.cells.get(s)]
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(ProgressBar(total=max(total, 1), completed=done, width=20), Text(", ".join(words)))
+    bar = ProgressBar(total=max(total, 1), completed=done, width=20, complete_style="cyan",
+                      finished_style="green")  # fmt: skip
+    grid.add_row(bar, Text(", ".join(words)))
     return grid
 
 

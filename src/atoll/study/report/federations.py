@@ -10,6 +10,7 @@ import numpy as np
 from atoll.study.report import charts
 from atoll.study.report.charts import Wide, key
 from atoll.study.report.collect import Collection, Shown
+from atoll.study.report.matrices import heat_map
 
 Facts = Mapping[str, np.ndarray]
 MAX_CLIENT_ROWS = 40
@@ -51,13 +52,13 @@ def _relation(one: Shown) -> list[str]:
         alike = np.where(np.eye(len(alike), dtype=bool), np.nan, alike)
         if np.isfinite(alike).any():
             low = float(np.nanmin(alike))
-            figures.append(charts.heat_map(
+            figures.append(heat_map(
                 f"{one.row}: similarity", alike, low=low, note=_factors(known["similarity"]),
             ))  # fmt: skip
     if "mixing" in known:
         share = _mean_factor(known["mixing"])
         if np.isfinite(share).any():
-            figures.append(charts.heat_map(
+            figures.append(heat_map(
                 f"{one.row}: mixture", share, columns="whose weights", low=0.0,
                 note=_factors(known["mixing"]),
             ))  # fmt: skip
@@ -119,7 +120,7 @@ def _federation(one: Shown, *, maps: bool) -> str:
     labels = facts["labels"]
     total = labels.sum(1, keepdims=True)
     shares = np.divide(labels, total, out=np.zeros(labels.shape), where=total > 0)
-    figures = [charts.heat_map(
+    figures = [heat_map(
         "Share of each class among a client's nodes", shares, columns="class", low=0.0,
         texts=np.array([[f"{100 * v:.0f}" for v in row] for row in shares]), note="In percent.",
     )]  # fmt: skip
@@ -135,7 +136,7 @@ def _federation(one: Shown, *, maps: bool) -> str:
         note = f"Mean {upper.mean():.3f}, largest {upper.max():.3f}. Shades are this map's own."
         off = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
         figures.append(
-            charts.heat_map(
+            heat_map(
                 f"Divergence of {words}",
                 off,
                 low=0.0,

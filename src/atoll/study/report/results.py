@@ -49,7 +49,7 @@ def _findings(found: Collection) -> list[str]:
             continue
         mean, spread = table.texts(best[0], head)
         names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
-        line = f"<b>{escape(head)}</b>: best is {names} with {mean}"
+        line = f"<b>{escape(head)}</b>: highest mean: {names} with {mean}"
         line += f" ± {spread}" if spread else ""
         alone = [one for one in found.group(column) if one.config.method == "local"]
         if alone and alone[0].row not in best:
@@ -108,7 +108,9 @@ def _verdicts(found: Collection) -> str:
     if not found.verdicts:
         return ""
     rows = "".join(
-        f"<dt>{escape(name)}</dt><dd>{'<br>'.join(map(escape, said))}</dd>"
+        f"<dt>{escape(name)}</dt><dd><ul>"
+        + "".join(f"<li>{escape(line)}</li>" for line in said)
+        + "</ul></dd>"
         for name, said in found.verdicts.items()
     )
     return f'<h3>What can be told apart</h3><dl class="said">{rows}</dl>'
@@ -144,7 +146,7 @@ def _details(found: Collection, column: str) -> str:
             chip(one.row, one.style), charts.whisker(values[one.row], low, high, one.style),
             _text(one, f"test_{metric}"), escape(one.run.result.scored),
             _text(one, "local_test_accuracy"), _text(one, "test_macro_f1"),
-            _text(one, "best_round", 1.0, 0),
+            _text(one, "best_round", 1.0, 0, plus=1.0),  # charts count rounds from one
         ]
         for one in group if values[one.row]
     ]  # fmt: skip
@@ -164,11 +166,13 @@ def _percents(one: Shown, name: str) -> list[float]:
     return [100 * v for v in one.run.summary["metrics"].get(name, {}).get("per_seed", [])]
 
 
-def _text(one: Shown, name: str, scale: float = 100.0, digits: int = 1) -> str:
+def _text(
+    one: Shown, name: str, scale: float = 100.0, digits: int = 1, *, plus: float = 0.0
+) -> str:
     seeds = one.run.summary["metrics"].get(name, {}).get("per_seed", [])
     if not seeds:
         return "–"
-    mean = f"{scale * np.mean(seeds):.{digits}f}"
+    mean = f"{scale * np.mean(seeds) + plus:.{digits}f}"
     if len(seeds) < 2:
         return mean
     return f'{mean} <span class="pm">± {scale * np.std(seeds, ddof=1):.{digits}f}</span>'
