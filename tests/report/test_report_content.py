@@ -179,8 +179,13 @@ def test_of_a_grid_only_the_chosen_point_is_shown(study, tmp_path):
     ]
     trial = {"name": "t", "labels": {"role": "trial"}}
     cells = [{"name": n, "labels": one} for n, one in zip(names, labels, strict=True)]
-    (folder / "study.json").write_text(json.dumps({"cells": [*cells, trial]}))
-    said = {"tables": [{"data": "lagoon", "sentences": ["A is best."]}], "overall": None}
+    request = {"methods": {"m": "m"}, "data": ["lagoon"], "metric": None}
+    about = {"request": request, "cells": [*cells, trial]}
+    (folder / "study.json").write_text(json.dumps(about))
+    said = {
+        "methods": ["m"], "cells": 3, "overall": None,
+        "tables": [{"data": "lagoon", "sentences": ["A is best."]}],
+    }  # fmt: skip
     (folder / "compare.json").write_text(json.dumps(said))
     found = collect([folder])
     scores = [json.loads((folder / "cells" / n / "result.json").read_text()) for n in names]
@@ -191,6 +196,33 @@ def test_of_a_grid_only_the_chosen_point_is_shown(study, tmp_path):
         f"m on lagoon: validation chose lr={best + 1} of 2 points of the grid.",
     ]
     assert "A is best." in page(found)
+    # The metric that the study asked for chooses the point, here as in its own tables.
+    other, summary = names[1 - best], scores[1 - best]
+    summary["metrics"]["val_macro_f1"] = {"mean": 1.0, "std": 0.0, "per_seed": [1.0]}
+    (folder / "cells" / other / "result.json").write_text(json.dumps(summary))
+    request["metric"] = "macro_f1"
+    (folder / "study.json").write_text(json.dumps(about))
+    assert [one.run.folder.name for one in collect([folder]).shown] == [other]
+
+
+def test_tests_are_told_by_number_of_clients_and_left_out_when_outdated(study, tmp_path):
+    folder = tmp_path / "s"
+    shutil.copytree(study / "cells" / "fedavg-1", folder / "cells" / "fedavg-1")
+    cell = {"name": "fedavg-1", "labels": {"method": "a", "data": "lagoon"}, "seeds": 2}
+    about = {"request": {"methods": {"a": "a"}, "data": ["lagoon"]}, "cells": [cell]}
+    (folder / "study.json").write_text(json.dumps(about))
+    tables = [
+        {"data": "lagoon", "clients": n, "seeds": 2, "sentences": [f"Of {n}."]} for n in (2, 3)
+    ]
+    said = {"methods": ["a"], "cells": 1, "tables": tables, "overall": None}
+    (folder / "compare.json").write_text(json.dumps(said))
+    verdicts = {"lagoon, clients 2": ["Of 2."], "lagoon, clients 3": ["Of 3."]}
+    assert collect([folder]).verdicts == verdicts
+    for cells in ([{**cell, "seeds": 3}], [cell, {**cell, "name": "later"}]):
+        (folder / "study.json").write_text(json.dumps({**about, "cells": cells}))
+        found = collect([folder])
+        assert found.verdicts == {}
+        assert "of fewer runs than are asked for by now" in found.aside[-1]
 
 
 def test_many_federations_stay_far_below_five_megabytes(found):

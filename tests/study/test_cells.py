@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.core.errors import ConfigError
+from atoll.core.errors import AtollError, ConfigError
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.study.cells import Cell, SilentStudy, run_cells
 from atoll.study.config import make_config
+from atoll.study.events import read_events
 from atoll.study.run import Silent
 
 ABOUT = {"kind": "compare"}
@@ -123,6 +124,34 @@ def test_a_kill_between_a_result_and_its_event_is_mended(tmp_path: Path) -> None
     for _ in range(2):
         run_cells(tmp_path, cells()[:1], about=ABOUT)
         assert events(tmp_path) == [("begin", "local"), ("end", "local")]
+
+
+def test_half_a_line_of_a_killed_process_costs_no_other_event(tmp_path: Path) -> None:
+    run_cells(tmp_path, cells()[:1], about=ABOUT)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"at": 17, "ev')
+    run_cells(tmp_path, cells(), about=ABOUT)
+    known = [(event["event"], event["cell"]) for event in read_events(tmp_path)]
+    assert known == [(e, c) for c in ("local", "fedavg") for e in ("begin", "end")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("study.json", '{"kind": "tune"}', "holds another study, of the kind 'tune'"),
+        ("study.json", '{"kind": "compare", "paper": "gcfl"}', "of the paper 'gcfl'"),
+        ("study.json", '{"kind": ', "cannot be read"),
+        ("config.toml", "", "holds a run"),
+    ],
+)
+def test_a_folder_of_something_else_is_left_as_it_is(
+    tmp_path: Path, name: str, content: str, sentence: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(AtollError, match=sentence):
+        run_cells(tmp_path, cells()[:1], about=ABOUT)
+    assert (tmp_path / name).read_text() == content
+    assert not (tmp_path / "cells").exists()
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,10 +16,11 @@ from rich.console import Console
 
 import atoll
 from atoll.core.errors import ConfigError
-from atoll.study.cells import Cell, run_cells
+from atoll.study.cells import Cell, SilentStudy, run_cells
 from atoll.study.config import make_config
 from atoll.study.progress import PROGRESS, Progress
 from atoll.study.run import Silent, Stopped
+from atoll.study.stored import NotFinished, read_stored
 from atoll.study.watch import Watch
 from atoll.study.watch_show import follow, plain, seen_text, sparkline, spoken
 
@@ -125,6 +127,39 @@ def test_a_study_counts_its_cells(tmp_path: Path) -> None:
     assert "fedavg: no round yet" in shown
     assert "failed: broken: unknown data set 'no-such-set'" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) -> None:
+    def run(seeds: int, observer: SilentStudy | None = None) -> None:
+        cells = [Cell(name, make_config(method=name, seeds=seeds, **SMALL), {"method": name})
+                 for name in ("local", "fedavg")]  # fmt: skip
+        run_cells(tmp_path, cells, about={"kind": "compare"}, observer=observer)
+
+    class Stops(SilentStudy):
+        def cell(self, cell: Cell) -> StopAt:
+            return StopAt(2)
+
+    run(1)
+    watch = Watch(tmp_path)
+    assert watch.look().finished
+    with pytest.raises(Stopped):
+        run(2, Stops())
+    for look in (watch, Watch(tmp_path)):
+        assert dict(look.look().cells) == {"stopped": 1, "left": 1}
+    with pytest.raises(NotFinished, match="has 1 of its 2 seeds"):
+        read_stored(tmp_path / "cells" / "local")
+    run(2)
+    assert watch.look().finished
+
+
+def test_a_cell_that_was_deleted_is_left_to_run(tmp_path: Path) -> None:
+    cells = [Cell(name, make_config(method=name, **SMALL), {"method": name})
+             for name in ("local", "fedavg")]  # fmt: skip
+    run_cells(tmp_path, cells, about={"kind": "compare"})
+    shutil.rmtree(tmp_path / "cells" / "fedavg")
+    watch = Watch(tmp_path)
+    assert dict(watch.look().cells) == {"finished": 1, "left": 1}
+    assert "between two cells, or stopped there" in text(watch)
 
 
 def test_watching_ends_with_the_study(stopped: Path) -> None:

@@ -29,10 +29,12 @@ from atoll.core.errors import AtollError, ConfigError
 from atoll.core.method import Method
 from atoll.engines.checkpoint import write_atomically
 from atoll.study.config import RunConfig, config_text, parse_config
+from atoll.study.events import append_event, read_events
 from atoll.study.federations import Federations
 from atoll.study.grid import on_gpu, run_configs, why_apart
 from atoll.study.logs import check_logs
 from atoll.study.run import Data, Observer, Silent, Stopped, name_configuration, run_config
+from atoll.study.stored import read_json
 from atoll.study.sweep import Parted, SeedFailed
 
 logger = logging.getLogger(__name__)
@@ -135,9 +137,13 @@ def run_cells(
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"two cells of the study are called '{twice}'; give each its own name")
     with held(folder):
+        check_kind(folder, about)
         for cell in cells:
             check_same(cell, folder / "cells" / cell.name)
-        described = [{"name": cell.name, "labels": dict(cell.labels)} for cell in cells]
+        described = [
+            {"name": cell.name, "labels": dict(cell.labels), "seeds": cell.config.seeds}
+            for cell in cells
+        ]
         text = json.dumps({**about, "cells": described}, indent=2)
         write_atomically(folder / "study.json", text.encode())
         finished = [cell for cell in cells if read_cell(folder, cell) is not None]
@@ -260,6 +266,21 @@ def _asked(cell: Cell) -> str:
     return f"{text}# objects {name_configuration(cell.config, cell.method, cell.data)}\n"
 
 
+def check_kind(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder whose run or other study would be overwritten."""
+    if (folder / "config.toml").exists():
+        raise ConfigError(f"'{folder}' holds a run; give the study a folder of its own")
+    if not (folder / "study.json").exists():
+        return
+    before = read_json(folder / "study.json")
+    for key in ("kind", "paper"):
+        if before.get(key) != about.get(key):
+            raise ConfigError(
+                f"'{folder}' holds another study, of the {key} '{before.get(key)}'; give this one "
+                "a folder of its own"
+            )
+
+
 def check_same(cell: Cell, to: Path) -> None:
     """Refuse to mix what was asked differently under one name; more seeds are welcome."""
     path = to / "asked.toml"
@@ -277,11 +298,7 @@ def check_same(cell: Cell, to: Path) -> None:
 
 def _note_ends(folder: Path, finished: Sequence[Cell]) -> None:
     """Complete the events where a kill came between a cell's result and the line that it ended."""
-    path = folder / "events.jsonl"
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    last = {event["cell"]: event["event"] for event in map(json.loads, lines)}
+    last = {event["cell"]: event["event"] for event in read_events(folder)}
     for cell in finished:
         if last.get(cell.name) == "begin":
             note(folder, "end", cell)
@@ -289,9 +306,7 @@ def _note_ends(folder: Path, finished: Sequence[Cell]) -> None:
 
 def note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
     """One more line of events.jsonl."""
-    line = json.dumps({"at": round(time.time(), 3), "event": event, "cell": cell.name, **more})
-    with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    append_event(folder, {"at": round(time.time(), 3), "event": event, "cell": cell.name, **more})
 
 
 @contextlib.contextmanager

@@ -112,8 +112,13 @@ def _finished(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise NotFinished(
             f"the run in '{folder}' is not finished; continue it with: atoll run --resume {folder}"
         )
-    config = make_config(**read_config(folder / "config.toml"))
-    return config, read_json(path)
+    config, about = make_config(**read_config(folder / "config.toml")), read_json(path)
+    if about.get("seeds", config.seeds) < config.seeds:
+        raise NotFinished(
+            f"the run in '{folder}' has {about['seeds']} of its {config.seeds} seeds; continue it "
+            f"with: atoll run --resume {folder}"
+        )
+    return config, about
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError
+from atoll.study.events import read_events
 
 SILENT = 60.0
 """Seconds without a sign after which nobody should think that all is well."""
@@ -98,7 +99,7 @@ class Watch:
 
     def _study(self) -> Seen:
         study = _json(self.folder / "study.json") or {"cells": []}
-        events = _events(self.folder / "events.jsonl")
+        events = read_events(self.folder)
         states = self._states(study["cells"], events)
         counts = Counter(states.values())
         running = next((name for name, state in states.items() if state == "running"), None)
@@ -125,9 +126,13 @@ class Watch:
             name = cell["name"]
             event = last.get(name)
             state = "running" if event == "begin" else ENDED.get(str(event), "left")
-            # A result is the last word, even where the note about it was lost.
-            finished = name in self.summaries or (self._cell(name) / "result.json").exists()
-            states[name] = "finished" if finished and state != "pruned" else state
+            # A result is the last word, even where the note about it was lost; but not one of
+            # fewer seeds than are asked for by now, nor one that somebody has deleted.
+            if state != "pruned" and self._summary(name, cell.get("seeds", 1)):
+                state = "finished"
+            elif state == "finished":
+                state = "left"
+            states[name] = state
         return states
 
     def _now(
@@ -161,10 +166,11 @@ class Watch:
                 best[whose] = (whose, name, value)
         return list(best.values())
 
-    def _summary(self, name: str) -> dict[str, Any]:
-        if name not in self.summaries:
+    def _summary(self, name: str, seeds: int = 1) -> dict[str, Any]:
+        """A cell's result.json; {} if it is not there, or of fewer seeds."""
+        if self.summaries.get(name, {}).get("seeds", 0) < seeds:
             found = _json(self._cell(name) / "result.json")
-            if found is None:
+            if found is None or found["seeds"] < seeds:
                 return {}
             self.summaries[name] = found
         return self.summaries[name]
@@ -179,19 +185,6 @@ def _json(path: Path) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return found
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last one may be being written, or have been cut by a kill."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
     return found
 
 

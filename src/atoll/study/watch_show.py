@@ -84,7 +84,10 @@ def _status(seen: Seen) -> Text:
         why = "; its process is gone" if seen.gone else ""
         return Text(f"no sign for {spoken(seen.silent)}{why}", style="yellow")
     if not seen.cells.get("running"):
-        return Text("stopped" if seen.cells.get("stopped") else "not begun", style="yellow")
+        if seen.cells.get("stopped"):
+            return Text("stopped", style="yellow")
+        begun = set(seen.cells) - {"left"}
+        return Text("between two cells, or stopped there" if begun else "not begun", style="yellow")
     left = "" if seen.left is None else f", about {spoken(seen.left)} left"
     return Text(f"running{left}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.study.config import RunConfig
+from atoll.study.events import read_events
 from atoll.study.show import counted
 from atoll.study.stored import NotFinished, StoredRun, read_json, read_stored
 from atoll.study.tables import Number, ResultTable, number_of
@@ -110,7 +110,7 @@ def collect(folders: Sequence[Path]) -> Collection:
 def _read_study(folder: Path, found: Collection) -> None:
     about = read_json(folder / "study.json")
     found.studies[folder] = about
-    failures = _failures(folder / "events.jsonl")
+    failures = _failures(folder)
     trials, before = 0, len(found.shown)
     for cell in about.get("cells", []):
         name, labels = str(cell["name"]), cell.get("labels", {})
@@ -131,12 +131,33 @@ def _read_study(folder: Path, found: Collection) -> None:
             found.missing.append(Missing(name, str(error), "not readable", labels))
     if trials:
         found.aside.append(f"{counted(trials, 'trial')} of '{folder.name}' had no test nodes.")
-    found.shown[before:] = _chosen(found.shown[before:], found.aside)
+    metric = about.get("request", {}).get("metric")
+    found.shown[before:] = _chosen(found.shown[before:], found.aside, metric)
     if (folder / "compare.json").exists():
-        _read_verdicts(folder / "compare.json", found.verdicts)
+        said = read_json(folder / "compare.json")
+        if _of_these_cells(said, about):
+            _read_verdicts(said, found.verdicts)
+        else:
+            found.aside.append(
+                f"The tests of '{folder.name}' are of fewer runs than are asked for by now, and "
+                f"left out; atoll compare --resume {folder} makes them anew."
+            )
 
 
-def _chosen(shown: list[Shown], aside: list[str]) -> list[Shown]:
+def _of_these_cells(said: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    """Whether a comparison's tests are of all that its study asks for by now."""
+    cells, tables = about.get("cells", []), said.get("tables", [])
+    asked = about.get("request", {})
+    seeds = {cell["seeds"] for cell in cells if "seeds" in cell}
+    return (
+        said.get("cells") == len(cells)
+        and list(said.get("methods", [])) == list(asked.get("methods", []))
+        and {table.get("data") for table in tables} == set(asked.get("data", []))
+        and seeds <= {table.get("seeds") for table in tables}
+    )
+
+
+def _chosen(shown: list[Shown], aside: list[str], metric: str | None = None) -> list[Shown]:
     """Of the points of a grid the one that validation chose: no other test score may be seen."""
     kept = []
     names = ("data", "clients", "method")
@@ -144,7 +165,7 @@ def _chosen(shown: list[Shown], aside: list[str]) -> list[Shown]:
         if len(points) == 1 or not all("point" in one.labels for one in points):
             kept += points
             continue
-        best = max(points, key=_validation)
+        best = max(points, key=lambda one: _validation(one, metric))
         kept.append(best)
         settings = " ".join(f"{k}={v}" for k, v in best.labels["point"].items())
         where = f"{best.labels['method']} on {_data(str(best.labels.get('data')))}"
@@ -152,34 +173,31 @@ def _chosen(shown: list[Shown], aside: list[str]) -> list[Shown]:
     return [one for one in shown if one in kept]
 
 
-def _validation(one: Shown) -> float:
-    known = one.run.summary["metrics"].get(f"val_{one.metric}")
+def _validation(one: Shown, metric: str | None) -> float:
+    known = one.run.summary["metrics"].get(f"val_{metric or one.metric}")
     return float(known["mean"]) if known else float("-inf")
 
 
-def _read_verdicts(path: Path, verdicts: dict[str, list[str]]) -> None:
+def _read_verdicts(said: Mapping[str, Any], verdicts: dict[str, list[str]]) -> None:
     """The sentences of a comparison, for each federation and over all."""
-    said = read_json(path)
-    for table in [*said.get("tables", []), said.get("overall")]:
+    tables = said.get("tables", [])
+    sizes = len({table.get("clients") for table in tables})
+    for table in [*tables, said.get("overall")]:
         if table and table.get("sentences"):
             name = f"{_data(table['data'])}" if table.get("data") else "Over all federations"
+            if sizes > 1 and table.get("data"):
+                name += f", clients {table.get('clients')}"
             verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
 
 
-def _failures(path: Path) -> dict[str, str]:
+def _failures(folder: Path) -> dict[str, str]:
     """The last word on every cell that failed and was not begun again."""
     failed: dict[str, str] = {}
-    if not path.exists():
-        return failed
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # the last line of a process that was killed while it wrote
+    for event in read_events(folder):
         if event.get("event") == "failed":
             failed[event["cell"]] = str(event.get("error", "failed"))
         else:
-            failed.pop(event.get("cell"), None)
+            failed.pop(event.get("cell", ""), None)
     return failed
 
 

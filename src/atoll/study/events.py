@@ -1,0 +1,39 @@
+"""`events.jsonl` of a study: a line whenever a cell begins, ends, fails or is stopped.
+
+A process that is killed while it writes leaves half a line. Readers skip it, and the next writer
+begins a line of its own, so that no more than that one event is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+EVENTS = "events.jsonl"
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """All whole lines of a study; none if nothing was begun."""
+    path = folder / EVENTS
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def append_event(folder: Path, event: Mapping[str, Any]) -> None:
+    """One more line."""
+    with (folder / EVENTS).open("a+b") as file:
+        cut = False
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            cut = file.read(1) != b"\n"
+        file.write((("\n" if cut else "") + json.dumps(event) + "\n").encode())
