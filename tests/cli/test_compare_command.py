@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.study.compare import make_request
+
 SMALL = ("--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 2)
 METHODS = ("compare", "local", "fedavg")
 
@@ -177,4 +179,6 @@ def test_the_help_page_reads_well(cli) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for option in ("data", "clients", "grid", "protocol", "seeds", "against", "tex", "resume"):
         assert re.search(rf"^  --{option}\b", text, re.MULTILINE)
+    said = int(re.search(r"--seeds N .*?\[default: (\d+)\]", text, re.DOTALL)[1])
+    assert said == make_request(["local"]).options["seeds"]
     assert re.search(r"^  compare +[A-Z].*\.$", cli("--help").stdout, re.MULTILINE)

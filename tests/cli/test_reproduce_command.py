@@ -69,7 +69,7 @@ def test_a_varied_figure_is_drawn_with_its_numbers(cli, real_data) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_failed_runs_are_reported_in_the_table(cli, real_data) -> None:
     root = ("--data-root", real_data("cora"), "--out", "study", "--device", "cuda")
-    result = cli("reproduce", "fedath", "1", *TINY, "--json", *root)
+    result = cli("reproduce", "fedath", "1", *TINY, "--json", *root, code=1)
     found = json.loads(result.stdout)
     assert found["counts"] == {"failed": 1}
     assert "torch finds no GPU" in found["cells"][0]["verdict"]

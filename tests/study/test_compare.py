@@ -20,6 +20,7 @@ from atoll.study.compare import command, make_request, read_request, split_names
 from atoll.study.compare_cells import make_cells, parse_arm
 from atoll.study.compare_show import latex, markdown, tex
 from atoll.study.compare_table import Comparison, make_comparison
+from atoll.study.compare_words import p_text
 from atoll.study.config import make_config
 
 SMALL: dict[str, Any] = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 2, "seeds": 2}
@@ -328,3 +329,10 @@ def test_latex_writes_its_own_characters_out() -> None:
     assert tex("a_b & 5% ± {x} ~^\\") == (
         "a\\_b \\& 5\\% $\\pm$ \\{x\\} \\textasciitilde{}\\textasciicircum{}\\textbackslash{}"
     )
+
+
+def test_a_p_value_shows_on_which_side_of_alpha_it_is() -> None:
+    assert [p_text(p) for p in (0.0312, 0.04971, 0.0503, 0.05, 0.0004)] == [
+        "p = 0.031", "p = 0.0497", "p = 0.05", "p = 0.05", "p < 0.001",
+    ]  # fmt: skip
+    assert p_text(0.00998, alpha=0.01) == "p = 0.00998"

@@ -172,3 +172,11 @@ def test_no_difference_takes_more_pairs_than_anybody_has() -> None:
     assert s.pairs_needed(np.array([0.1, -0.1])) is None
     assert s.pairs_needed(np.array([1e-5, -1e-5, 0.1, -0.1])) is None
     assert s.pairs_needed(np.array([0.1, 0.1]), comparisons=3) == s.least_pairs(0.05, 3)
+
+
+def test_the_last_bits_of_equal_scores_make_no_difference() -> None:
+    exact, rounded = np.full(12, 0.3), np.full(12, 0.1 + 0.2)
+    assert (exact != rounded).all()
+    (test,) = s.against("a", {"a": exact, "b": rounded})
+    assert (test.wins, test.losses, test.difference) == (0, 0, 0.0)
+    assert s.ranks(np.stack([exact, rounded], axis=1)).tolist() == [[1.5, 1.5]] * 12

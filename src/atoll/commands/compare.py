@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.commands.common import chosen_options, fresh_folder, make_console, pair, written
-from atoll.options import AS_JSON, DIVISION, LOG, OUT, QUIET, TRAINING, options
+from atoll.options import AS_JSON, DIVISION, LOG, OUT, QUIET, SEEDS, TRAINING, options
 
 if TYPE_CHECKING:
     from atoll.study.compare_table import Comparison
@@ -28,6 +28,10 @@ SEVERAL = (
         help="Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
         "winner is chosen by validation scores; repeatable."),
 )
+_SEEDS = click.option(
+    "--seeds", type=int, metavar="N",
+    help="How many seeds to run, the same for all.  [default: 5]")
+_TRAINING = tuple(_SEEDS if option is SEEDS else option for option in TRAINING)
 TESTING = (
     click.option(
         "--against", metavar="METHOD",
@@ -53,7 +57,7 @@ RESUME = click.option(
     "--clients 5,10 --seeds 10",
 )
 @click.argument("methods", metavar="METHOD...", nargs=-1)
-@options(*SEVERAL, *DIVISION, *TRAINING, *TESTING, OUT, RESUME, LOG, AS_JSON, QUIET)
+@options(*SEVERAL, *DIVISION, *_TRAINING, *TESTING, OUT, RESUME, LOG, AS_JSON, QUIET)
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -149,8 +153,10 @@ def _say_how_to_go_on(folder: Path) -> None:
     if not (folder / "study.json").exists():
         click.echo("stopped before the first cell; nothing was saved", err=True)
         return
+    from atoll.study.watch import Watch
+
     cells = json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]
-    done = sum((folder / "cells" / cell["name"] / "result.json").exists() for cell in cells)
+    done = Watch(folder).look().cells.get("finished", 0)
     click.echo(
         f"stopped; {done} of {len(cells)} cells are finished, and the study is saved in {folder}; "
         f"continue with: atoll compare --resume {folder}",

@@ -76,6 +76,8 @@ def reproduce(
         found.append(_one(ctx, console, chosen, one, wanted, folder, tex=tex, quiet=quiet))
     if as_json:
         click.echo(json.dumps(found[0] if item.lower() != "all" else found))
+    if any(one.get("counts", {}).get("failed") for one in found):
+        ctx.exit(1)
 
 
 def _one(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from atoll.study.compare_table import Comparison, Row, Table
 from atoll.study.show import counted
-from atoll.study.statistics import MOST_PAIRS, PairedTest, least_pairs, smallest_wilcoxon
+from atoll.study.statistics import ALPHA, MOST_PAIRS, PairedTest, least_pairs, smallest_wilcoxon
 
 
 def where(table: Table) -> str:
@@ -55,9 +55,11 @@ def findings(table: Table, alpha: float) -> list[str]:
     for better, word in ((False, "better"), (True, "worse")):
         found = [test for test in apart if (test.difference > 0) == better]
         if found:
-            listed = _and([f"{t.name} ({_points(-t.difference)}, {p_text(t.p)})" for t in found])
+            listed = _and(
+                [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in found]
+            )
             said.append(f"{table.reference} is {word} than {listed}.")
-    said += [_noise(test, table) for test in table.tests if not test.different]
+    said += [_noise(test, table, alpha) for test in table.tests if not test.different]
     return [*said, *_all_at_once(table, alpha)]
 
 
@@ -76,7 +78,7 @@ def which_test(table: Table, alpha: float) -> list[str]:
     ]
 
 
-def _noise(test: PairedTest, table: Table) -> str:
+def _noise(test: PairedTest, table: Table, alpha: float) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
     begin = f"{test.name} cannot be told from {test.against}: "
@@ -87,7 +89,7 @@ def _noise(test: PairedTest, table: Table) -> str:
         )
     begin += (
         f"{_points(test.difference, test.std)} is within the noise of "
-        f"{counted(table.seeds, 'seed')} ({p_text(test.p)}); "
+        f"{counted(table.seeds, 'seed')} ({p_text(test.p, alpha)}); "
     )
     seeds = max(table.seeds + 1, math.ceil((test.needed or MOST_PAIRS) / table.problems))
     about = "more than" if test.needed is None else "about"
@@ -98,7 +100,7 @@ def _all_at_once(table: Table, alpha: float) -> list[str]:
     found = table.rank_test
     if found is None:
         return []
-    said = f"Over {counted(found.blocks, 'block')} Friedman's test gives {p_text(found.p)}"
+    said = f"Over {counted(found.blocks, 'block')} Friedman's test gives {p_text(found.p, alpha)}"
     if found.p >= alpha:
         return [f"{said}: the methods rank alike as far as can be told."]
     return [
@@ -139,9 +141,14 @@ def point_text(row: Row) -> str:
     return " ".join(f"{key}={value}" for key, value in row.point.items())
 
 
-def p_text(p: float) -> str:
-    """`p = 0.031`, `p < 0.001`."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+def p_text(p: float, alpha: float = ALPHA) -> str:
+    """`p = 0.031`, `p < 0.001`; with enough digits to see on which side of alpha it is."""
+    if p < 0.001:
+        return "p < 0.001"
+    digits = 2
+    while digits < 8 and (float(f"{p:.{digits}g}") < alpha) != (p < alpha):
+        digits += 1
+    return f"p = {p:.{digits}g}"
 
 
 def _points(value: float, std: float | None = None) -> str:

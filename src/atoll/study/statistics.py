@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+DIGITS = 12
+"""Scores are means of many numbers: equal ones are ties, whatever their last bits are."""
 ALPHA = 0.05
 POWER = 0.8
 EXACT = 500
@@ -91,7 +93,7 @@ def against(
         alpha: Chance of a false alarm among all these comparisons.
     """
     gaps = {
-        name: _known(values - scores[reference])
+        name: np.round(_known(values - scores[reference]), DIGITS)
         for name, values in scores.items()
         if name != reference
     }
@@ -118,7 +120,7 @@ def wilcoxon(differences: np.ndarray) -> float:
 
     Exact given the sizes of the differences: each of the 2^n ways to sign them is as likely.
     """
-    gaps = np.round(differences, 12)  # equal differences of scores are ties, whatever the last bit
+    gaps = np.round(differences, DIGITS)
     gaps = gaps[gaps != 0]
     if not gaps.size:
         return 1.0
@@ -198,7 +200,7 @@ def pairs_needed(
 
 def ranks(scores: np.ndarray) -> np.ndarray:
     """Ranks (B, k) inside each block, 1 for the highest score; equals share the mean rank."""
-    return np.asarray(stats.rankdata(-scores, axis=1))
+    return np.asarray(stats.rankdata(-np.round(scores, DIGITS), axis=1))
 
 
 @dataclass(frozen=True)
