@@ -328,6 +328,13 @@ def test_folders_that_cannot_be_shown(tmp_path, monkeypatch, folder, sentence):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_trials_alone_are_nothing_to_report(tmp_path):
+    trial = {"name": "t", "labels": {"role": "trial"}}
+    (tmp_path / "study.json").write_text(json.dumps({"kind": "tune", "cells": [trial]}))
+    with pytest.raises(AtollError, match=r"nothing to report: 1 trial of .* had no test nodes"):
+        collect([tmp_path])
+
+
 def test_an_output_that_is_a_folder_is_refused_before_the_work(study, tmp_path):
     with pytest.raises(AtollError, match="is a folder"):
         write_report([study], tmp_path)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from atoll.core.errors import ConfigError
 from atoll.study.cells import Outcome
-from atoll.study.papers import read_paper
+from atoll.study.papers import PAPERS, read_paper
 from atoll.study.reproduce import (
     Ours,
     Reproduction,
@@ -22,6 +25,7 @@ from atoll.study.reproduce import (
     unique,
     verdict,
 )
+from atoll.study.reproduce_show import reproduction_table
 
 ATH = read_paper("fedath")
 
@@ -162,3 +166,19 @@ def test_shortened_runs_get_no_verdict(everything_here: None) -> None:
     assert whole.verdict(failed) == "failed: it broke"
     missing = type(row)(row.printed, reason="no data")
     assert whole.verdict(missing) == "not run: no data"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_here: None) -> None:
+    paper, wanted = read_paper(name), Wanted(both=True)
+    ours = dict.fromkeys(wanted.rules(paper), Ours(80.25, 11.25, 3))
+    for number, recipe in paper.recipe.tables.items():
+        if recipe.reason:
+            continue
+        rows = tuple(replace(row, ours=ours) for row in plan_table(paper, number, wanted))
+        found = Reproduction(paper, number, rows, wanted.rules(paper), None, 3)
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(reproduction_table(found))
+        text = console.export_text()
+        assert "…" not in text
+        assert text.count("80.2 ± 11.2") >= sum(not row.reason for row in rows)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError
@@ -19,6 +22,7 @@ from atoll.study.run import Silent, Stopped
 from atoll.study.search import Search
 from atoll.study.trials import without_test
 from atoll.study.tune import Tuning, read_asked, run_tuning
+from atoll.study.tune_show import tuning_text
 
 SMALL = {"rounds": 6, "epochs": 1, "set": {"hidden": 8}, "search": {"lr": "1e-3..0.3:log"}}
 
@@ -212,6 +216,17 @@ def test_a_study_says_how_it_was_asked_for(whole: Tuning) -> None:
         "atoll tune fedavg --data lagoon:nodes=150 --clients 2 --rounds 6 --epochs 1 --set "
         "hidden=8 --trials 8 --seeds 1 --search lr=1e-3..0.3:log"
     )
+
+
+def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: Tuning) -> None:
+    assert whole.methods["fedavg"].defaults
+    console = Console(width=80, record=True, file=io.StringIO())
+    elsewhere = {"rounds": 1, "set": {"hidden": 8}, "search": {"lr": "0.1..0.3"}}
+    found = tune(clients=2, trials=2, **elsewhere)
+    assert not found.methods["fedavg"].defaults
+    console.print(tuning_text(found))
+    assert "(its own defaults)" not in console.export_text(clear=False)
+    assert re.search(r"^fedavg +2 +– ", console.export_text(), re.MULTILINE)
 
 
 def test_importance_needs_some_trials(whole: Tuning) -> None:

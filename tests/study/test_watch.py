@@ -78,6 +78,9 @@ def test_a_running_run_shows_round_curve_and_time_left(stopped: Path) -> None:
     assert len(set(line.split()[1])) > 1
     assert "best" in line
     assert plain(seen)["now"]["round"] == 3
+    says(stopped, state="running", validation=[0.5, 1.0] * 60, best=1.0, best_round=1000)
+    lines = text(Watch(stopped)).splitlines()
+    assert any(line.startswith("validation") and line.endswith("round 1000") for line in lines)
 
 
 def test_a_killed_run_is_not_called_running(stopped: Path) -> None:

@@ -45,6 +45,8 @@ def _cells(found: Reproduction, row: Row) -> list[str]:
     return texts
 
 
+WIDTH = 80
+"""Columns of the narrowest terminal that tables are made for."""
 _KEYS = ("dataset", "setting", "clients", "method", "metric")
 _METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
                  "min_gain": "min gain", "ratio_improved": "improved"}  # fmt: skip
@@ -89,28 +91,56 @@ def reproduction_table(found: Reproduction) -> Group:
 
     How far `strict` lies from the print is in the files: a terminal is not wide enough for it.
     """
-    names, numbers = _columns(found)
-    numbers = numbers[:5]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in [*names, *numbers]:
-        left = name in ("dataset", "setting", "method", "metric", "verdict")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "setting")
     shown = [row for row in found.rows if not row.reason]
-    last = ""
-    for row in shown:
-        texts: list[Any] = [*_keys(found, row, names), *_cells(found, row)[: len(numbers)]]
-        block = row.printed.dataset + row.printed.setting + row.printed.clients
-        if last and block != last:
-            table.add_section()
-        last = block
-        place = len(names) + 3
-        word = texts[place].partition(":")[0]
-        texts[place] = Text(word, style=_COLOURS.get(word, ""))
-        table.add_row(*texts)
     parts: list[Any] = [Text(heading(found), style="bold"), Text(how(found)), Text()]
-    parts += [table, Text()] if shown else []
+    parts += [*_tables(found, shown), Text()] if shown else []
     parts += [Text(line) for line in summary_lines(found)]
     return Group(*parts)
+
+
+def _tables(found: Reproduction, shown: Sequence[Row]) -> list[Any]:
+    """One table; where that is too wide for a terminal, one below each problem's name."""
+    names, numbers = _columns(found)
+    head = [*names, *numbers[:5]]
+    place = len(names) + 3
+    blocks: dict[tuple[str, str, str], list[list[str]]] = {}
+    for row in shown:
+        line = [*_keys(found, row, names), *_cells(found, row)][: len(head)]
+        line[place] = line[place].partition(":")[0]  # reasons are below the table
+        one = row.printed
+        blocks.setdefault((one.dataset, one.setting, one.clients), []).append(line)
+    lines = [line for block in blocks.values() for line in block]
+    wide = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    columns = list(range(len(head)))
+    if sum(wide) + 2 * (len(wide) - 1) <= WIDTH:
+        return [_table(head, wide, list(blocks.values()), columns)]
+    said = [n for n, name in enumerate(names) if name in ("dataset", "setting", "clients")]
+    parts: list[Any] = []
+    for block in blocks.values():
+        words = [f"{block[0][n]} clients" if names[n] == "clients" else block[0][n] for n in said]
+        parts += [Text()] if parts else []
+        parts.append(Text(", ".join(word for word in words if word), style="bold"))
+        parts.append(_table(head, wide, [block], [n for n in columns if n not in said]))
+    return parts
+
+
+def _table(
+    head: Sequence[str], wide: Sequence[int], blocks: Sequence[Sequence[Sequence[str]]],
+    columns: Sequence[int],
+) -> Table:  # fmt: skip
+    """Some columns of some blocks of lines."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for n in columns:
+        left = head[n] in ("dataset", "setting", "method", "metric", "verdict")
+        table.add_column(
+            head[n], justify="left" if left else "right", no_wrap=True, min_width=wide[n]
+        )
+    for block in blocks:
+        table.add_section()
+        for line in block:
+            style = {n: _COLOURS.get(line[n], "") for n in columns if head[n] == "verdict"}
+            table.add_row(*(Text(line[n], style=style.get(n, "")) for n in columns))
+    return table
 
 
 def heading(found: Reproduction) -> str:

@@ -67,6 +67,8 @@ class Tuned:
         importance: Share of each hyper-parameter in how far scores differ.
         whole: Whether every point of the space was tried.
         redivided: Whether the final test's seeds divided the data anew.
+        defaults: Whether the first trial is the method as it is by itself; not so where the ranges
+            leave a default out, or where all points are tried.
     """
 
     method: str
@@ -77,6 +79,7 @@ class Tuned:
     importance: Mapping[str, float]
     whole: bool
     redivided: bool
+    defaults: bool
 
     @property
     def ranking(self) -> list[Trial]:
@@ -231,6 +234,7 @@ def _tuned(plan: Plan, trials: Trials) -> Tuned:
         plan.name, plan.space, search.trials, trials.chosen[plan.name],
         None if tested is None else tested.summary, search.importance(),
         plan.whole or plan.name in trials.spent, plan.redivides(trials.data),
+        not plan.whole and set(plan.first[0]) == set(plan.space),
     )  # fmt: skip
 
 

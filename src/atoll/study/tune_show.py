@@ -117,9 +117,9 @@ def _trials_table(tuned: Tuned) -> Table:
     table.add_column("validation", justify="right", no_wrap=True)
     table.add_column("settings")
     best = tuned.ranking[:SHOWN]
-    first = [t for t in tuned.ranking if t.number == 0 and t not in best and not tuned.whole]
+    first = [t for t in tuned.ranking if t.number == 0 and t not in best and tuned.defaults]
     for trial in [*best, *first]:
-        note = "  (its own defaults)" if trial.number == 0 and not tuned.whole else ""
+        note = "  (its own defaults)" if trial.number == 0 and tuned.defaults else ""
         words = "  ".join(f"{key}={value}" for key, value in trial.settings.items())
         table.add_row(str(trial.number), f"{100 * (trial.value or 0):.2f}", Text(words + note))
     return table
@@ -135,7 +135,7 @@ def _final_table(found: Tuning) -> Table:
         first = tuned.trials[0].value
         row = [
             tuned.method, str(len(tuned.trials)),
-            "–" if first is None or tuned.whole else f"{100 * first:.1f}",
+            "–" if first is None or not tuned.defaults else f"{100 * first:.1f}",
             f"{100 * (tuned.best.value or 0):.1f}",
         ]  # fmt: skip
         if found.asked.seeds:

@@ -16,8 +16,8 @@ from rich.text import Text
 from atoll.study.watch import Seen, Watch
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 50
-"""Columns of a sparkline."""
+WIDTH = 34
+"""Columns of a sparkline; what stands beside it fills a terminal of 80."""
 STATES = ("finished", "pruned", "failed", "stopped", "running", "left")
 
 

@@ -101,8 +101,10 @@ def collect(folders: Sequence[Path]) -> Collection:
         else:
             found.shown.append(Shown(read_stored(folder), {}))
     if not found.shown:
-        first = found.missing[0].why if found.missing else "it has no cells"
-        raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
+        if found.missing or not found.aside:
+            first = found.missing[0].why if found.missing else "it has no cells"
+            raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
+        raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
     _name(found.shown)
     return found
 
