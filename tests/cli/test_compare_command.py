@@ -174,6 +174,23 @@ def test_another_kind_of_study_is_refused(cli, tmp_path: Path) -> None:
     assert "cannot be used" in cli("compare", "--resume", "r", code=2).stderr
 
 
+@pytest.mark.parametrize("command", [("watch", "r"), ("compare", "--resume", "r"),
+                                     ("tune", "--resume", "r"), ("report", "r")])  # fmt: skip
+def test_a_broken_study_is_one_sentence(cli, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "study.json").write_text('{"kind": ')
+    assert "study.json' cannot be read" in refusal(cli, *command)
+
+
+def test_a_finished_study_is_not_retested_by_what_it_has_not(cli, tmp_path: Path) -> None:
+    cli(*METHODS, *SMALL, "--seeds", 1, "--out", "s")
+    before = [(tmp_path / "s" / name).read_text() for name in ("compare.json", "study.json")]
+    said = cli("compare", "--resume", "s", "--metric", "auc", code=2).stderr
+    assert "has no test auc; choose another --metric" in said
+    after = [(tmp_path / "s" / name).read_text() for name in ("compare.json", "study.json")]
+    assert after == before
+
+
 def test_the_help_page_reads_well(cli) -> None:
     text = cli("compare", "--help").stdout
     assert max(map(len, text.splitlines())) <= 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import atoll
 from atoll.core.errors import ConfigError
@@ -18,7 +20,7 @@ from atoll.nn import GCN
 from atoll.study.cells import Cell, Outcome
 from atoll.study.compare import command, make_request, read_request, split_names
 from atoll.study.compare_cells import make_cells, parse_arm
-from atoll.study.compare_show import latex, markdown, tex
+from atoll.study.compare_show import comparison_text, latex, markdown, tex
 from atoll.study.compare_table import Comparison, make_comparison
 from atoll.study.compare_words import p_text
 from atoll.study.config import make_config
@@ -336,3 +338,12 @@ def test_a_p_value_shows_on_which_side_of_alpha_it_is() -> None:
         "p = 0.031", "p = 0.0497", "p = 0.05", "p = 0.05", "p < 0.001",
     ]  # fmt: skip
     assert p_text(0.00998, alpha=0.01) == "p = 0.00998"
+
+
+def test_long_names_are_folded_and_not_cut_off(tmp_path: Path) -> None:
+    name = "fedprox:mu=0.1,lr=0.02,weight_decay=0.0001"
+    found = compared([outcome(tmp_path, name, noisy(0.8)), outcome(tmp_path, "b", noisy(0.7))])
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(comparison_text(found))
+    rows = console.export_text().split("───\n")[1].split("\nb ")[0].splitlines()
+    assert "".join(row.split()[0] for row in rows) == name

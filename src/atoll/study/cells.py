@@ -162,7 +162,7 @@ def read_cell(folder: Path, cell: Cell) -> Outcome | None:
     to = folder / "cells" / cell.name
     if not (to / "result.json").exists():
         return None
-    summary = json.loads((to / "result.json").read_text(encoding="utf-8"))
+    summary = read_json(to / "result.json")
     if summary["seeds"] < cell.config.seeds:
         return None
     return Outcome(cell, to, summary, fresh=False)

@@ -18,7 +18,6 @@ beside it hold the tables; they appear when all cells have ended.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from atoll.study.federations import Federations
 from atoll.study.logs import open_logs
 from atoll.study.run import Data, check_folder
 from atoll.study.statistics import ALPHA
+from atoll.study.stored import read_json
 
 SEEDS = 5
 Grid = Mapping[str, Sequence[Value]]
@@ -158,12 +158,11 @@ def run_request(
 
 def read_request(folder: Path, **changes: Any) -> Request:
     """What the study in a folder is; how it is tested may be changed."""
-    try:
-        about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (folder / "study.json").exists():
         raise ConfigError(
             f"'{folder}' holds no study to resume (it has no study.json); give the folder of one"
-        ) from None
+        )
+    about = read_json(folder / "study.json")
     if about.get("kind") != "compare":
         kind = about.get("kind")
         raise ConfigError(f"the study in '{folder}' is of the kind '{kind}', not 'compare'")

@@ -19,7 +19,7 @@ from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.datasets import task_of_data
 from atoll.methods import METHODS
-from atoll.study.cells import Cell, read_cell
+from atoll.study.cells import Cell, Outcome, read_cell
 from atoll.study.compare_table import METRICS
 from atoll.study.config import (
     Value,
@@ -147,10 +147,11 @@ def check(request: Request, cells: Sequence[Cell], folder: Path, federations: Fe
         choose_device(cell.config.device)
     for (name, clients), members in itertools.groupby(cells, _problem):
         group = list(members)
-        if all(read_cell(folder, cell) is not None for cell in group):
-            continue
+        finished = [read_cell(folder, cell) for cell in group]
         try:
-            _check_problem(request, group, federations)
+            _check_scored(request, finished)
+            if None in finished:
+                _check_problem(request, group, federations)
         except (ConfigError, DataError) as error:
             if len(request.data) * len(request.clients) == 1:
                 raise
@@ -166,6 +167,18 @@ def _check_grid_used(request: Request, cells: Sequence[Cell]) -> None:
             raise ConfigError(
                 f"no method of this study has a hyper-parameter '{key}' for --grid; `atoll methods "
                 "NAME` lists those of a method"
+            )
+
+
+def _check_scored(request: Request, finished: Sequence[Outcome | None]) -> None:
+    """Refuse a metric that finished cells do not have, rather than show them all as failed."""
+    for outcome in finished:
+        if request.metric is None or outcome is None or outcome.summary is None:
+            continue
+        if f"test_{request.metric}" not in outcome.summary["metrics"]:
+            raise ConfigError(
+                f"the finished cell '{outcome.cell.name}' has no test {request.metric}; choose "
+                "another --metric"
             )
 
 

@@ -85,7 +85,10 @@ def _rich_table(table: Table) -> RichTable:
 
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for number, name in enumerate(header(table)):
-        drawn.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
+        # A method with settings is one long word; it is folded, so that all of it can be read.
+        drawn.add_column(
+            name, justify="right" if number else "left", no_wrap=number > 0, overflow="fold"
+        )
     for row in table.rows:
         style = "bold" if row.method in table.best else ""
         drawn.add_row(*(Text(text, style=style) for text in cells(table, row)))

@@ -10,7 +10,6 @@ Every method gets the same budget.
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from atoll.study.command_line import run_command
 from atoll.study.config import RunConfig, make_config
 from atoll.study.run import Data
 from atoll.study.search import PRUNERS, Trial, need_optuna
+from atoll.study.stored import read_json
 from atoll.study.trials import Blinded, Budget, Plan, Trials, make_plan
 
 TRIALS, SEEDS = 30, 5
@@ -174,11 +174,13 @@ def read_asked(folder: Path) -> Asked:
     path = folder / "study.json"
     if not path.exists():
         raise ConfigError(f"'{folder}' holds no tuning to resume (it has no study.json)")
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = read_json(path)
     if saved.get("kind") != "tune":
         raise ConfigError(f"the study in '{folder}' is no tuning, but a '{saved.get('kind')}'")
-    asked: Asked = msgspec.convert(saved["asked"], Asked)
-    return asked
+    try:
+        return msgspec.convert(saved["asked"], Asked)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
 
 
 def run_tuning(
