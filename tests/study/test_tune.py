@@ -17,12 +17,12 @@ from rich.console import Console
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.study.cells import SilentStudy
+from atoll.study.cells import Cell, SilentStudy
 from atoll.study.run import Silent, Stopped
 from atoll.study.search import Search
-from atoll.study.trials import without_test
+from atoll.study.trials import Trials, without_test
 from atoll.study.tune import Tuning, read_asked, run_tuning
-from atoll.study.tune_show import tuning_text
+from atoll.study.tune_show import failed, tuning_text, write_tuning
 
 SMALL = {"rounds": 6, "epochs": 1, "set": {"hidden": 8}, "search": {"lr": "1e-3..0.3:log"}}
 
@@ -197,6 +197,30 @@ def test_a_trial_that_diverges_is_counted_and_not_chosen() -> None:
     assert (first.state, second.state) == ("diverged", "complete")
     assert "train" in first.problem
     assert found.methods["fedavg"].best.number == 1
+
+
+def test_a_method_that_never_ends_does_not_cost_the_others_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Trials, cell: Cell, heard: object) -> object:
+        if cell.labels["method"] == "local":
+            return "diverged", None, "weights are not finite"
+        return honest(self, cell, heard)
+
+    honest = Trials._try
+    monkeypatch.setattr(Trials, "_try", refuse)
+    small = {**SMALL, "rounds": 1, "clients": 2, "trials": 2, "seeds": 1}
+    found = atoll.tune(["local", "fedavg"], "lagoon:nodes=150", out=tmp_path / "t", **small)
+    assert list(found.methods) == ["fedavg"]
+    assert found.methods["fedavg"].test is not None
+    assert failed(found) == ["local"]
+    said = "no trial of local came to its end; the first said: weights are not finite"
+    assert said in found.notes
+    names = [cell["name"] for cell in json.loads((tmp_path / "t/study.json").read_text())["cells"]]
+    assert "test-local" not in names
+    write_tuning(found, tmp_path / "t")
+    with pytest.raises(ConfigError, match=said):
+        atoll.tune("local", "lagoon:nodes=150", **small)
 
 
 def test_a_data_set_with_its_own_metric_is_tuned_by_it(tmp_path: Path) -> None:

@@ -102,6 +102,11 @@ def tune(
         written(console, paths)
     if as_json:
         click.echo(json.dumps(show.summary(found)))
+    lost = show.failed(found)
+    if lost:
+        where = folder / "tune.json"
+        click.echo(f"failed: {', '.join(lost)}; the notes in {where} say why", err=True)
+        ctx.exit(1)
 
 
 def _asked(

@@ -135,6 +135,7 @@ class Trials:
         spent: Methods whose space had nothing left to try.
         chosen: The best configuration of each method, as it is tested.
         tests: The final test of each method.
+        lost: Methods of which no trial came to its end, each with a sentence.
         notes: For the user.
     """
 
@@ -155,6 +156,7 @@ class Trials:
         self.chosen: dict[str, RunConfig] = {}
         self.tests: dict[str, Outcome] = {}
         self.finals: dict[str, Cell] = {}
+        self.lost: dict[str, str] = {}
         self.notes: list[str] = []
         self.searches = {
             plan.name: Search(
@@ -173,6 +175,9 @@ class Trials:
         for plan in self.plans:
             self._test(plan)
         self._describe()
+        if len(self.lost) == len(self.plans):
+            raise ConfigError(next(iter(self.lost.values())))
+        self.notes += self.lost.values()
 
     def _describe(self) -> list[Cell]:
         """Write study.json: what was asked for, and the cells that are there or to come."""
@@ -182,7 +187,8 @@ class Trials:
             count = done if plan.name in self.spent else max(done, plan.trials)
             cells += [plan.cell(number, {}) for number in range(count)]
         if self.seeds:
-            cells += [self.finals.get(p.name, p.test({}, self.seeds)) for p in self.plans]
+            left = [plan for plan in self.plans if plan.name not in self.lost]
+            cells += [self.finals.get(p.name, p.test({}, self.seeds)) for p in left]
         described = [{"name": cell.name, "labels": dict(cell.labels)} for cell in cells]
         text = json.dumps({**self.about, "cells": described}, indent=2)
         write_atomically(self.folder / "study.json", text.encode())
@@ -253,10 +259,11 @@ class Trials:
         best = best_of(self.searches[plan.name].trials)
         if best is None:
             problems = [t.problem for t in self.searches[plan.name].trials if t.problem]
-            raise ConfigError(
-                f"no trial of {plan.name} came to its end"
-                + (f"; the first said: {problems[0]}" if problems else "")
+            # The other methods' results are not lost with it.
+            self.lost[plan.name] = f"no trial of {plan.name} came to its end" + (
+                f"; the first said: {problems[0]}" if problems else ""
             )
+            return
         self.chosen[plan.name] = plan.test(best.settings, max(self.seeds, 1)).config
         if not self.seeds:
             return

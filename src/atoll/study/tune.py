@@ -99,7 +99,10 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` returns: one `Tuned` for each method, and where everything is saved."""
+    """What `tune` returns: one `Tuned` for each method, and where everything is saved.
+
+    A method of which no trial came to its end is not there; `notes` say why.
+    """
 
     asked: Asked
     methods: Mapping[str, Tuned]
@@ -213,7 +216,7 @@ def run_tuning(
         }  # fmt: skip
         trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
         trials.run()
-        found = {plan.name: _tuned(plan, trials) for plan in plans}
+        found = {plan.name: _tuned(plan, trials) for plan in plans if plan.name in trials.chosen}
         notes = [note for plan in plans for note in plan.notes]
         return Tuning(asked, found, [*notes, *trials.notes], folder)
 

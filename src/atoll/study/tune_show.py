@@ -162,6 +162,18 @@ def _caption(found: Tuning) -> str:
     return words + f"Budget of each method: {counted(found.asked.trials, 'trial')}."
 
 
+def failed(found: Tuning) -> list[str]:
+    """Methods without the number that was asked for: no trial, or the final test, came to its end.
+
+    Why is among the notes.
+    """
+    wanted = bool(found.asked.seeds)
+    return [
+        name for name in found.asked.methods
+        if name not in found.methods or (wanted and found.methods[name].test is None)
+    ]  # fmt: skip
+
+
 def commands(found: Tuning) -> list[str]:
     """For each method the command that runs it as it was chosen."""
     return [run_command(tuned.config) for tuned in found.methods.values()]
