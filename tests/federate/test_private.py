@@ -30,6 +30,8 @@ from atoll.testing import small_federation
 CLIP, NOISE = 0.5, 2.0
 DP = f"clip={CLIP},noise={NOISE}"
 OPEN = f"{DP},scores=told,randomness=seed"
+INDEPENDENT = 0.7
+"""Differences of two drawings have deviation 1.41; of 78 numbers, six deviations more than this."""
 OPTIONS = {"rounds": 2, "set": {"hidden": 5}}
 
 
@@ -99,7 +101,7 @@ def test_nobody_but_the_site_can_make_its_noise(tmp_path):
     for mine in noise:
         assert abs(mine.std() - 1) < 4 / (2 * count) ** 0.5
         assert abs((mine * known).mean()) < 4 / count**0.5
-        assert (mine - known).std() > 1.2  # to take the known noise off only adds more
+        assert (mine - known).std() > INDEPENDENT  # to take the known noise off only adds more
     assert abs((noise[0] * noise[1]).mean()) < 4 / count**0.5
     # The same check finds noise that does come from the seed.
     seeded = make_site(tmp_path / "d")
@@ -137,8 +139,24 @@ def test_questions_that_differ_a_little_do_not_cancel_the_noise(tmp_path):
         other = {"message": message, **change}
         moved = numbers(ask(site, **other)) - numbers(ask(site, message))
         true = numbers(ask(bare, **other)) - numbers(ask(bare, message))
-        assert ((moved - true) / (CLIP * NOISE)).std() > 1.2
+        assert ((moved - true) / (CLIP * NOISE)).std() > INDEPENDENT
     assert len(site.account.releases) == 4
+
+
+@pytest.mark.parametrize("change", [{"noise": 2 * NOISE}, {"clip": 2 * CLIP}])
+def test_the_same_numbers_never_come_at_two_scales(change, tmp_path):
+    """Two answers u + s n and u + t n would give u; no attempt to get both may succeed."""
+    site = make_site(tmp_path)
+    message = model_for(site)
+    wide = {"clip": 1e6, "noise": NOISE}  # nothing is clipped, whatever the clip
+    other = {"clip": change.get("clip", 1) * 1e6, "noise": change.get("noise", NOISE)}
+    drawn = []
+    for place, one in enumerate((wide, other)):
+        run = ("r.-0", "r/-0")[place]  # two names for one folder, and one secret
+        begin(site, dp=f"clip={one['clip']},noise={one['noise']}", run=run)
+        drawn.append(numbers(ask(site, message, run=run)) / (one["clip"] * one["noise"]))
+    assert (drawn[0] - drawn[1]).std() > INDEPENDENT
+    assert len(site.account.releases) == 2
 
 
 def test_the_secret_is_for_the_owner_alone(tmp_path):

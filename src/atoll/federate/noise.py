@@ -1,7 +1,7 @@
 """Noise that only one site can make, and never twice for different updates.
 
 The numbers come from a secret of the run at this site, the question, and the clipped update itself.
-So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
+The scale of the noise belongs to the question: equal numbers at two scales could be solved for. So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
 which tells nothing new; an update that differs in one bit gets noise that is independent. The
 secret lies beside the private states, which are as private.
 """
@@ -51,7 +51,8 @@ class SiteNoise:
         self.release = ""
 
     def __call__(self, update: Tree, key: Tensor) -> Tree:
-        digest = hashlib.sha256(self.question)
+        # A hash of the question first: where it ends and the update begins cannot be shifted.
+        digest = hashlib.sha256(hashlib.sha256(self.question).digest())
         for leaf in leaves(update):
             digest.update(leaf.detach().cpu().contiguous().numpy().tobytes())
         seed = hmac.digest(self.secret, b"noise" + digest.digest(), "sha256")

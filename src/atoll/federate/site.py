@@ -174,7 +174,9 @@ class Job:
         private = self.privacy is not None and self.privacy.randomness == "site"
         if not private or not isinstance(step.owner, Noised):
             return None
-        asked = [step.name, int(head["round"]), int(head["key"]), hashlib.sha256(body).hexdigest()]
+        scale = [step.owner.clip, step.owner.noise]
+        asked = [self.run, scale, step.name, int(head["round"]), int(head["key"]),
+                 hashlib.sha256(body).hexdigest()]  # fmt: skip
         return SiteNoise(site_secret(self.states.folder), json.dumps(asked).encode())
 
     def _charge(self, noise: SiteNoise | None) -> dict[str, Any]:
