@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from atoll import __version__
-from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError
+from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, WireError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.engines.checkpoint import load_checkpoint, write_atomically
@@ -39,7 +39,7 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend
 from atoll.engines.wire import make_probe
 from atoll.federate.audit import Audit
-from atoll.federate.site import owners
+from atoll.federate.site import check_name, owners
 from atoll.study.config import (
     RunConfig,
     build_method,
@@ -362,6 +362,8 @@ def order_text(order: Order) -> str:
 def read_order(text: str) -> Order:
     """What `order_text` wrote."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
-    except (msgspec.DecodeError, ValueError) as error:
+        order = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
+        check_name(order.run)  # it names a folder
+        return order
+    except (WireError, msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"the order cannot be read: {error}") from error

@@ -96,7 +96,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.steps is not None and step.name not in self.steps:
             allowed = ", ".join(self.steps) or "none"
             raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
-        if round >= self.rounds:
+        if not -1 <= round < self.rounds:
             raise Refusal(
                 f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
             )

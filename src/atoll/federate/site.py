@@ -10,6 +10,8 @@ import csv
 import hashlib
 import json
 import math
+import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 from atoll import __version__
-from atoll.core.errors import AtollError, WireError
+from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.method import Method, Step
 from atoll.core.noised import Noised
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
@@ -31,12 +33,13 @@ from atoll.federate.data import SiteData
 from atoll.federate.noise import SiteNoise, site_secret
 from atoll.federate.policy import Policy, Refusal
 from atoll.study.accounting import epsilon, release
-from atoll.study.config import RunConfig, build_method, make_config, parse_config
+from atoll.study.config import RunConfig, build_method, make_config
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import from_confusion
 from atoll.study.privacy import PrivacyConfig, make_privacy, with_privacy
 
 EVALUATOR = "evaluator"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def owners(method: Method) -> dict[str, Any]:
@@ -98,19 +101,25 @@ class Site:
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
-        head = packet.head
-        config = make_config(**parse_config(head["config"], "the server's configuration"))
+        head, run = packet.head, check_name(packet.head["run"])
+        config = _ordered(head["config"])
         self.policy.check_run(config.method, config.rounds or 0)
+        if config.set.get("base"):  # a method that another one is plugged on runs here as well
+            self.policy.check_run(str(config.set["base"]).lower(), config.rounds or 0)
         self.policy.check_privacy(config.dp)
+        # One name, one configuration: states and noise of a run are for its own method and scale.
+        for event in self.audit.events(event="begin", run=run):
+            if _ordered(event["config"]) != config:
+                raise Refusal(f"run '{run}' was begun here with another configuration")
         if config.dp is not None:
             # What a site can expect to send, over all seeds; beside it, what other runs have spent.
             sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
-            before = self.account.precision(but=str(head["run"]).rpartition("-")[0])
+            before = self.account.precision(but=run.rpartition("-")[0])
             self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
         data = self.data
         method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
-        self.job = Job(str(head["run"]), with_privacy(method, config.dp), config, self)
-        self.audit.note("begin", run=head["run"], config=head["config"])
+        self.job = Job(run, with_privacy(method, config.dp), config, self)
+        self.audit.note("begin", run=run, config=head["config"])
         return Packet({}, b"")
 
     def _step(self, packet: Packet) -> Packet:
@@ -126,8 +135,7 @@ class Job:
         self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
         (self.graph,) = prepared([site.data.graph], dict(method.views))
-        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in run)
-        self.states = States(site.folder / "runs" / safe)
+        self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event="sent", run=run)
         self.attempt: Any = None
@@ -229,6 +237,22 @@ class Job:
         if not isinstance(step, Step):
             raise WireError(f"there is no step '{head['step']}' of '{name}'")
         return step
+
+
+def check_name(run: Any) -> str:
+    """The name of a run, which is the name of a folder too."""
+    if not isinstance(run, str) or not NAME.fullmatch(run):
+        raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")
+    return run
+
+
+def _ordered(text: str) -> RunConfig:
+    """The server's configuration; its data are a name for tables, never a file of this machine."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
+    return make_config(**{**given, "objects": ("data",)})
 
 
 def keeps_scores(privacy: PrivacyConfig | None) -> bool:
