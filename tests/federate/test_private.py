@@ -311,6 +311,55 @@ def test_a_packet_cannot_reach_the_step_without_noise(owner, tmp_path):
     assert not site.account.releases
 
 
+def crafted(message, change):
+    """The message with its first tensor changed."""
+    first = leaves(message)[0]
+    return tree_map(lambda leaf: change(leaf) if leaf is first else leaf, message)
+
+
+@pytest.mark.parametrize("name", ["train", "score"])
+def test_no_message_makes_a_site_tell_its_size(name, tmp_path):
+    site = make_site(tmp_path)
+    message, nodes = model_for(site), int(site.data.graph.size("nodes"))
+    begin(site)
+    owner = "method" if name == "train" else "evaluator"
+    heard = []
+    for rows in (nodes - 1, nodes, nodes + 1):
+        # Added to every node's row, a bias of many rows fits one number of nodes alone.
+        wide = tree_map(lambda b, n=rows: b.expand(n, *b.shape) if b.dim() == 1 else b, message)
+        heard.append(ask(site, wide, step=name, owner=owner).head)
+        heard.append(ask(site, crafted(message, lambda w: w[1:]), step=name, owner=owner).head)
+    assert {head["reason"] for head in heard} == {
+        "a private run has messages of its model's own shapes and types alone"
+    }
+
+
+def test_what_an_error_quotes_stays_at_the_site(tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=None)
+    nodes = f"x{int(site.data.graph.size('nodes'))})"  # in the shape of a matrix
+    answer = ask(site, crafted(model_for(site), lambda w: w[1:]))
+    assert answer.head["reason"] == "it failed (RuntimeError); its audit log says more"
+    assert nodes in site.audit.events(event="bad")[0]["detail"]
+
+
+@pytest.mark.parametrize("dp", [None, OPEN, DP])
+def test_only_the_owner_learns_that_training_diverged(dp, tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=dp)
+    huge = tree_map(lambda leaf: leaf.sign() * 3e38, model_for(site))
+    trained = ask(site, huge)
+    scored = ask(site, huge, owner="evaluator", step="score")
+    if dp != DP:
+        assert "training diverged" in trained.head["reason"]
+        assert "training diverged" in scored.head["reason"]
+        return
+    assert trained.head == scored.head == {}
+    assert torch.isfinite(numbers(trained)).all()
+    assert len(site.account.releases) == 1
+    assert {event["step"] for event in site.audit.events(event="diverged")} == {"train", "score"}
+
+
 def test_a_dry_run_shows_what_a_private_run_sends(tmp_path):
     data = make_site(tmp_path).data
     found = disclosure(make_config(method="moon", dp=DP), data, Policy(noise=1.0))

@@ -25,7 +25,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.message import Message
 from atoll.core.method import Clients, Method, Step
 from atoll.core.random import fold, normal
-from atoll.core.tree import Tree, flatten, leaves, structure, tree_map, unflatten
+from atoll.core.tree import Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
 
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
@@ -60,6 +60,8 @@ class Noised(Method):
         noise: z, the noise of one client as a multiple of C, for every parameter.
         delta: For the account of what is spent; it changes nothing that is sent.
         source: Where the noise comes from. A real site has its own, which nobody else can repeat.
+        hides_divergence: Whether an update that is not finite counts as none, so that nobody learns
+            by it; a simulation stops, and says so.
     """
 
     base: Method
@@ -67,6 +69,7 @@ class Noised(Method):
     noise: float
     delta: float = 1e-5
     source: Noise = keyed_noise
+    hides_divergence: bool = False
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
@@ -133,7 +136,10 @@ class Noised(Method):
                 f"{type(self.base).__name__} says that it can be made differentially private, but "
                 "its reply is not one update of the received model and a weight"
             )
-        update = clipped(tree_map(torch.sub, reply.model, received), self.clip)
+        update = tree_map(torch.sub, reply.model, received)
+        if self.hides_divergence and not all_finite(update):
+            update = tree_map(torch.zeros_like, update)
+        update = clipped(update, self.clip)
         noise, scale = self.source(update, fold(key, "dp")), self.clip * self.noise
         # A site's noise is finer than the model's numbers: added first, it is rounded with them.
         model = tree_map(lambda x, u, n: (u + scale * n + x).to(x.dtype), received, update, noise)

@@ -231,8 +231,12 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
                 root = fl_ctx.get_engine().get_workspace().get_root_dir()
                 self.answer = self.open(Path(root))
             packet = from_shareable(shareable)
-        except AtollError as error:
+        except WireError as error:
             return to_shareable(Packet({"failure": BAD, "reason": str(error)}, b""))
+        except AtollError as error:  # what it says may quote the owner's files
+            logging.getLogger(__name__).error("%s", error)
+            reason = "it cannot open its data or its policy; its log says why"
+            return to_shareable(Packet({"failure": BAD, "reason": reason}, b""))
         return to_shareable(self.answer(packet))
 
 

@@ -1,7 +1,8 @@
 """Noise that only one site can make, and never twice for different updates.
 
 The numbers come from a secret of the run at this site, the question, and the clipped update itself.
-The scale of the noise belongs to the question: equal numbers at two scales could be solved for. So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
+The scale of the noise is part of the question: the same numbers at two scales could be solved for.
+So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
 which tells nothing new; an update that differs in one bit gets noise that is independent. The
 secret lies beside the private states, which are as private.
 """
@@ -44,11 +45,13 @@ class SiteNoise:
 
     Attributes:
         release: Names what was drawn; equal for equal answers, and tells nothing else.
+        alone: Whether there was no update to add it to (`Noised.hides_divergence`).
     """
 
     def __init__(self, secret: bytes, question: bytes) -> None:
         self.secret, self.question = secret, question
         self.release = ""
+        self.alone = False
 
     def __call__(self, update: Tree, key: Tensor) -> Tree:
         # A hash of the question first: where it ends and the update begins cannot be shifted.
@@ -57,6 +60,7 @@ class SiteNoise:
             digest.update(leaf.detach().cpu().contiguous().numpy().tobytes())
         seed = hmac.digest(self.secret, b"noise" + digest.digest(), "sha256")
         self.release = hmac.digest(self.secret, b"release" + digest.digest(), "sha256").hex()[:32]
+        self.alone = not any(bool(leaf.any()) for leaf in leaves(update))
         flat, spec = flatten(update)
         numbers = torch.from_numpy(normals(seed, sum(leaf.numel() for leaf in flat)))
         parts = torch.split(numbers, [leaf.numel() for leaf in flat])

@@ -20,14 +20,16 @@ from typing import Any
 import torch
 
 from atoll import __version__
-from atoll.core.errors import AtollError, ConfigError, WireError
+from atoll.core.errors import ConfigError, WireError
+from atoll.core.federation import Federation
 from atoll.core.method import Method, Step
 from atoll.core.noised import Noised
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
-from atoll.engines.simulation import prepared
+from atoll.engines.simulation import Simulation, prepared
+from atoll.engines.wire import make_probe
 from atoll.federate.audit import Audit
 from atoll.federate.data import SiteData
 from atoll.federate.noise import SiteNoise, site_secret
@@ -39,6 +41,7 @@ from atoll.study.metrics import from_confusion
 from atoll.study.privacy import PrivacyConfig, make_privacy, with_privacy
 
 EVALUATOR = "evaluator"
+Shape = tuple[torch.Size, torch.dtype]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
@@ -64,16 +67,19 @@ class Site:
 
     def answer(self, packet: Packet) -> Packet:
         """The reply; whatever goes wrong becomes one that says so, and the site lives on."""
+        more = {}
         try:
             return self._doing(packet.head.get("do"))(packet)
         except Refusal as error:
             kind, reason = REFUSED, str(error)
-        except AtollError as error:
+        except (WireError, ConfigError) as error:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
-            kind, reason = BAD, f"{type(error).__name__}: {error}"
+            # What it says may quote the owner's data, such as the number of nodes in a shape.
+            kind, reason = BAD, f"it failed ({type(error).__name__}); its audit log says more"
+            more["detail"] = str(error)
         step = {k: packet.head.get(k) for k in ("run", "step", "round") if k in packet.head}
-        self.audit.note(kind, reason=reason, **step)
+        self.audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
 
     def _doing(self, what: Any) -> Callable[[Packet], Packet]:
@@ -134,6 +140,7 @@ class Job:
     def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
         self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
+        self.shapes = None if config.dp is None else _model_shapes(method, site.data)
         (self.graph,) = prepared([site.data.graph], dict(method.views))
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
@@ -148,21 +155,30 @@ class Job:
         step, round = self._named(head), int(head["round"])
         policy.check_step(step, round)
         message = decode(packet.body)
+        if self.shapes is not None and _shapes(message) not in ([], self.shapes):
+            # A row for each node would pass where there are as many, and so tell their number.
+            raise WireError("a private run has messages of its model's own shapes and types alone")
         if (round, head["attempt"]) != self.attempt:
             self.state = self.states.load(int(head["state"]))
             self.attempt, self.scored = (round, head["attempt"]), 0
         noise = self._noise(step, head, packet.body)
         if noise is not None:
-            step = replace(step, owner=replace(step.owner, source=noise))
+            owner = replace(step.owner, source=noise, hides_divergence=True)
+            step = replace(step, owner=owner)
         with torch.no_grad():
             reply, state = step(self.graph, message, self.state, torch.tensor(int(head["key"])))
-        # Where nothing leaves (Local), the private state must tell.
-        if not all_finite(reply if leaves(reply) or step.keeps_state else state):
-            raise WireError(
-                "training diverged (the loss is nan); lower the learning rate or check the features"
-            )
         policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
-        if isinstance(reply, Scores) and keeps_scores(self.privacy):
+        kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
+        # Where nothing leaves (Local), the private state must tell; with noise, only it can.
+        told = step.keeps_state or (noise is None and bool(leaves(reply)))
+        if not all_finite(reply if told else state) or (noise is not None and noise.alone):
+            if noise is None and not kept:
+                raise WireError(
+                    "training diverged (the loss is nan); lower the learning rate or check the "
+                    "features"
+                )
+            self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
+        if kept:
             reply = self._keep(reply, round)
         charged = self._charge(noise)
         body = encode(reply)
@@ -239,6 +255,19 @@ class Job:
         return step
 
 
+def _model_shapes(method: Method, data: SiteData) -> list[Shape]:
+    """Shapes and types of the model that the method sends around, found on made-up clients."""
+    (graph,) = prepared([data.graph], {})
+    own = Federation((graph,), data.classes)
+    probes = make_probe(own, {}, graph.x).graphs
+    made = Simulation(Federation(probes, data.classes), method, engine="serial")
+    return _shapes(method.deploy(method.init(made.clients(-1))).tree)
+
+
+def _shapes(tree: Tree) -> list[Shape]:
+    return [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
+
+
 def check_name(run: Any) -> str:
     """The name of a run, which is the name of a folder too."""
     if not isinstance(run, str) or not NAME.fullmatch(run):
@@ -298,8 +327,8 @@ class States:
         there = [number for number in self.rounds() if number <= counts]
         if not there or there[-1] != counts:
             raise WireError(
-                f"the private state after round {counts} is not in {self.folder}; this site cannot "
-                "continue the run"
+                f"the private state after round {counts} is not in its runs/{self.folder.name}; this "
+                "site cannot continue the run"
             )
         return load_checkpoint(self._path(counts))
 
