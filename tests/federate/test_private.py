@@ -18,6 +18,7 @@ from atoll.core.tree import leaves, tree_map
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet, SitesFailed
+from atoll.federate.audit import check_audit
 from atoll.federate.data import read_site_data, write_clients
 from atoll.federate.disclosure import disclosure
 from atoll.federate.noise import SECRET, normals, site_secret
@@ -300,6 +301,21 @@ def test_the_budget_is_for_all_runs_and_a_resumed_run_is_not_paid_twice(tmp_path
     assert answer.head["failure"] == "refused"
     assert "this update would make it" in answer.head["reason"]
     assert len(Site(site.data, policy, site.folder).account.releases) == 3
+
+
+def test_jobs_at_the_same_time_share_one_budget(tmp_path):
+    policy = Policy(epsilon=epsilon(2 * release(NOISE), 1e-5) + 1e-6)
+    one = make_site(tmp_path, policy)
+    two = Site(one.data, policy, one.folder)  # another process, which began before the first spent
+    message = model_for(one)
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        assert begin(site, rounds=2, run=run).head == {}
+    assert ask(one, message, run="one-0").head == {}
+    assert ask(two, message, run="two-0").head == {}
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        answer = ask(site, message, round=1, run=run)
+        assert "this update would make it" in answer.head["reason"]
+    assert check_audit(one.audit.path) == 6  # and the log of both is one chain
 
 
 @pytest.mark.parametrize("owner", ["method.base", "base", "method.net"])

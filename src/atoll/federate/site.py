@@ -180,17 +180,21 @@ class Job:
             self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
         if kept:
             reply = self._keep(reply, round)
-        charged = self._charge(noise)
         body = encode(reply)
-        policy.check_bytes(len(body), self.sent)
-        if not step.keeps_state:
-            self.state = state
-            self.states.save(round, state, int(head["state"]))
-        self.sent += len(body)
-        self.site.audit.note(
-            "sent", run=self.run, step=step.name, round=round, bytes=len(body),
-            array_bytes=num_bytes(reply), **charged,
-        )  # fmt: skip
+        with self.site.audit.alone() as changed:
+            if changed:  # by another job at this site: what it released counts here too
+                self.site.account = Account(self.site.audit)
+                self.sent = self.site.audit.total("bytes", event="sent", run=self.run)
+            charged = self._charge(noise)
+            policy.check_bytes(len(body), self.sent)
+            if not step.keeps_state:
+                self.state = state
+                self.states.save(round, state, int(head["state"]))
+            self.sent += len(body)
+            self.site.audit.note(
+                "sent", run=self.run, step=step.name, round=round, bytes=len(body),
+                array_bytes=num_bytes(reply), **charged,
+            )  # fmt: skip
         return Packet({}, body)
 
     def _noise(self, step: Step, head: dict[str, Any], body: bytes) -> SiteNoise | None:
@@ -257,9 +261,8 @@ class Job:
 
 def _model_shapes(method: Method, data: SiteData) -> list[Shape]:
     """Shapes and types of the model that the method sends around, found on made-up clients."""
-    (graph,) = prepared([data.graph], {})
-    own = Federation((graph,), data.classes)
-    probes = make_probe(own, {}, graph.x).graphs
+    own = Federation((data.graph,), data.classes)
+    probes = make_probe(own, {}, torch.zeros(())).graphs
     made = Simulation(Federation(probes, data.classes), method, engine="serial")
     return _shapes(method.deploy(method.init(made.clients(-1))).tree)
 
