@@ -307,3 +307,18 @@ def test_only_the_shape_of_a_declared_field_is_free():
     other_field = Parcel({"w": torch.zeros(3, 2), "b": torch.zeros(2)}, torch.ones(1))
     with pytest.raises(WireError, match="'label' has shape"):
         check_like(other_field, LIKE, free)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
+def test_numbers_that_cannot_be_checked_are_refused(dtype):
+    with pytest.raises(WireError, match=f"'a' is {dtype}"):
+        decode(encode({"a": torch.ones(2).to(dtype)}))
+
+
+def test_a_tree_that_is_too_deep_is_refused():
+    tree: Tree = torch.ones(1)
+    for _ in range(64):
+        tree = [tree]
+    decode(encode(tree))
+    with pytest.raises(WireError, match="more than 64 levels"):
+        decode(encode([tree]))

@@ -187,6 +187,10 @@ def wider(reply):
     return tree_map(lambda leaf: torch.cat([leaf, leaf]) if leaf.dim() else leaf, reply)
 
 
+def tiny(reply):
+    return tree_map(lambda leaf: leaf.to(torch.float8_e4m3fn), reply)
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -196,8 +200,9 @@ def wider(reply):
         (lambda body: body[: len(body) // 2], "not an Atoll message"),
         (lambda body: b"\x80\x04." + body, "not an Atoll message"),
         (lambda body: bytes(len(body)), "not an Atoll message"),
+        (lambda body: encode(tiny(decode(body))), "is torch.float8_e4m3fn"),
     ],
-    ids=["nan", "shape", "names", "cut", "pickle", "zeros"],
+    ids=["nan", "shape", "names", "cut", "pickle", "zeros", "tiny"],
 )
 def test_bad_data_are_refused_and_their_site_left_out(spoil, reason, make_room):
     federation = small_federation()

@@ -12,6 +12,7 @@ from scipy import stats
 from test_coordinator import Killed, lose, same
 
 import atoll
+from atoll.core.errors import DataError
 from atoll.core.noised import keyed_noise
 from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves, tree_map
@@ -169,6 +170,10 @@ def test_the_secret_is_for_the_owner_alone(tmp_path):
     assert len(secret) == 32
     assert site_secret(tmp_path) == secret
     assert (tmp_path / SECRET).stat().st_mode & 0o077 == 0
+    assert make_site(tmp_path / "a").folder.stat().st_mode & 0o077 == 0  # states and scores too
+    (tmp_path / SECRET).write_bytes(b"")
+    with pytest.raises(DataError, match="is damaged"):
+        site_secret(tmp_path)
 
 
 def test_a_sites_numbers_are_standard_normal():

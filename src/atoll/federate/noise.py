@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.errors import DataError
 from atoll.core.tree import Tree, flatten, leaves, unflatten
 
 SECRET = "noise.key"
+BYTES = 32
 
 
 def site_secret(folder: Path) -> bytes:
@@ -33,11 +35,14 @@ def site_secret(folder: Path) -> bytes:
         fresh.unlink(missing_ok=True)
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(32))
+            file.write(secrets.token_bytes(BYTES))
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
-    return path.read_bytes()
+    secret = path.read_bytes()
+    if len(secret) != BYTES:  # an empty one would be known to all
+        raise DataError(f"'{path}' is damaged; delete it, and the run goes on with another one")
+    return secret
 
 
 class SiteNoise:

@@ -61,6 +61,8 @@ class Site:
 
     def __init__(self, data: SiteData, policy: Policy, folder: Path) -> None:
         self.data, self.policy, self.folder = data, policy, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None
