@@ -224,7 +224,7 @@ def test_a_structure_too_deep_to_build_is_refused():
 
     assert decode(deep(64))
     for levels in (65, 400, 900):  # the last is too much for the JSON alone
-        with pytest.raises(WireError, match="64 levels|not an Atoll message"):
+        with pytest.raises(WireError, match=r"64 levels|not an Atoll message"):
             decode(deep(levels))
 
 

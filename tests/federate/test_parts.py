@@ -145,6 +145,10 @@ def test_a_policy_counts_for_the_method_inside_a_plug(policy, base, problem, tmp
     answer = one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
     assert problem in answer.head["reason"]
     assert not ran.exists()
+    if not base.endswith("Mine"):
+        assert problem in disclosure(
+            make_config(method="fedtad", rounds=1, set={"base": base}), one.data, policy
+        )["run"]  # fmt: skip
 
 
 def test_a_server_cannot_have_a_site_open_its_files(tmp_path):

@@ -111,9 +111,8 @@ class Site:
         """Build the method, with the widths that all sites agreed on."""
         head, run = packet.head, check_name(packet.head["run"])
         config = _ordered(head["config"])
-        self.policy.check_run(config.method, config.rounds or 0)
-        if config.set.get("base"):  # a method that another one is plugged on runs here as well
-            self.policy.check_run(str(config.set["base"]).lower(), config.rounds or 0)
+        base = str(config.set.get("base", ""))
+        self.policy.check_run(config.method, config.rounds or 0, base)
         self.policy.check_privacy(config.dp)
         # One name, one configuration: states and noise of a run are for its own method and scale.
         for event in self.audit.events(event="begin", run=run):
@@ -332,8 +331,8 @@ class States:
         there = [number for number in self.rounds() if number <= counts]
         if not there or there[-1] != counts:
             raise WireError(
-                f"the private state after round {counts} is not in its runs/{self.folder.name}; this "
-                "site cannot continue the run"
+                f"the private state after round {counts} is not in its runs/{self.folder.name}; "
+                "this site cannot continue the run"
             )
         return load_checkpoint(self._path(counts))
 
