@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.message import Message
 from atoll.core.method import Clients, Method, Step
 from atoll.core.random import fold, normal
-from atoll.core.tree import Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
+from atoll.core.tree import Empty, Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
 
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
@@ -127,11 +127,10 @@ class Noised(Method):
 
     def release(self, reply: Any, received: Tree, key: Tensor) -> Any:
         """What may leave, of a reply to the received model."""
-        if not leaves(reply):
+        if type(reply) is Empty:  # anything else may carry plain values beside its tensors
             return reply
-        if {part.name for part in fields(reply)} != {"model", "weight"} or structure(
-            reply.model
-        ) != structure(received):
+        parts = {part.name for part in fields(reply)} if is_dataclass(reply) else set()
+        if parts != {"model", "weight"} or structure(reply.model) != structure(received):
             raise ConfigError(
                 f"{type(self.base).__name__} says that it can be made differentially private, but "
                 "its reply is not one update of the received model and a weight"
