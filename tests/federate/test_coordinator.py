@@ -220,6 +220,18 @@ def test_bad_data_are_refused_and_their_site_left_out(spoil, reason, make_room):
     assert reason in audit(room)
 
 
+@pytest.mark.parametrize("change", [{"counts": "many"}, {"nodes": None}, {"more": 1}])
+def test_a_site_that_joins_with_nonsense_is_named(change, make_room):
+    room = make_room(small_federation())
+
+    def tamper(site, question, answer):
+        odd = site == "site-2" and question.head["do"] == "hello"
+        return Packet({**answer.head, **change}, b"") if odd else answer
+
+    with pytest.raises(SitesFailed, match=r"^site-2: what it tells of its data cannot be used"):
+        room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(tamper))
+
+
 def test_an_oversized_reply_is_refused(make_room):
     room = make_room(small_federation())
     fleet = room.fleet(lambda site, question, answer: (

@@ -369,3 +369,15 @@ def test_a_protocol_for_graphs_can_be_ordered():
 
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
     assert _order(config, ("a", "b", "c"), None, 1.0).quorum == 2
+
+
+def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():
+    pytest.importorskip("nvflare")
+    from atoll.engines.flare import _answer, to_shareable
+
+    said = to_shareable(Packet({"failure": "bad", "reason": "a\x1b[2J\nb" + "c" * 9999}, b""))
+    answer = _answer(said)
+    assert answer.reason.startswith("a [2J bc")
+    assert len(answer.reason) == 1000
+    said["head"] = "[" * 100_000
+    assert _answer(said).reason == "a message was refused: it is not an Atoll packet"

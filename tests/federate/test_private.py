@@ -308,6 +308,14 @@ def test_the_budget_is_for_all_runs_and_a_resumed_run_is_not_paid_twice(tmp_path
     assert len(Site(site.data, policy, site.folder).account.releases) == 3
 
 
+def test_nothing_is_sent_that_cannot_be_noted(tmp_path, monkeypatch):
+    site = make_site(tmp_path)
+    begin(site)
+    monkeypatch.setattr("os.write", lambda handle, line: len(line) // 2)  # a disk that is full
+    with pytest.raises(DataError, match="its disk is full"):
+        ask(site, model_for(site))
+
+
 def test_jobs_at_the_same_time_share_one_budget(tmp_path):
     policy = Policy(epsilon=epsilon(2 * release(NOISE), 1e-5) + 1e-6)
     one = make_site(tmp_path, policy)

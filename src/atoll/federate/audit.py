@@ -53,8 +53,11 @@ class Audit:
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z"
         text = json.dumps({"time": now, "event": event, **facts, "before": self.last}, default=str)
         line = text.encode() + b"\n"
-        self.size += os.write(self.handle, line)  # in one piece
-        self.last = _digest(line)
+        if os.write(self.handle, line) != len(line):  # what is not noted must not be sent
+            raise DataError(f"audit log {self.path} cannot be written; its disk is full")
+        if "release" in facts:
+            os.fsync(self.handle)  # a power cut must not renew what was spent
+        self.size, self.last = self.size + len(line), _digest(line)
         return None
 
     def events(self, **facts: Any) -> list[dict[str, Any]]:

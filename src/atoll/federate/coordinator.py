@@ -24,6 +24,7 @@ from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.engines.checkpoint import load_checkpoint, write_atomically
 from atoll.engines.fleet import (
+    BAD,
     LOST,
     REFUSED,
     Aborted,
@@ -77,6 +78,18 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     quorum: int
     deadline: float = 600.0
     join: float = 120.0
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a site tells when it joins (`SiteData.facts`)."""
+
+    features: int
+    classes: int
+    task: str
+    counts: tuple[int, int, int]
+    nodes: int
+    metric: str
+    words: tuple[str, ...]
 
 
 class TooFew(ClientLost):
@@ -191,6 +204,11 @@ def agree(
     replies, failures = fleet.map(
         "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
     )
+    for site, packet in replies.items():
+        try:
+            msgspec.convert(packet.head, Facts)
+        except msgspec.ValidationError as error:
+            failures[site] = Failure(BAD, f"what it tells of its data cannot be used: {error}")
     path = folder / ROSTER
     known = msgspec.json.decode(path.read_bytes()) if path.exists() else None
     refused = {site: why for site, why in failures.items() if why.kind != LOST}
