@@ -155,10 +155,7 @@ class Job:
         head, policy = packet.head, self.site.policy
         step, round = self._named(head), int(head["round"])
         policy.check_step(step, round)
-        message = decode(packet.body)
-        if self.shapes is not None and _shapes(message) not in ([], self.shapes):
-            # A row for each node would pass where there are as many, and so tell their number.
-            raise WireError("a private run has messages of its model's own shapes and types alone")
+        message = self._message(packet.body)
         if (round, head["attempt"]) != self.attempt:
             self.state = self.states.load(int(head["state"]))
             self.attempt, self.scored = (round, head["attempt"]), 0
@@ -170,9 +167,7 @@ class Job:
             reply, state = step(self.graph, message, self.state, torch.tensor(int(head["key"])))
         policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
-        # Where nothing leaves (Local), the private state must tell; with noise, only it can.
-        told = step.keeps_state or (noise is None and bool(leaves(reply)))
-        if not all_finite(reply if told else state) or (noise is not None and noise.alone):
+        if self._diverged(step, reply, state, noise):
             if noise is None and not kept:
                 raise WireError(
                     "training diverged (the loss is nan); lower the learning rate or check the "
@@ -197,6 +192,20 @@ class Job:
                 array_bytes=num_bytes(reply), **charged,
             )  # fmt: skip
         return Packet({}, body)
+
+    def _message(self, body: bytes) -> Tree:
+        """What the server sends; in a private run it must not be able to fit some data alone."""
+        message = decode(body)
+        # A row for each node would pass where there are as many, and so tell their number.
+        if self.shapes is not None and _shapes(message) not in ([], self.shapes):
+            raise WireError("a private run has messages of its model's own shapes and types alone")
+        return message
+
+    def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
+        """Where nothing leaves (Local), the private state must tell; a noised reply is finite."""
+        if noise is not None:
+            return noise.alone or not all_finite(state)
+        return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
     def _noise(self, step: Step, head: dict[str, Any], body: bytes) -> SiteNoise | None:
         """This site's own noise, for a step that is to be noised with it."""
