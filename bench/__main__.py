@@ -22,6 +22,7 @@ from bench.peer_env import DEFAULT, peer_python
 from bench.peer_runner import METHODS
 from bench.processes import RunError
 from bench.roofline import floor, machine_peaks, round_of_fedavg
+from bench.tables import tables
 
 
 @click.group()
@@ -304,6 +305,7 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
 
 
 main.add_command(gpu)
+main.add_command(tables)
 
 
 if __name__ == "__main__":

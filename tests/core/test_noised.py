@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError
 from atoll.core.message import ToAll
+from atoll.core.method import client_step
 from atoll.core.noised import Noised, clipped, keyed_noise
 from atoll.core.random import make_key
 from atoll.core.tree import leaves, norm, tree_map
@@ -96,6 +97,19 @@ def test_what_is_sent_is_the_clipped_update_and_noise_around_it():
         torch.testing.assert_close(one, other)
 
 
+def test_an_update_that_is_not_finite_is_noise_alone_where_nobody_may_know():
+    method = replace(noised(noise=2.0), hides_divergence=True)
+    reply, server = one_reply(method)
+    for bad in (float("nan"), float("inf")):
+        lost = replace(reply, model=tree_map(lambda leaf, b=bad: leaf * 0 + b, reply.model))
+        sent = method.release(lost, server, make_key(7))
+        none = method.release(replace(reply, model=server), server, make_key(7))
+        for one, other in zip(leaves(sent.model), leaves(none.model), strict=True):
+            assert torch.equal(one, other)
+        told = replace(method, hides_divergence=False).release(lost, server, make_key(7))
+        assert not torch.isfinite(leaves(told.model)[0]).any()
+
+
 def test_the_size_of_a_client_does_not_leave():
     reply, _ = one_reply(noised())
     assert float(reply.weight) == 1.0
@@ -152,6 +166,16 @@ def test_a_method_that_claims_too_much_is_stopped():
     server = method.init(simulation.clients(-1))
     with pytest.raises(ConfigError, match="its reply is not one update"):
         method.round(server, simulation.clients(0))
+
+    @dataclass(frozen=True)
+    class Tells(FedAvg):
+        @client_step
+        def train(self, graph, message, state, key):
+            return {"nodes": int(graph.real.sum())}, state
+
+    told = Noised(net=net, base=Tells(net), clip=1.0, noise=1.0)
+    with pytest.raises(ConfigError, match="its reply is not one update"):
+        told.train(simulation.engine.graphs[0], server, None, make_key(1))
 
     @dataclass(frozen=True)
     class Asks(FedAvg):

@@ -219,10 +219,13 @@ def test_a_structure_that_cannot_be_read_is_refused(text):
 
 
 def test_a_structure_too_deep_to_build_is_refused():
-    deep = '{"list":[' * 400 + '{"value":1}' + "]}" * 400
-    assert decode(message(deep))
-    with pytest.raises(WireError, match="refused"):
-        decode(message('{"list":[' * 900 + '{"value":1}' + "]}" * 900))
+    def deep(levels):
+        return message('{"list":[' * levels + '{"value":1}' + "]}" * levels)
+
+    assert decode(deep(64))
+    for levels in (65, 400, 900):  # the last is too much for the JSON alone
+        with pytest.raises(WireError, match=r"64 levels|not an Atoll message"):
+            decode(deep(levels))
 
 
 def test_a_file_without_a_structure_is_refused():
@@ -307,3 +310,9 @@ def test_only_the_shape_of_a_declared_field_is_free():
     other_field = Parcel({"w": torch.zeros(3, 2), "b": torch.zeros(2)}, torch.ones(1))
     with pytest.raises(WireError, match="'label' has shape"):
         check_like(other_field, LIKE, free)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
+def test_numbers_that_cannot_be_checked_are_refused(dtype):
+    with pytest.raises(WireError, match=f"'a' is {dtype}"):
+        decode(encode({"a": torch.ones(2).to(dtype)}))

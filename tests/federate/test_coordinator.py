@@ -187,6 +187,10 @@ def wider(reply):
     return tree_map(lambda leaf: torch.cat([leaf, leaf]) if leaf.dim() else leaf, reply)
 
 
+def tiny(reply):
+    return tree_map(lambda leaf: leaf.to(torch.float8_e4m3fn), reply)
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -196,8 +200,9 @@ def wider(reply):
         (lambda body: body[: len(body) // 2], "not an Atoll message"),
         (lambda body: b"\x80\x04." + body, "not an Atoll message"),
         (lambda body: bytes(len(body)), "not an Atoll message"),
+        (lambda body: encode(tiny(decode(body))), "is torch.float8_e4m3fn"),
     ],
-    ids=["nan", "shape", "names", "cut", "pickle", "zeros"],
+    ids=["nan", "shape", "names", "cut", "pickle", "zeros", "tiny"],
 )
 def test_bad_data_are_refused_and_their_site_left_out(spoil, reason, make_room):
     federation = small_federation()
@@ -213,6 +218,18 @@ def test_bad_data_are_refused_and_their_site_left_out(spoil, reason, make_room):
     for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
         torch.testing.assert_close(one, other)
     assert reason in audit(room)
+
+
+@pytest.mark.parametrize("change", [{"counts": "many"}, {"nodes": None}, {"more": 1}])
+def test_a_site_that_joins_with_nonsense_is_named(change, make_room):
+    room = make_room(small_federation())
+
+    def tamper(site, question, answer):
+        odd = site == "site-2" and question.head["do"] == "hello"
+        return Packet({**answer.head, **change}, b"") if odd else answer
+
+    with pytest.raises(SitesFailed, match=r"^site-2: what it tells of its data cannot be used"):
+        room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(tamper))
 
 
 def test_an_oversized_reply_is_refused(make_room):

@@ -21,10 +21,11 @@ from atoll.federate.coordinator import Order, order_text, read_order
 from atoll.federate.data import read_site_data, write_clients
 from atoll.federate.disclosure import disclosure
 from atoll.federate.kits import ADMIN, CLASSES, provision
-from atoll.federate.policy import Policy, read_policy
+from atoll.federate.policy import Policy, Refusal, read_policy
 from atoll.federate.processes import Processes, marked
 from atoll.federate.site import Site
 from atoll.federate.supervise import Supervisor, read_saved_order, write_job
+from atoll.methods import FedAvg
 from atoll.study.config import config_text, make_config
 from atoll.testing import small_federation
 
@@ -114,6 +115,56 @@ def test_a_site_answers_nonsense_with_a_reason_and_lives_on(head, problem, tmp_p
     answer = one.answer(Packet(head, b""))
     assert problem in answer.head["reason"]
     assert one.answer(Packet({"do": "ping"}, b"")).head == {}
+
+
+@pytest.mark.parametrize("run", ["", "../r", "r/../..", "/tmp/r", "r.0", "r" * 101, 3, None])
+def test_a_run_cannot_name_any_folder(run, tmp_path):
+    one = site(tmp_path)
+    config = config_text(make_config(method="fedavg", rounds=1))
+    answer = one.answer(Packet({"do": "begin", "run": run, "config": config}, b""))
+    assert "a run's name" in answer.head["reason"]
+    if isinstance(run, str):
+        order = Order(run=run, config=config, sites=("a",), quorum=1)
+        with pytest.raises(ConfigError, match="a run's name"):
+            read_order(order_text(order))
+
+
+@pytest.mark.parametrize(
+    ("policy", "base", "problem"),
+    [
+        (Policy(), "BASE", "does not come with Atoll"),
+        (Policy(methods=("fedtad",)), "fedavg", "does not allow method 'fedavg'"),
+    ],
+)
+def test_a_policy_counts_for_the_method_inside_a_plug(policy, base, problem, tmp_path):
+    code, ran = tmp_path / "mine_too.py", tmp_path / "ran"
+    code.write_text(f"open({str(ran)!r}, 'w')")
+    one = site(tmp_path, policy)
+    base = base.replace("BASE", f"{code}:Mine")
+    config = config_text(make_config(method="fedtad", rounds=1, set={"base": base}))
+    answer = one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
+    assert problem in answer.head["reason"]
+    assert not ran.exists()
+    if not base.endswith("Mine"):
+        assert problem in disclosure(
+            make_config(method="fedtad", rounds=1, set={"base": base}), one.data, policy
+        )["run"]  # fmt: skip
+
+
+def test_a_server_cannot_have_a_site_open_its_files(tmp_path):
+    one = site(tmp_path)
+    federation = tmp_path / "other.atoll"  # opened, it would be told from one that is not there
+    config = config_text(make_config(method="fedavg", rounds=1)).replace(
+        'data = "lagoon"', f'data = "{federation}"'
+    )
+    assert str(federation) in config
+    assert one.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head == {}
+
+
+@pytest.mark.parametrize("round", [-2, 1])
+def test_a_round_beyond_the_policy_is_refused(round):
+    with pytest.raises(Refusal, match="allows 1 rounds"):
+        Policy(rounds=1).check_step(FedAvg(None).train, round)
 
 
 @pytest.mark.parametrize(
@@ -318,3 +369,15 @@ def test_a_protocol_for_graphs_can_be_ordered():
 
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
     assert _order(config, ("a", "b", "c"), None, 1.0).quorum == 2
+
+
+def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():
+    pytest.importorskip("nvflare")
+    from atoll.engines.flare import _answer, to_shareable
+
+    said = to_shareable(Packet({"failure": "bad", "reason": "a\x1b[2J\nb" + "c" * 9999}, b""))
+    answer = _answer(said)
+    assert answer.reason.startswith("a [2J bc")
+    assert len(answer.reason) == 1000
+    said["head"] = "[" * 100_000
+    assert _answer(said).reason == "a message was refused: it is not an Atoll packet"

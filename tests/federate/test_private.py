@@ -12,12 +12,14 @@ from scipy import stats
 from test_coordinator import Killed, lose, same
 
 import atoll
+from atoll.core.errors import DataError
 from atoll.core.noised import keyed_noise
 from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves, tree_map
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet, SitesFailed
+from atoll.federate.audit import check_audit
 from atoll.federate.data import read_site_data, write_clients
 from atoll.federate.disclosure import disclosure
 from atoll.federate.noise import SECRET, normals, site_secret
@@ -30,6 +32,8 @@ from atoll.testing import small_federation
 CLIP, NOISE = 0.5, 2.0
 DP = f"clip={CLIP},noise={NOISE}"
 OPEN = f"{DP},scores=told,randomness=seed"
+INDEPENDENT = 0.7
+"""Differences of two drawings have deviation 1.41; of 78 numbers, six deviations more than this."""
 OPTIONS = {"rounds": 2, "set": {"hidden": 5}}
 
 
@@ -99,7 +103,7 @@ def test_nobody_but_the_site_can_make_its_noise(tmp_path):
     for mine in noise:
         assert abs(mine.std() - 1) < 4 / (2 * count) ** 0.5
         assert abs((mine * known).mean()) < 4 / count**0.5
-        assert (mine - known).std() > 1.2  # to take the known noise off only adds more
+        assert (mine - known).std() > INDEPENDENT  # to take the known noise off only adds more
     assert abs((noise[0] * noise[1]).mean()) < 4 / count**0.5
     # The same check finds noise that does come from the seed.
     seeded = make_site(tmp_path / "d")
@@ -137,8 +141,28 @@ def test_questions_that_differ_a_little_do_not_cancel_the_noise(tmp_path):
         other = {"message": message, **change}
         moved = numbers(ask(site, **other)) - numbers(ask(site, message))
         true = numbers(ask(bare, **other)) - numbers(ask(bare, message))
-        assert ((moved - true) / (CLIP * NOISE)).std() > 1.2
+        assert ((moved - true) / (CLIP * NOISE)).std() > INDEPENDENT
     assert len(site.account.releases) == 4
+
+
+@pytest.mark.parametrize("change", [{"noise": 2 * NOISE}, {"clip": 2e6}])
+def test_the_same_numbers_never_come_at_two_scales(change, tmp_path):
+    """Two answers u + s n and u + t n would give u."""
+    site = make_site(tmp_path)
+    message = model_for(site)
+    first = {"clip": 1e6, "noise": NOISE}  # nothing is clipped, whatever the clip
+    other = {**first, **change}
+    drawn = []
+    for one in (first, other):
+        dp = f"clip={one['clip']},noise={one['noise']}"
+        if drawn:
+            assert "with another configuration" in begin(site, dp=dp).head["reason"]
+            site.audit.path.unlink()  # not even where an owner lost the log of the first time
+            site = Site(site.data, site.policy, site.folder)
+        assert begin(site, dp=dp).head == {}
+        drawn.append(numbers(ask(site, message)) / (one["clip"] * one["noise"]))
+        assert len(site.account.releases) == 1
+    assert (drawn[0] - drawn[1]).std() > INDEPENDENT
 
 
 def test_the_secret_is_for_the_owner_alone(tmp_path):
@@ -146,6 +170,10 @@ def test_the_secret_is_for_the_owner_alone(tmp_path):
     assert len(secret) == 32
     assert site_secret(tmp_path) == secret
     assert (tmp_path / SECRET).stat().st_mode & 0o077 == 0
+    assert make_site(tmp_path / "a").folder.stat().st_mode & 0o077 == 0  # states and scores too
+    (tmp_path / SECRET).write_bytes(b"")
+    with pytest.raises(DataError, match="is damaged"):
+        site_secret(tmp_path)
 
 
 def test_a_sites_numbers_are_standard_normal():
@@ -280,6 +308,29 @@ def test_the_budget_is_for_all_runs_and_a_resumed_run_is_not_paid_twice(tmp_path
     assert len(Site(site.data, policy, site.folder).account.releases) == 3
 
 
+def test_nothing_is_sent_that_cannot_be_noted(tmp_path, monkeypatch):
+    site = make_site(tmp_path)
+    begin(site)
+    monkeypatch.setattr("os.write", lambda handle, line: len(line) // 2)  # a disk that is full
+    with pytest.raises(DataError, match="its disk is full"):
+        ask(site, model_for(site))
+
+
+def test_jobs_at_the_same_time_share_one_budget(tmp_path):
+    policy = Policy(epsilon=epsilon(2 * release(NOISE), 1e-5) + 1e-6)
+    one = make_site(tmp_path, policy)
+    two = Site(one.data, policy, one.folder)  # another process, which began before the first spent
+    message = model_for(one)
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        assert begin(site, rounds=2, run=run).head == {}
+    assert ask(one, message, run="one-0").head == {}
+    assert ask(two, message, run="two-0").head == {}
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        answer = ask(site, message, round=1, run=run)
+        assert "this update would make it" in answer.head["reason"]
+    assert check_audit(one.audit.path) == 6  # and the log of both is one chain
+
+
 @pytest.mark.parametrize("owner", ["method.base", "base", "method.net"])
 def test_a_packet_cannot_reach_the_step_without_noise(owner, tmp_path):
     site = make_site(tmp_path)
@@ -287,6 +338,55 @@ def test_a_packet_cannot_reach_the_step_without_noise(owner, tmp_path):
     answer = ask(site, model_for(site), owner=owner)
     assert answer.head["failure"] == "bad"
     assert not site.account.releases
+
+
+def crafted(message, change):
+    """The message with its first tensor changed."""
+    first = leaves(message)[0]
+    return tree_map(lambda leaf: change(leaf) if leaf is first else leaf, message)
+
+
+@pytest.mark.parametrize("name", ["train", "score"])
+def test_no_message_makes_a_site_tell_its_size(name, tmp_path):
+    site = make_site(tmp_path)
+    message, nodes = model_for(site), int(site.data.graph.size("nodes"))
+    begin(site)
+    owner = "method" if name == "train" else "evaluator"
+    heard = []
+    for rows in (nodes - 1, nodes, nodes + 1):
+        # Added to every node's row, a bias of many rows fits one number of nodes alone.
+        wide = tree_map(lambda b, n=rows: b.expand(n, *b.shape) if b.dim() == 1 else b, message)
+        heard.append(ask(site, wide, step=name, owner=owner).head)
+        heard.append(ask(site, crafted(message, lambda w: w[1:]), step=name, owner=owner).head)
+    assert {head["reason"] for head in heard} == {
+        "a private run has messages of its model's own shapes and types alone"
+    }
+
+
+def test_what_an_error_quotes_stays_at_the_site(tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=None)
+    nodes = f"x{int(site.data.graph.size('nodes'))})"  # in the shape of a matrix
+    answer = ask(site, crafted(model_for(site), lambda w: w[1:]))
+    assert answer.head["reason"] == "it failed (RuntimeError); its audit log says more"
+    assert nodes in site.audit.events(event="bad")[0]["detail"]
+
+
+@pytest.mark.parametrize("dp", [None, OPEN, DP])
+def test_only_the_owner_learns_that_training_diverged(dp, tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=dp)
+    huge = tree_map(lambda leaf: leaf.sign() * 3e38, model_for(site))
+    trained = ask(site, huge)
+    scored = ask(site, huge, owner="evaluator", step="score")
+    if dp != DP:
+        assert "training diverged" in trained.head["reason"]
+        assert "training diverged" in scored.head["reason"]
+        return
+    assert trained.head == scored.head == {}
+    assert torch.isfinite(numbers(trained)).all()
+    assert len(site.account.releases) == 1
+    assert {event["step"] for event in site.audit.events(event="diverged")} == {"train", "score"}
 
 
 def test_a_dry_run_shows_what_a_private_run_sends(tmp_path):

@@ -16,9 +16,9 @@ from atoll.study.reproduce import (
     Ours,
     Reproduction,
     Wanted,
-    _filled,
     _tolerance,
     chosen,
+    filled,
     needed,
     parse_only,
     plan_table,
@@ -129,12 +129,12 @@ def test_averages_are_of_all_their_parts(everything_here: None) -> None:
         spread = {"mean": place / 10, "std": 0.0, "per_seed": [place / 10] * 3}
         metrics = {"test_accuracy": spread, "test_auc": spread}
         found[cell.name] = Outcome(cell, Path(), {"metrics": metrics})
-    filled = _filled(row, found, None)  # type: ignore[arg-type]  # no gains here
-    assert filled.ours["fediih"].mean == pytest.approx(20.0)
+    whole = filled(row, found, None)  # type: ignore[arg-type]  # no gains here
+    assert whole.ours["fediih"].mean == pytest.approx(20.0)
     assert row.metrics.count("test_auc") == 3
     first = row.cells["fediih"][0]
     found[first.name] = Outcome(first, Path(), error="it broke")
-    assert _filled(row, found, None).errors == {"fediih": "Local: it broke"}  # type: ignore[arg-type]
+    assert filled(row, found, None).errors == {"fediih": "Local: it broke"}  # type: ignore[arg-type]
 
 
 def test_averages_need_all_data_sets(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.message import Message
 from atoll.core.method import Clients, Method, Step
 from atoll.core.random import fold, normal
-from atoll.core.tree import Tree, flatten, leaves, structure, tree_map, unflatten
+from atoll.core.tree import Empty, Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
 
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
@@ -60,6 +60,8 @@ class Noised(Method):
         noise: z, the noise of one client as a multiple of C, for every parameter.
         delta: For the account of what is spent; it changes nothing that is sent.
         source: Where the noise comes from. A real site has its own, which nobody else can repeat.
+        hides_divergence: Whether an update that is not finite counts as none, so that nobody learns
+            by it; a simulation stops, and says so.
     """
 
     base: Method
@@ -67,6 +69,7 @@ class Noised(Method):
     noise: float
     delta: float = 1e-5
     source: Noise = keyed_noise
+    hides_divergence: bool = False
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
@@ -124,16 +127,18 @@ class Noised(Method):
 
     def release(self, reply: Any, received: Tree, key: Tensor) -> Any:
         """What may leave, of a reply to the received model."""
-        if not leaves(reply):
+        if type(reply) is Empty:  # anything else may carry plain values beside its tensors
             return reply
-        if {part.name for part in fields(reply)} != {"model", "weight"} or structure(
-            reply.model
-        ) != structure(received):
+        parts = {part.name for part in fields(reply)} if is_dataclass(reply) else set()
+        if parts != {"model", "weight"} or structure(reply.model) != structure(received):
             raise ConfigError(
                 f"{type(self.base).__name__} says that it can be made differentially private, but "
                 "its reply is not one update of the received model and a weight"
             )
-        update = clipped(tree_map(torch.sub, reply.model, received), self.clip)
+        update = tree_map(torch.sub, reply.model, received)
+        if self.hides_divergence and not all_finite(update):
+            update = tree_map(torch.zeros_like, update)
+        update = clipped(update, self.clip)
         noise, scale = self.source(update, fold(key, "dp")), self.clip * self.noise
         # A site's noise is finer than the model's numbers: added first, it is rounded with them.
         model = tree_map(lambda x, u, n: (u + scale * n + x).to(x.dtype), received, update, noise)

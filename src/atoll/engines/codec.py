@@ -20,6 +20,13 @@ from atoll.core.tree import RECORDS, Tree, named_leaves, structure
 
 LIMIT = 1 << 30
 """Largest message accepted, in bytes."""
+DEPTH = 64
+"""Most levels of a tree that is accepted; deeper ones would use up Python's stack further on."""
+TYPES = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+"""Numbers that are accepted: of others (8-bit floats, complex ones) NaN cannot be told."""
 
 
 def encode(tree: Tree) -> bytes:
@@ -53,6 +60,8 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise WireError("a message was refused: it is not an Atoll message") from error
     for name, leaf in tensors.items():
+        if leaf.dtype not in TYPES:
+            raise WireError(f"a message was refused: '{name}' is {leaf.dtype}")
         if finite and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise WireError(f"a message was refused: '{name}' holds a NaN or infinite number")
     return _build(plan, tensors)
@@ -108,22 +117,24 @@ def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> Any:
     )
 
 
-def _build(plan: Any, tensors: Mapping[str, Tensor]) -> Tree:
+def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
     """The tree that a plan describes."""
+    if depth > DEPTH:
+        raise WireError(f"a message was refused: it has more than {DEPTH} levels")
     try:
         if "tensor" in plan:
             return tensors[plan["tensor"]]
         if "value" in plan:
             return _plain(plan["value"])
         if "dict" in plan:
-            return {k: _build(v, tensors) for k, v in plan["dict"].items()}
+            return {k: _build(v, tensors, depth + 1) for k, v in plan["dict"].items()}
         if "list" in plan:
-            return [_build(v, tensors) for v in plan["list"]]
+            return [_build(v, tensors, depth + 1) for v in plan["list"]]
         if "tuple" in plan:
-            return tuple(_build(v, tensors) for v in plan["tuple"])
-        fields = {k: _build(v, tensors) for k, v in plan["fields"].items()}
+            return tuple(_build(v, tensors, depth + 1) for v in plan["tuple"])
+        fields = {k: _build(v, tensors, depth + 1) for k, v in plan["fields"].items()}
         return RECORDS[plan["record"]](**fields)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
 
 

@@ -44,7 +44,7 @@ def from_shareable(shareable: Any) -> Packet:
     """The packet that FLARE carried; anything else is a `WireError`."""
     try:
         head, body = json.loads(shareable["head"]), shareable["body"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise WireError("a message was refused: it is not an Atoll packet") from error
     if not isinstance(head, dict) or not isinstance(body, bytes):
         raise WireError("a message was refused: it is not an Atoll packet")
@@ -148,8 +148,13 @@ def _answer(result: Any) -> Packet | Failure:
     except WireError as error:
         return Failure(BAD, str(error))
     if "failure" in packet.head:
-        return Failure(str(packet.head["failure"]), str(packet.head.get("reason", "")))
+        return Failure(str(packet.head["failure"]), _line(packet.head.get("reason", "")))
     return packet
+
+
+def _line(text: Any) -> str:
+    """What a site says, as one line that is safe to print and to keep."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
 
 
 class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
@@ -231,8 +236,12 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
                 root = fl_ctx.get_engine().get_workspace().get_root_dir()
                 self.answer = self.open(Path(root))
             packet = from_shareable(shareable)
-        except AtollError as error:
+        except WireError as error:
             return to_shareable(Packet({"failure": BAD, "reason": str(error)}, b""))
+        except AtollError as error:  # what it says may quote the owner's files
+            logging.getLogger(__name__).error("%s", error)
+            reason = "it cannot open its data or its policy; its log says why"
+            return to_shareable(Packet({"failure": BAD, "reason": reason}, b""))
         return to_shareable(self.answer(packet))
 
 

@@ -211,6 +211,9 @@ class Remote:
                 check_like(arrived[site], template, step.discloses)
             except WireError as error:
                 failures[site] = Failure(BAD, str(error))
+            except Exception as error:  # whatever one site sends, the others go on
+                reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
+                failures[site] = Failure(BAD, reason)
         sizes = {s: (len(p.body), len(replies[s].body) if s in replies else 0)
                  for s, p in packets.items()}  # fmt: skip
         self.note("step", step=step.name, round=round, bytes=sizes)

@@ -1,15 +1,18 @@
 """An append-only log of what happened, one JSON object a line, each tied to the one before.
 
 Every line holds the SHA-256 of the line before it, so that a line which was changed or taken out
-later is found by `check_audit`.
+later is found by `check_audit`. Several processes may write to one log, each in its turn.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +25,40 @@ class Audit:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.last = _last_digest(path)
+        self.size, self.last, self.handle = -1, "", -1
+        if path.exists():
+            with self.alone():
+                pass
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Meanwhile no other process writes; whether one did since this one last looked."""
+        self.handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX)
+            changed = os.fstat(self.handle).st_size != self.size
+            if changed:
+                self.last = _last_digest(self.path)
+            self.size = os.fstat(self.handle).st_size
+            yield changed
+        finally:
+            os.close(self.handle)  # which lets others in
+            self.handle = -1
 
     def note(self, event: str, **facts: Any) -> None:
         """Append one event; it is on the disk's side of the kernel when this returns."""
+        if self.handle < 0:
+            with self.alone():
+                return self.note(event, **facts)
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z"
         text = json.dumps({"time": now, "event": event, **facts, "before": self.last}, default=str)
         line = text.encode() + b"\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, line)  # one write: lines of two processes never mix
-        finally:
-            os.close(handle)
-        self.last = _digest(line)
+        if os.write(self.handle, line) != len(line):  # what is not noted must not be sent
+            raise DataError(f"audit log {self.path} cannot be written; its disk is full")
+        if "release" in facts:
+            os.fsync(self.handle)  # a power cut must not renew what was spent
+        self.size, self.last = self.size + len(line), _digest(line)
+        return None
 
     def events(self, **facts: Any) -> list[dict[str, Any]]:
         """The events with the given facts."""

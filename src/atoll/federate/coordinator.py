@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from atoll import __version__
-from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError
+from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, WireError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.engines.checkpoint import load_checkpoint, write_atomically
 from atoll.engines.fleet import (
+    BAD,
     LOST,
     REFUSED,
     Aborted,
@@ -39,7 +40,7 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend
 from atoll.engines.wire import make_probe
 from atoll.federate.audit import Audit
-from atoll.federate.site import owners
+from atoll.federate.site import check_name, owners
 from atoll.study.config import (
     RunConfig,
     build_method,
@@ -77,6 +78,18 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     quorum: int
     deadline: float = 600.0
     join: float = 120.0
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a site tells when it joins (`SiteData.facts`)."""
+
+    features: int
+    classes: int
+    task: str
+    counts: tuple[int, int, int]
+    nodes: int
+    metric: str
+    words: tuple[str, ...]
 
 
 class TooFew(ClientLost):
@@ -191,6 +204,11 @@ def agree(
     replies, failures = fleet.map(
         "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
     )
+    for site, packet in replies.items():
+        try:
+            msgspec.convert(packet.head, Facts)
+        except msgspec.ValidationError as error:
+            failures[site] = Failure(BAD, f"what it tells of its data cannot be used: {error}")
     path = folder / ROSTER
     known = msgspec.json.decode(path.read_bytes()) if path.exists() else None
     refused = {site: why for site, why in failures.items() if why.kind != LOST}
@@ -362,6 +380,8 @@ def order_text(order: Order) -> str:
 def read_order(text: str) -> Order:
     """What `order_text` wrote."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
-    except (msgspec.DecodeError, ValueError) as error:
+        order = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
+        check_name(order.run)  # it names a folder
+        return order
+    except (WireError, msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"the order cannot be read: {error}") from error

@@ -97,7 +97,7 @@ def _verdict(policy: Policy, step: Step, *fields: str) -> str:
 
 def _run_verdict(policy: Policy, config: RunConfig) -> str:
     try:
-        policy.check_run(config.method, config.rounds or 0)
+        policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         policy.check_privacy(config.dp)
     except Refusal as error:
         return f"refused: {error}"

@@ -1,6 +1,7 @@
 """Noise that only one site can make, and never twice for different updates.
 
 The numbers come from a secret of the run at this site, the question, and the clipped update itself.
+The scale of the noise is part of the question: the same numbers at two scales could be solved for.
 So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
 which tells nothing new; an update that differs in one bit gets noise that is independent. The
 secret lies beside the private states, which are as private.
@@ -18,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.errors import DataError
 from atoll.core.tree import Tree, flatten, leaves, unflatten
 
 SECRET = "noise.key"
+BYTES = 32
 
 
 def site_secret(folder: Path) -> bytes:
@@ -32,11 +35,14 @@ def site_secret(folder: Path) -> bytes:
         fresh.unlink(missing_ok=True)
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(32))
+            file.write(secrets.token_bytes(BYTES))
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
-    return path.read_bytes()
+    secret = path.read_bytes()
+    if len(secret) != BYTES:  # an empty one would be known to all
+        raise DataError(f"'{path}' is damaged; delete it, and the run goes on with another one")
+    return secret
 
 
 class SiteNoise:
@@ -44,18 +50,22 @@ class SiteNoise:
 
     Attributes:
         release: Names what was drawn; equal for equal answers, and tells nothing else.
+        alone: Whether there was no update to add it to (`Noised.hides_divergence`).
     """
 
     def __init__(self, secret: bytes, question: bytes) -> None:
         self.secret, self.question = secret, question
         self.release = ""
+        self.alone = False
 
     def __call__(self, update: Tree, key: Tensor) -> Tree:
-        digest = hashlib.sha256(self.question)
+        # A hash of the question first: where it ends and the update begins cannot be shifted.
+        digest = hashlib.sha256(hashlib.sha256(self.question).digest())
         for leaf in leaves(update):
             digest.update(leaf.detach().cpu().contiguous().numpy().tobytes())
         seed = hmac.digest(self.secret, b"noise" + digest.digest(), "sha256")
         self.release = hmac.digest(self.secret, b"release" + digest.digest(), "sha256").hex()[:32]
+        self.alone = not any(bool(leaf.any()) for leaf in leaves(update))
         flat, spec = flatten(update)
         numbers = torch.from_numpy(normals(seed, sum(leaf.numel() for leaf in flat)))
         parts = torch.split(numbers, [leaf.numel() for leaf in flat])

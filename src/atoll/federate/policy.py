@@ -49,17 +49,19 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     epsilon: float | None = None
     delta: float = 1e-5
 
-    def check_run(self, method: str, rounds: int) -> None:
-        """Refuse a run that the owner does not allow."""
-        if self.methods is not None and method not in self.methods:
-            allowed = ", ".join(self.methods) or "none"
-            raise Refusal(f"its policy does not allow method '{method}'; it allows: {allowed}")
-        if self.methods is None and method not in METHODS:
-            # A name with a colon is code of the submitter's choice.
-            raise Refusal(
-                f"method '{method}' does not come with Atoll; its owner can allow it by name "
-                "(methods = [...] in the policy)"
-            )
+    def check_run(self, method: str, rounds: int, base: str = "") -> None:
+        """Refuse a run that the owner does not allow; `base` is what the method is a plug on."""
+        names = [name if ":" in name else name.lower() for name in (method, base) if name]
+        for name in names:
+            if self.methods is not None and name not in self.methods:
+                allowed = ", ".join(self.methods) or "none"
+                raise Refusal(f"its policy does not allow method '{name}'; it allows: {allowed}")
+            if self.methods is None and name not in METHODS:
+                # A name with a colon is code of the submitter's choice.
+                raise Refusal(
+                    f"method '{name}' does not come with Atoll; its owner can allow it by name "
+                    "(methods = [...] in the policy)"
+                )
         if rounds > self.rounds:
             raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
 
@@ -96,7 +98,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.steps is not None and step.name not in self.steps:
             allowed = ", ".join(self.steps) or "none"
             raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
-        if round >= self.rounds:
+        if not -1 <= round < self.rounds:
             raise Refusal(
                 f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
             )

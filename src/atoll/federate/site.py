@@ -10,6 +10,8 @@ import csv
 import hashlib
 import json
 import math
+import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,25 +20,29 @@ from typing import Any
 import torch
 
 from atoll import __version__
-from atoll.core.errors import AtollError, WireError
+from atoll.core.errors import ConfigError, WireError
+from atoll.core.federation import Federation
 from atoll.core.method import Method, Step
 from atoll.core.noised import Noised
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
-from atoll.engines.simulation import prepared
+from atoll.engines.simulation import Simulation, prepared
+from atoll.engines.wire import make_probe
 from atoll.federate.audit import Audit
 from atoll.federate.data import SiteData
 from atoll.federate.noise import SiteNoise, site_secret
 from atoll.federate.policy import Policy, Refusal
 from atoll.study.accounting import epsilon, release
-from atoll.study.config import RunConfig, build_method, make_config, parse_config
+from atoll.study.config import RunConfig, build_method, make_config
 from atoll.study.evaluate import ROLES, Evaluator, Scores
 from atoll.study.metrics import from_confusion
 from atoll.study.privacy import PrivacyConfig, make_privacy, with_privacy
 
 EVALUATOR = "evaluator"
+Shape = tuple[torch.Size, torch.dtype]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def owners(method: Method) -> dict[str, Any]:
@@ -55,22 +61,27 @@ class Site:
 
     def __init__(self, data: SiteData, policy: Policy, folder: Path) -> None:
         self.data, self.policy, self.folder = data, policy, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None
 
     def answer(self, packet: Packet) -> Packet:
         """The reply; whatever goes wrong becomes one that says so, and the site lives on."""
+        more = {}
         try:
             return self._doing(packet.head.get("do"))(packet)
         except Refusal as error:
             kind, reason = REFUSED, str(error)
-        except AtollError as error:
+        except (WireError, ConfigError) as error:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
-            kind, reason = BAD, f"{type(error).__name__}: {error}"
+            # What it says may quote the owner's data, such as the number of nodes in a shape.
+            kind, reason = BAD, f"it failed ({type(error).__name__}); its audit log says more"
+            more["detail"] = str(error)
         step = {k: packet.head.get(k) for k in ("run", "step", "round") if k in packet.head}
-        self.audit.note(kind, reason=reason, **step)
+        self.audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
 
     def _doing(self, what: Any) -> Callable[[Packet], Packet]:
@@ -98,19 +109,24 @@ class Site:
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
-        head = packet.head
-        config = make_config(**parse_config(head["config"], "the server's configuration"))
-        self.policy.check_run(config.method, config.rounds or 0)
+        head, run = packet.head, check_name(packet.head["run"])
+        config = _ordered(head["config"])
+        base = str(config.set.get("base", ""))
+        self.policy.check_run(config.method, config.rounds or 0, base)
         self.policy.check_privacy(config.dp)
+        # One name, one configuration: states and noise of a run are for its own method and scale.
+        for event in self.audit.events(event="begin", run=run):
+            if _ordered(event["config"]) != config:
+                raise Refusal(f"run '{run}' was begun here with another configuration")
         if config.dp is not None:
             # What a site can expect to send, over all seeds; beside it, what other runs have spent.
             sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
-            before = self.account.precision(but=str(head["run"]).rpartition("-")[0])
+            before = self.account.precision(but=run.rpartition("-")[0])
             self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
         data = self.data
         method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
-        self.job = Job(str(head["run"]), with_privacy(method, config.dp), config, self)
-        self.audit.note("begin", run=head["run"], config=head["config"])
+        self.job = Job(run, with_privacy(method, config.dp), config, self)
+        self.audit.note("begin", run=run, config=head["config"])
         return Packet({}, b"")
 
     def _step(self, packet: Packet) -> Packet:
@@ -125,9 +141,9 @@ class Job:
     def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
         self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
+        self.shapes = None if config.dp is None else _model_shapes(method, site.data)
         (self.graph,) = prepared([site.data.graph], dict(method.views))
-        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in run)
-        self.states = States(site.folder / "runs" / safe)
+        self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event="sent", run=run)
         self.attempt: Any = None
@@ -139,42 +155,66 @@ class Job:
         head, policy = packet.head, self.site.policy
         step, round = self._named(head), int(head["round"])
         policy.check_step(step, round)
-        message = decode(packet.body)
+        message = self._message(packet.body)
         if (round, head["attempt"]) != self.attempt:
             self.state = self.states.load(int(head["state"]))
             self.attempt, self.scored = (round, head["attempt"]), 0
         noise = self._noise(step, head, packet.body)
         if noise is not None:
-            step = replace(step, owner=replace(step.owner, source=noise))
+            owner = replace(step.owner, source=noise, hides_divergence=True)
+            step = replace(step, owner=owner)
         with torch.no_grad():
             reply, state = step(self.graph, message, self.state, torch.tensor(int(head["key"])))
-        # Where nothing leaves (Local), the private state must tell.
-        if not all_finite(reply if leaves(reply) or step.keeps_state else state):
-            raise WireError(
-                "training diverged (the loss is nan); lower the learning rate or check the features"
-            )
         policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
-        if isinstance(reply, Scores) and keeps_scores(self.privacy):
+        kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
+        if self._diverged(step, reply, state, noise):
+            if noise is None and not kept:
+                raise WireError(
+                    "training diverged (the loss is nan); lower the learning rate or check the "
+                    "features"
+                )
+            self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
+        if kept:
             reply = self._keep(reply, round)
-        charged = self._charge(noise)
         body = encode(reply)
-        policy.check_bytes(len(body), self.sent)
-        if not step.keeps_state:
-            self.state = state
-            self.states.save(round, state, int(head["state"]))
-        self.sent += len(body)
-        self.site.audit.note(
-            "sent", run=self.run, step=step.name, round=round, bytes=len(body),
-            array_bytes=num_bytes(reply), **charged,
-        )  # fmt: skip
+        with self.site.audit.alone() as changed:
+            if changed:  # by another job at this site: what it released counts here too
+                self.site.account = Account(self.site.audit)
+                self.sent = self.site.audit.total("bytes", event="sent", run=self.run)
+            charged = self._charge(noise)
+            policy.check_bytes(len(body), self.sent)
+            if not step.keeps_state:
+                self.state = state
+                self.states.save(round, state, int(head["state"]))
+            self.sent += len(body)
+            self.site.audit.note(
+                "sent", run=self.run, step=step.name, round=round, bytes=len(body),
+                array_bytes=num_bytes(reply), **charged,
+            )  # fmt: skip
         return Packet({}, body)
+
+    def _message(self, body: bytes) -> Tree:
+        """What the server sends; in a private run it must not be able to fit some data alone."""
+        message = decode(body)
+        # A row for each node would pass where there are as many, and so tell their number.
+        if self.shapes is not None and _shapes(message) not in ([], self.shapes):
+            raise WireError("a private run has messages of its model's own shapes and types alone")
+        return message
+
+    def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
+        """Where nothing leaves (Local), the private state must tell; a noised reply is finite."""
+        if noise is not None:
+            return noise.alone or not all_finite(state)
+        return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
     def _noise(self, step: Step, head: dict[str, Any], body: bytes) -> SiteNoise | None:
         """This site's own noise, for a step that is to be noised with it."""
         private = self.privacy is not None and self.privacy.randomness == "site"
         if not private or not isinstance(step.owner, Noised):
             return None
-        asked = [step.name, int(head["round"]), int(head["key"]), hashlib.sha256(body).hexdigest()]
+        scale = [step.owner.clip, step.owner.noise]
+        asked = [self.run, scale, step.name, int(head["round"]), int(head["key"]),
+                 hashlib.sha256(body).hexdigest()]  # fmt: skip
         return SiteNoise(site_secret(self.states.folder), json.dumps(asked).encode())
 
     def _charge(self, noise: SiteNoise | None) -> dict[str, Any]:
@@ -229,6 +269,34 @@ class Job:
         return step
 
 
+def _model_shapes(method: Method, data: SiteData) -> list[Shape]:
+    """Shapes and types of the model that the method sends around, found on made-up clients."""
+    own = Federation((data.graph,), data.classes)
+    probes = make_probe(own, {}, torch.zeros(())).graphs
+    made = Simulation(Federation(probes, data.classes), method, engine="serial")
+    return _shapes(method.deploy(method.init(made.clients(-1))).tree)
+
+
+def _shapes(tree: Tree) -> list[Shape]:
+    return [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
+
+
+def check_name(run: Any) -> str:
+    """The name of a run, which is the name of a folder too."""
+    if not isinstance(run, str) or not NAME.fullmatch(run):
+        raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")
+    return run
+
+
+def _ordered(text: str) -> RunConfig:
+    """The server's configuration; its data are a name for tables, never a file of this machine."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
+    return make_config(**{**given, "objects": ("data",)})
+
+
 def keeps_scores(privacy: PrivacyConfig | None) -> bool:
     """Whether scores and sizes stay at the sites."""
     return privacy is not None and privacy.scores == "kept"
@@ -272,8 +340,8 @@ class States:
         there = [number for number in self.rounds() if number <= counts]
         if not there or there[-1] != counts:
             raise WireError(
-                f"the private state after round {counts} is not in {self.folder}; this site cannot "
-                "continue the run"
+                f"the private state after round {counts} is not in its runs/{self.folder.name}; "
+                "this site cannot continue the run"
             )
         return load_checkpoint(self._path(counts))
 

@@ -45,7 +45,7 @@ def epsilon(precision: float, delta: float) -> float:
 
 def release(noise: float) -> float:
     """What one release adds to `precision`."""
-    return 1 / noise**2 if noise else math.inf
+    return 1 / noise**2 if noise**2 else math.inf  # the square of very little is 0
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Federations:
         if data is not None:  # an object has no name to be found by
             self.made += 1
             return make_federation(config, rules, seed, data, asked)
-        group = _text(asked)
+        group = group_of(asked)
         drawn = seed if rules.data_seed is None else rules.data_seed
         key = group, drawn, config.seeds > 1  # which is what the notes on a file depend on
         if key not in self._kept:
@@ -83,7 +83,8 @@ class Federations:
         return sum(kept.size for kept in self._kept.values())
 
 
-def _text(config: RunConfig) -> str:
+def group_of(config: RunConfig) -> str:
+    """What decides the clients of a run, but for the seed: equal for runs that share them."""
     plain = RunConfig()
     return config_text(
         msgspec.structs.replace(config, **{name: getattr(plain, name) for name in TRAINING})

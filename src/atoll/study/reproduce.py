@@ -322,7 +322,7 @@ def reproduce_table(
     about = about_study(paper, f"table{table}", wanted, folder)
     outcomes = run_cells(folder, cells, about=about, observer=observer)
     found, gains = {outcome.cell.name: outcome for outcome in outcomes}, Gains()
-    done = tuple(_filled(row, found, gains) for row in rows)
+    done = tuple(filled(row, found, gains) for row in rows)
     return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)
 
 
@@ -332,7 +332,7 @@ def needed(row: Row) -> list[Cell]:
     return own if row.baseline is None else [*own, row.baseline]
 
 
-def _filled(row: Row, found: Mapping[str, Outcome], gains: Gains) -> Row:
+def filled(row: Row, found: Mapping[str, Outcome], gains: Gains) -> Row:
     """A row with what its runs say."""
     ours, errors = {}, {}
     for rules, cells in row.cells.items():

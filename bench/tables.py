@@ -1,0 +1,188 @@
+"""`python -m bench tables`: every run of the papers' tables, many processes side by side.
+
+Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of each
+only config.toml and result.json are kept, so that a folder with all of them is small. What is
+finished is never run again: call it again to go on, or with `--jobs 0` to write the table alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import queue
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from rich.console import Console
+
+COLUMNS = (
+    "paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "printed_std",
+    "protocol", "ours", "std", "seeds",
+)  # fmt: skip
+MEMORY = 3 << 30
+"""Bytes of federations that each process keeps."""
+PATIENCE = 15
+"""Seconds that a run under way is given after the end."""
+
+
+def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterator[Any]:
+    """(paper, table, row) of every printed number that has a run and whose data are here."""
+    from atoll.study.papers import read_paper
+    from atoll.study.reproduce import Wanted, plan_table
+
+    wanted = Wanted(both=True, seeds=seeds, root=None if data_root is None else str(data_root))
+    for name in papers:
+        paper = read_paper(name)
+        for table, recipe in paper.recipe.tables.items():
+            rows = [] if recipe.reason else plan_table(paper, table, wanted)
+            yield from ((paper, table, row) for row in rows if not row.reason)
+
+
+def tasks(cells: Sequence[Any]) -> list[list[Any]]:
+    """Cells that share their clients together, the cheapest first; dear ones alone, at the end."""
+    from atoll.study.federations import group_of
+    from atoll.study.papers import rough_seconds
+
+    cost = {cell.name: rough_seconds(cell.config) for cell in cells}
+    usual = sorted(cost.values())[len(cost) // 2] if cost else 0.0
+    groups: dict[str, list[Any]] = {}
+    for cell in cells:
+        name = group_of(cell.config) if cost[cell.name] <= 4 * usual else cell.name
+        groups.setdefault(name, []).append(cell)
+    return sorted(groups.values(), key=lambda group: max(cost[cell.name] for cell in group))
+
+
+def work(waiting: Any, done: Any, folder: Path, end: float) -> None:
+    """One process: take tasks until there are none, or time is up."""
+    import torch
+
+    from atoll.study.federations import Federations
+    from atoll.study.run import Silent, run_config
+
+    class Until(Silent):
+        def should_stop(self) -> bool:
+            return time.time() > end + PATIENCE
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    federations = Federations(limit=MEMORY)
+    while (task := waiting.get()) is not None:
+        for cell in task:
+            if time.time() > end:
+                return
+            began = time.time()
+            try:
+                result = run_config(cell.config, observer=Until(), divide=federations)
+                _keep(result, folder / "cells" / cell.name)
+                problem = ""
+            except Exception as error:  # one cell that fails must not cost the others
+                problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            done.put((cell.name, time.time() - began, problem))
+
+
+def _keep(result: Any, to: Path) -> None:
+    with TemporaryDirectory(dir=to.parent) as whole:
+        result.save(whole)
+        to.mkdir(exist_ok=True)
+        for name in ("config.toml", "result.json"):  # the result last: it says that all is there
+            (Path(whole) / name).replace(to / name)
+
+
+def run_all(
+    cells: Sequence[Any], folder: Path, jobs: int, seconds: float, console: Console
+) -> list[str]:
+    """Run what can be run in that time; what went wrong."""
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    waiting, done, end = context.Queue(), context.Queue(), time.time() + seconds
+    for task in [*tasks(cells), *[None] * jobs]:
+        waiting.put(task)
+    processes = [
+        context.Process(target=work, args=(waiting, done, folder, end)) for _ in range(jobs)
+    ]
+    for process in processes:
+        process.start()
+    finished, problems, told = 0, [], time.time()
+    while finished < len(cells) and any(process.is_alive() for process in processes):
+        try:
+            name, took, problem = done.get(timeout=2)
+        except queue.Empty:
+            continue
+        finished += 1
+        problems += [f"{name}: {problem}"] if problem else []
+        if time.time() > told + 30:
+            told = time.time()
+            console.print(f"{finished} of {len(cells)}; {name} took {took:.1f} s", markup=False)
+    for process in processes:
+        process.kill()
+    waiting.cancel_join_thread()  # what nobody took needs no reader
+    return problems
+
+
+def table(found: Sequence[Any], folder: Path) -> list[list[Any]]:
+    """A line for each printed number and protocol whose runs are all there."""
+    from atoll.study.cells import read_cell
+    from atoll.study.reproduce import Gains, filled, needed
+
+    lines = []
+    for paper, number, row in found:
+        outcomes = {cell.name: read_cell(folder, cell) for cell in needed(row)}
+        if row.baseline is not None or None in outcomes.values():
+            continue  # gains over a baseline need more than a result
+        one = row.printed
+        for rules, ours in filled(row, outcomes, Gains()).ours.items():
+            lines.append([
+                paper.name, number, one.dataset, one.setting, one.clients, one.method, one.metric,
+                one.value, one.std, rules, round(ours.mean, 2), round(ours.std or 0, 2), ours.seeds,
+            ])  # fmt: skip
+    return lines
+
+
+@click.command("tables")
+@click.option("--data-root", envvar="ATOLL_DATA", type=click.Path(path_type=Path),
+              help="Folder of the data sets; ATOLL_DATA by default.")  # fmt: skip
+@click.option("--papers", default="fedath,fediih,fedtad", show_default=True)
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=0),
+              help="Processes; 0 runs nothing.")  # fmt: skip
+@click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
+              help="Folder of the runs; a second call goes on there.")  # fmt: skip
+@click.option("--csv", "to", type=click.Path(dir_okay=False, path_type=Path), help="To write.")
+def tables(
+    data_root: Path | None,
+    papers: str,
+    seeds: int,
+    jobs: int,
+    minutes: float,
+    out: Path,
+    to: Path | None,
+) -> None:
+    """The papers' tables under their own protocols and under `strict`."""
+    from atoll.study.cells import read_cell
+    from atoll.study.reproduce import needed, unique
+
+    console = Console(stderr=True, highlight=False)
+    found = list(planned(papers.split(","), data_root, seeds))
+    cells = unique(cell for _, _, row in found for cell in needed(row))
+    left = [cell for cell in cells if read_cell(out, cell) is None]
+    console.print(f"{len(found)} printed numbers, {len(cells)} runs, {len(left)} to do")
+    began = time.time()
+    problems = run_all(left, out, jobs, 60 * minutes, console) if jobs else []
+    lines = table(found, out)
+    if to is not None:
+        with to.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows([COLUMNS, *lines])
+    for problem in problems:
+        console.print(problem, markup=False)
+    still = sum(read_cell(out, cell) is None for cell in cells)
+    console.print(
+        f"{len(left) - still} runs in {time.time() - began:.0f} s, {still} left; "
+        f"{len(lines)} numbers are complete"
+    )
