@@ -163,3 +163,12 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="not a folder"):
         run_cells(tmp_path / "file", cells(), about=ABOUT)
+
+
+def test_cells_of_earlier_calls_stay_where_a_call_adds(tmp_path: Path) -> None:
+    first, second = cells()
+    for adds, names in ((True, ["local", "fedavg"]), (False, ["fedavg"])):
+        run_cells(tmp_path, [first], about=ABOUT)
+        run_cells(tmp_path, [second], about=ABOUT, adds=adds)
+        study = json.loads((tmp_path / "study.json").read_text())
+        assert [cell["name"] for cell in study["cells"]] == names

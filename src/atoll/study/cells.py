@@ -113,6 +113,7 @@ def run_cells(
     federations: Federations | None = None,
     log: str | Sequence[str] = (),
     at_once: bool | None = None,
+    adds: bool = False,
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
 
@@ -125,6 +126,7 @@ def run_cells(
         log: Where else the cells' numbers go (`study.logs.LOGS`).
         at_once: Whether neighbours that differ in numbers alone are trained in one program; None
             does on a GPU. On a CPU it gains nothing.
+        adds: Whether cells of earlier calls stay part of the study, as one table's beside another.
 
     Raises:
         Stopped: The user stopped it; all that was done is saved.
@@ -144,6 +146,9 @@ def run_cells(
             {"name": cell.name, "labels": dict(cell.labels), "seeds": cell.config.seeds}
             for cell in cells
         ]
+        if adds and (folder / "study.json").exists():
+            before = read_json(folder / "study.json")["cells"]
+            described = [*(one for one in before if one["name"] not in names), *described]
         text = json.dumps({**about, "cells": described}, indent=2)
         write_atomically(folder / "study.json", text.encode())
         finished = [cell for cell in cells if read_cell(folder, cell) is not None]

@@ -250,7 +250,7 @@ def reproduce_figure(
     found: dict[str, Outcome] = {}
     if recipe.draw not in ALONE:
         about = about_study(paper, f"fig{number}", wanted, folder)
-        outcomes = run_cells(folder, cells, about=about, observer=observer)
+        outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True)
         found = {outcome.cell.name: outcome for outcome in outcomes}
         reasons += [f"{o.cell.labels['method']}: {o.error}" for o in outcomes if o.error]
     paths: list[Path] = []

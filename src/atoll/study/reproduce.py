@@ -320,7 +320,7 @@ def reproduce_table(
     rows = plan_table(paper, table, wanted)
     cells = unique(cell for row in rows for cell in needed(row))
     about = about_study(paper, f"table{table}", wanted, folder)
-    outcomes = run_cells(folder, cells, about=about, observer=observer)
+    outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True)
     found, gains = {outcome.cell.name: outcome for outcome in outcomes}, Gains()
     done = tuple(filled(row, found, gains) for row in rows)
     return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)
