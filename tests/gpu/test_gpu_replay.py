@@ -79,15 +79,7 @@ def test_replays_of_private_rounds_are_exact() -> None:
         torch.testing.assert_close(one.cpu(), there, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedgta", "fedpub", "fediih", "local"])
-def test_seeds_at_once(name: str) -> None:
-    first, method = small_federation(), METHODS[name]
-    turned = tuple(relabelled(graph, 5) for graph in reversed(first.graphs))
-    net = NETS[(*method.nets, "gcn")[0]](first.features, first.classes)
-    asked = [
-        Experiment(method(net), federation, rounds=8, seed=seed, device="cuda")
-        for seed, federation in enumerate([first, replace(first, graphs=turned), first])
-    ]
+def together_as_alone(asked: list[Experiment]) -> None:
     sweep = Sweep(asked)
     for run in sweep.runs:
         run.start()
@@ -98,6 +90,18 @@ def test_seeds_at_once(name: str) -> None:
     for run, alone in zip(sweep.runs, [experiment.run() for experiment in asked], strict=True):
         for scored, scores in alone.history.scores.items():
             np.testing.assert_allclose(run.history.scores[scored], scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedgta", "fedpub", "fediih", "local"])
+def test_seeds_at_once(name: str) -> None:
+    first, method = small_federation(), METHODS[name]
+    turned = tuple(relabelled(graph, 5) for graph in reversed(first.graphs))
+    net = NETS[(*method.nets, "gcn")[0]](first.features, first.classes)
+    asked = [
+        Experiment(method(net), federation, rounds=8, seed=seed, device="cuda")
+        for seed, federation in enumerate([first, replace(first, graphs=turned), first])
+    ]
+    together_as_alone(asked)
 
 
 GRIDS = {
@@ -126,16 +130,7 @@ def test_points_of_a_grid_at_once(name: str, fraction: float) -> None:
         for x in (1.0, 2.0, 3.0)
         for seed in range(2)
     ]  # fmt: skip
-    sweep = Sweep(asked)
-    for run in sweep.runs:
-        run.start()
-    while not sweep.finished:
-        sweep.advance()
-    assert not sweep.apart
-    sweep.finish()
-    for run, alone in zip(sweep.runs, [experiment.run() for experiment in asked], strict=True):
-        for scored, scores in alone.history.scores.items():
-            np.testing.assert_allclose(run.history.scores[scored], scores, atol=1e-4)
+    together_as_alone(asked)
 
 
 def test_training_scores_that_are_due_now_and_then() -> None:

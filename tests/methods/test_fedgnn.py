@@ -15,6 +15,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.method import Net
+from atoll.core.noised import clipped
 from atoll.core.optim import SGD, Adam
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import leaves, take, tree_map
@@ -24,7 +25,6 @@ from atoll.methods.fedgnn import (
     Download,
     Private,
     Twins,
-    clipped,
     laplace,
     match,
     neighbourhood_keys,

@@ -119,9 +119,15 @@ class Noised(Method):
         return "it is already"
 
     @property
+    def own(self) -> Step:
+        """The method's step; one that can be private has no other."""
+        step: Step = self.base.train  # type: ignore[attr-defined]  # by its name, not by its class
+        return step
+
+    @property
     def train(self) -> Step:
         """The method's own step, and what becomes of its reply."""
-        own: Step = self.base.train  # type: ignore[attr-defined]  # every method has one
+        own = self.own
         # What a field discloses of the private state, the noise covers.
         return Step(owner=self, function=_noised_step, name=own.name, vectorize=own.vectorize)
 
@@ -148,8 +154,7 @@ class Noised(Method):
 def _noised_step(
     method: Noised, graph: Graph, message: Tree, state: Tree, key: Tensor
 ) -> tuple[Tree, Tree]:
-    own: Step = method.base.train  # type: ignore[attr-defined]
-    reply, state = own(graph, message, state, key)
+    reply, state = method.own(graph, message, state, key)
     return method.release(reply, message, key), state
 
 

@@ -44,9 +44,10 @@ from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.mix import average, put, spread
+from atoll.core.noised import clipped
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, uniform
-from atoll.core.tree import Empty, Tree, leaves, norm, record, tree_map
+from atoll.core.tree import Empty, Tree, leaves, record, tree_map
 from atoll.nn import views
 from atoll.nn.gcn import GCN
 from atoll.nn.ops import matmul
@@ -336,12 +337,6 @@ def of_others(rows: Tensor, group: Tensor) -> Twins:
     others = (everyone[group] - own[inside]) * used
     count = others[..., -1].round()
     return Twins(others[..., :-1] * (count > 0).unsqueeze(-1), count)
-
-
-def clipped(update: Tree, length: float) -> Tree:
-    """The update, shortened to a length if it is longer."""
-    factor = length / norm(update).clamp(min=length)
-    return tree_map(lambda leaf: leaf * factor, update)
 
 
 def laplace(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 from rich.console import Console
@@ -17,39 +16,24 @@ from atoll.study.config import RunConfig, resolve
 from atoll.study.experiment import History
 from atoll.study.metrics import mean_over_clients
 from atoll.study.run import Observer, task_of_object
-from atoll.study.show import CtrlC, counted
+from atoll.study.show import Drawn, counted
 
 EVERY = 30.0
 """Least seconds between two lines inside a cell, where no bar can be drawn."""
 
 
-class StudyWatcher:
+class StudyWatcher(Drawn):
     """Draws a study's progress; the first Ctrl-C becomes a clean stop (`StudyObserver`)."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
-        self.ctrl_c = CtrlC(console)
-        self.notes: set[str] = set()
-        self.spoke = time.monotonic()
-        self.progress = Progress(
+        bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=20),
             TextColumn("{task.fields[words]}"),
             console=console, disable=quiet or not console.is_terminal, transient=True,
         )  # fmt: skip
-
-    def __enter__(self) -> StudyWatcher:
-        self.ctrl_c.__enter__()
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
-        self.ctrl_c.__exit__(kind, error, trace)
+        super().__init__(console, bar, quiet=quiet)
+        self.notes: set[str] = set()
+        self.spoke = time.monotonic()
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
         self.cells, self.ended_cells = list(cells), 0

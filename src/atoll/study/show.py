@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from rich import box
@@ -55,27 +55,14 @@ class CtrlC:
         self.console.print("stopping after this round (Ctrl-C again to stop at once)")
 
 
-class Watcher:
-    """Draws a run's progress; the first Ctrl-C becomes a clean stop (`study.run.Observer`)."""
+class Drawn:
+    """While it is entered, a bar is drawn and Ctrl-C is heard."""
 
-    def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
-        self.console = console
-        self.quiet = quiet
-        self.label = label
+    def __init__(self, console: Console, progress: Progress, *, quiet: bool) -> None:
+        self.console, self.progress, self.quiet = console, progress, quiet
         self.ctrl_c = CtrlC(console)
-        self.done: dict[int, int] = {}
-        self.quarters: dict[int, int] = {}
-        self.began = time.monotonic()
-        self.config: RunConfig | None = None
-        self.task: TaskID | None = None
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"),
-            TimeRemainingColumn(),
-            console=console, disable=quiet or not console.is_terminal, transient=True,
-        )  # fmt: skip
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Self:
         self.ctrl_c.__enter__()
         self.progress.start()
         return self
@@ -88,6 +75,25 @@ class Watcher:
     ) -> None:
         self.progress.stop()
         self.ctrl_c.__exit__(kind, error, trace)
+
+
+class Watcher(Drawn):
+    """Draws a run's progress; the first Ctrl-C becomes a clean stop (`study.run.Observer`)."""
+
+    def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
+        bar = Progress(
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[score]}"),
+            TimeRemainingColumn(),
+            console=console, disable=quiet or not console.is_terminal, transient=True,
+        )  # fmt: skip
+        super().__init__(console, bar, quiet=quiet)
+        self.label = label
+        self.done: dict[int, int] = {}
+        self.quarters: dict[int, int] = {}
+        self.began = time.monotonic()
+        self.config: RunConfig | None = None
+        self.task: TaskID | None = None
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         self.config = config
