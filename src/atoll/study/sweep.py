@@ -77,12 +77,8 @@ class Sweep:
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = can_be_one(experiments)
-        self.runs: list[Run] = []
-        for experiment in experiments:
-            mine = experiment.federation
-            like = next((r for r in self.runs if r.experiment.federation is mine), None)
-            beside = 1 if self.apart else len(experiments)
-            self.runs.append(Run(experiment, beside=beside, like=like))
+        beside = 1 if self.apart else len(experiments)
+        self.runs = [Run(experiment, beside=beside) for experiment in experiments]
         self.programs: list[tuple[int, ...]] = []
         self.points: Points | None = None
         self.played = 0
