@@ -92,7 +92,7 @@ def together_as_alone(asked: list[Experiment]) -> None:
             np.testing.assert_allclose(run.history.scores[scored], scores, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedgta", "fedpub", "fediih", "local"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NOT_WHOLE])
 def test_seeds_at_once(name: str) -> None:
     first, method = small_federation(), METHODS[name]
     turned = tuple(relabelled(graph, 5) for graph in reversed(first.graphs))
