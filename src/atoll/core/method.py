@@ -8,7 +8,7 @@ client's graph, what it received, its private state, a key); `round` calls them 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, overload, runtime_checkable
@@ -240,6 +240,14 @@ class Method(ABC):
     @abstractmethod
     def round(self, server: Tree, clients: Clients) -> Tree:
         """One round: map steps over the clients, aggregate, return the server's next tree."""
+
+    def stage(self, round: int) -> Hashable:
+        """What kind of round this is, for a method that looks at `clients.round`.
+
+        Rounds of one stage must do the same with other numbers: then they can be recorded once, and
+        several seeds trained at once (`study.replay`). None promises nothing.
+        """
+        return None
 
     @abstractmethod
     def deploy(self, server: Tree) -> Message:

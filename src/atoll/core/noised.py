@@ -13,7 +13,7 @@ one update of one model and nothing else (`Method.why_not_private`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -97,6 +97,9 @@ class Noised(Method):
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         return self.base.round(server, _OneUpdate(clients, self))
+
+    def stage(self, round: int) -> Hashable:
+        return self.base.stage(round)
 
     def deploy(self, server: Tree) -> Message:
         return self.base.deploy(server)

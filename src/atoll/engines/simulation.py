@@ -252,9 +252,11 @@ class Participants:
 
     @property
     def round(self) -> int:
-        if self.tape is not None:
+        if self.tape is None:
+            return self.number
+        if self.tape.shown is None:
             raise NotRecordable("what it does depends on the number of the round")
-        return self.number
+        return self.tape.shown
 
     @property
     def key(self) -> Tensor:

@@ -232,6 +232,9 @@ class FedSagePlus(Method):
         reply = clients.map(self.train, ToAll(server))
         return average(reply.model, weight=reply.weight)
 
+    def stage(self, round: int) -> int:
+        return min(round, self.generator_rounds)
+
     def _train_generators(self, clients: Clients) -> None:
         shown = clients.map(self.learn, ToAll(Empty())).x
         share = shown.new_full((clients.total,), 1 / len(clients))

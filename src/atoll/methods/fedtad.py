@@ -24,7 +24,7 @@ the same teachers: distillation then pulls the models towards what all agree on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -195,6 +195,9 @@ class FedTAD(Method):
             # One model for all, and yet everybody's own: the rest of it never leaves.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, aggregated, teachers, clients)
+
+    def stage(self, round: int) -> Hashable:
+        return None if self.base is None else self.base.stage(round)
 
     def deploy(self, server: Server) -> Message:
         return self._deploy(server.base)

@@ -222,7 +222,9 @@ class Run:
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
         if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
-            self.replay = Replay(self.simulation, self.play, experiment.rounds)
+            self.replay = Replay(
+                self.simulation, self.play, experiment.rounds, experiment.method.stage
+            )
 
     def backend(self) -> Backend:
         """Where the clients are: on this machine."""
@@ -279,7 +281,7 @@ class Run:
         left = self.experiment.rounds - number
         for ahead in range(rounds_ahead(left, seconds[-1]) if seconds else 1):
             with_train = self.scores_train(number + ahead)
-            if rounds and not self.replay.ready(with_train):
+            if rounds and not self.replay.ready(number + ahead, with_train):
                 break  # what cannot be replayed would be waited for
             self.server, played = self.replay.one(self.server, number + ahead, with_train)
             rounds.append(played)
