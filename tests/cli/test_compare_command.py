@@ -191,6 +191,20 @@ def test_a_finished_study_is_not_retested_by_what_it_has_not(cli, tmp_path: Path
     assert after == before
 
 
+def test_a_test_for_once_is_not_remembered(cli, tmp_path: Path) -> None:
+    cli(*METHODS, "prox=fedprox:mu=0.1", *SMALL, "--seeds", 2, "--out", "s", "--quiet")
+    names = ("study.json", "compare.json", "compare.md", "compare.csv")
+    before = [(tmp_path / "s" / name).read_text() for name in names]
+    own = cli("compare", "--resume", "s").stdout
+    once = cli("compare", "--resume", "s", "--against", "prox", "--alpha", 0.1, "--tex", "t.tex")
+    assert "cannot be told from prox" in " ".join(once.stdout.split())
+    assert "Tested with --against prox --alpha 0.1 for once; s/compare.* keep" in once.stdout
+    assert "Written: t.tex" in once.stdout
+    assert "prox" in (tmp_path / "t.tex").read_text()
+    assert [(tmp_path / "s" / name).read_text() for name in names] == before
+    assert cli("compare", "--resume", "s").stdout == own
+
+
 def test_the_help_page_reads_well(cli) -> None:
     text = cli("compare", "--help").stdout
     assert max(map(len, text.splitlines())) <= 80

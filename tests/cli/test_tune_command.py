@@ -70,6 +70,15 @@ def test_bad_input_gets_one_sentence_and_no_folder(cli, arguments, problem: str)
     assert not Path("atoll-runs").exists()
 
 
+def test_a_budget_of_nothing_is_refused_when_a_tuning_goes_on(cli) -> None:
+    small = ("--data", "lagoon:nodes=150", "--clients", 2, "--rounds", 1, "--seeds", 0)
+    cli("tune", "fedavg", *small, "--trials", 1, "--out", "t", "--quiet")
+    before = Path("t/study.json").read_text()
+    said = cli("tune", "--resume", "t", "--trials", 0, code=2).stderr
+    assert said == "error: trials is 0; give at least 1\n"
+    assert Path("t/study.json").read_text() == before
+
+
 def test_another_kind_of_study_is_not_a_tuning(cli) -> None:
     Path("s").mkdir()
     Path("s/study.json").write_text('{"kind": "compare", "cells": []}')

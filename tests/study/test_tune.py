@@ -272,6 +272,9 @@ def test_what_meets_every_trial_ends_the_tuning_and_is_not_stored(tmp_path: Path
 
 def test_a_tuning_of_python_objects_goes_on_in_python(tmp_path: Path) -> None:
     atoll.tune("fedavg", federation(), trials=1, seeds=0, out=tmp_path, **SMALL)
+    saved = json.loads((tmp_path / "study.json").read_text())["command"]
+    assert saved.startswith("# started in Python with a data object")
+    assert f"the same call of atoll.tune and out='{tmp_path}'" in saved
     with pytest.raises(ConfigError, match="started in Python with a data object"):
         run_tuning(read_asked(tmp_path), tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from atoll.study.config import RunConfig
 
@@ -25,3 +26,11 @@ def run_command(config: RunConfig) -> str:
     for option, pairs in (("--own", config.own), ("--set", config.set)):
         words += [word for key, value in pairs.items() for word in (option, f"{key}={value}")]
     return shlex.join(words)
+
+
+def in_python(function: str, what: str, folder: Path) -> str:
+    """In the place of a command: why there is none, and how to go on."""
+    return (
+        f"# started in Python with {what}; go on there with the same call of {function} and "
+        f"out={str(folder)!r}"
+    )

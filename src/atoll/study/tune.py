@@ -22,7 +22,7 @@ import msgspec
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
 from atoll.study.cells import SilentStudy, StudyObserver, held
-from atoll.study.command_line import run_command
+from atoll.study.command_line import in_python, run_command
 from atoll.study.config import RunConfig, make_config
 from atoll.study.run import Data
 from atoll.study.search import PRUNERS, Trial, need_optuna
@@ -212,7 +212,8 @@ def run_tuning(
     with held(folder):
         _check_same(asked, folder)
         about = {
-            "kind": "tune", "command": tune_command(asked), "asked": msgspec.to_builtins(asked),
+            "kind": "tune", "command": tune_command(asked, folder),
+            "asked": msgspec.to_builtins(asked),
         }  # fmt: skip
         trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
         trials.run()
@@ -221,8 +222,10 @@ def run_tuning(
         return Tuning(asked, found, [*notes, *trials.notes], folder)
 
 
-def tune_command(asked: Asked) -> str:
-    """`atoll tune ...` as it was asked for."""
+def tune_command(asked: Asked, folder: Path) -> str:
+    """`atoll tune ...` as it was asked for; a comment where only Python can go on."""
+    if asked.config.objects:
+        return in_python("atoll.tune", "a data object, which no file holds", folder)
     config = msgspec.structs.replace(asked.config, seeds=1)
     words = shlex.split(run_command(config))[3:]
     more = {"--trials": asked.trials, "--seeds": asked.seeds, "--trial-seeds": asked.config.seeds,
