@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.study.config import RunConfig
-from atoll.study.events import read_events
+from atoll.study.events import failures
 from atoll.study.show import counted
 from atoll.study.stored import NotFinished, StoredRun, read_json, read_stored
 from atoll.study.tables import Number, ResultTable, number_of
@@ -112,7 +112,7 @@ def collect(folders: Sequence[Path]) -> Collection:
 def _read_study(folder: Path, found: Collection) -> None:
     about = read_json(folder / "study.json")
     found.studies[folder] = about
-    failures = _failures(folder)
+    failed = failures(folder)
     trials, before = 0, len(found.shown)
     for cell in about.get("cells", []):
         name, labels = str(cell["name"]), cell.get("labels", {})
@@ -122,13 +122,13 @@ def _read_study(folder: Path, found: Collection) -> None:
             continue
         try:
             if not (path / "config.toml").exists():
-                kind = "failed" if name in failures else "not run yet"
-                found.missing.append(Missing(name, failures.get(name, kind), kind, labels))
+                kind = "failed" if name in failed else "not run yet"
+                found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
                 continue
             found.shown.append(Shown(read_stored(path), labels))
         except NotFinished:
-            kind = "failed" if name in failures else "not finished"
-            found.missing.append(Missing(name, failures.get(name, kind), kind, labels))
+            kind = "failed" if name in failed else "not finished"
+            found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
         except AtollError as error:
             found.missing.append(Missing(name, str(error), "not readable", labels))
     if trials:
@@ -190,17 +190,6 @@ def _read_verdicts(said: Mapping[str, Any], verdicts: dict[str, list[str]]) -> N
             if sizes > 1 and table.get("data"):
                 name += f", clients {table.get('clients')}"
             verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
-
-
-def _failures(folder: Path) -> dict[str, str]:
-    """The last word on every cell that failed and was not begun again."""
-    failed: dict[str, str] = {}
-    for event in read_events(folder):
-        if event.get("event") == "failed":
-            failed[event["cell"]] = str(event.get("error", "failed"))
-        else:
-            failed.pop(event.get("cell", ""), None)
-    return failed
 
 
 def _once(names: Iterable[str]) -> tuple[str, ...]:
