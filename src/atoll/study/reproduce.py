@@ -33,11 +33,12 @@ COLUMNS = ("dataset", "setting", "clients", "method", "metric")
 
 @dataclass(frozen=True)
 class Ours:
-    """What came out of a run: in percent, or a number of clients."""
+    """What came out of a run: in percent, or a number of clients; `values` are the seeds'."""
 
     mean: float
     std: float | None
     seeds: int
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -381,7 +382,8 @@ def ours_of(outcome: Outcome, metric: str) -> Ours:
         raise ConfigError(f"the run in '{outcome.folder}' has no {metric}")
     found = metrics[metric]
     seeds = len(found["per_seed"])
-    return Ours(100 * found["mean"], 100 * found["std"] if seeds > 1 else None, seeds)
+    values = tuple(100 * value for value in found["per_seed"])
+    return Ours(100 * found["mean"], 100 * found["std"] if seeds > 1 else None, seeds, values)
 
 
 class Gains:

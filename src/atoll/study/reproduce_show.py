@@ -48,13 +48,13 @@ def _cells(found: Reproduction, row: Row) -> list[str]:
 WIDTH = 80
 """Columns of the narrowest terminal that tables are made for."""
 _KEYS = ("dataset", "setting", "clients", "method", "metric")
-_METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
+METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
                  "min_gain": "min gain", "ratio_improved": "improved"}  # fmt: skip
 
 
 def _key(row: Row, name: str) -> str:
     text = str(getattr(row.printed, name))
-    return _METRIC_WORDS[text] if name == "metric" else text
+    return METRIC_WORDS[text] if name == "metric" else text
 
 
 def _keys(found: Reproduction, row: Row, names: Sequence[str]) -> list[str]:

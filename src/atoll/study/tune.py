@@ -168,8 +168,12 @@ def tune(
     with contextlib.ExitStack() as stack:
         folder = Path(out) if out is not None else None
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = run_tuning(asked, where, data=given, observer=observer)
-    return replace(found, folder=folder)
+        found = replace(run_tuning(asked, where, data=given, observer=observer), folder=folder)
+    if folder is not None:
+        from atoll.study.tune_show import write_tuning  # it imports what this file defines
+
+        write_tuning(found, folder)
+    return found
 
 
 def read_asked(folder: Path) -> Asked:
