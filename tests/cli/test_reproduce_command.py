@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_without_arguments_everything_is_listed(cli) -> None:
     ):
         assert name in text
     assert "(Cora)" in text  # not here, so in brackets
+    assert not re.search(r"\b1 s\b", text)  # and no time for what cannot be run
     one = cli("reproduce", "gcfl").stdout
     assert "fig8" in one
     assert "fedath" not in one
@@ -81,7 +83,9 @@ def test_a_look_at_a_part_leaves_the_fuller_table(cli, real_data) -> None:
     cli("reproduce", "fedath", "1", *one, "--rounds", 2, *root)
     assert [row["method"] for row in rows("table-1-rounds-2.csv")] == ["FedProx"]
     assert rows("table-1-rounds-1.csv") == whole
-    cli("reproduce", "fedath", "1", *one, "--rounds", 1, *root[:-1], 2)
+    elsewhere = Path("elsewhere").absolute()
+    elsewhere.symlink_to(root[1])  # the same data by another name
+    cli("reproduce", "fedath", "1", *one, "--rounds", 1, "--data-root", elsewhere, *root[2:-1], 2)
     assert [row["seeds"] for row in rows("table-1-rounds-1.csv")] == ["1", "2"]
     assert "1 to 2 seeds" in Path("study/table-1-rounds-1.md").read_text()
     assert rows("table-1-rounds-1.csv")[0] == whole[0]

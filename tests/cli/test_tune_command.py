@@ -40,7 +40,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
     seen = json.loads(cli("watch", "t", "--json").stdout)
     assert seen["finished"]
     assert seen["cells"]["finished"] >= 4
-    assert "Best so far" in cli("watch", "t", "--once").stdout
+    assert "Best, by validation" in cli("watch", "t", "--once").stdout
     assert "finished" in cli("watch", "t").stdout  # ends by itself
     more = cli("tune", "--resume", "t", "--trials", 4, "--json", "--quiet")
     found = json.loads(more.stdout)

@@ -22,7 +22,7 @@ import msgspec
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
 from atoll.study.cells import SilentStudy, StudyObserver, held
-from atoll.study.command_line import in_python, run_command
+from atoll.study.command_line import in_python, run_command, what_differs
 from atoll.study.config import RunConfig, make_config
 from atoll.study.run import Data
 from atoll.study.search import PRUNERS, Trial, need_optuna
@@ -272,9 +272,10 @@ def _check_same(asked: Asked, folder: Path) -> None:
     for name in Asked.__struct_fields__:
         one, two = getattr(before, name), getattr(asked, name)
         if name != "trials" and one != two:
+            how = what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
             raise ConfigError(
-                f"the tuning in '{folder}' was begun with other {name}; go on with --resume "
-                f"{folder}, or choose another --out"
+                f"the tuning in '{folder}' was begun with other options ({how}); go on with "
+                f"--resume {folder}, or choose another --out"
             )
     if asked.trials < before.trials:
         raise ConfigError(

@@ -109,7 +109,9 @@ def collect(folders: Sequence[Path]) -> Collection:
             found.shown.append(Shown(read_stored(folder), {}))
     if not found.shown and not any(one.complete for one in found.tried):
         if found.missing or not found.aside:
-            first = found.missing[0].why if found.missing else "it has no cells"
+            first = "it has no runs"
+            if found.missing:
+                first = f"{found.missing[0].name}: {found.missing[0].why}"
             raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
         raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
     _name(found.shown)
