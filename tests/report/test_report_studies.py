@@ -17,6 +17,7 @@ from atoll.study.report import collect, write_report
 from atoll.study.report.dots import axis, words_axis
 from atoll.study.report.page import page
 from atoll.study.report.printed import printed_tables
+from atoll.study.report.tuning import _axis_of
 from atoll.study.reproduce_looks import read_tables
 from atoll.study.tune_read import read_tried
 
@@ -133,6 +134,16 @@ def test_the_command_reports_both(reproduced: Path, tuned: Path, tmp_path: Path)
     done = CliRunner().invoke(main, ["report", str(reproduced), str(tuned), "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert "<h1>gcfl, table 3 and gcfl, table 4, again</h1>" in out.read_text()
+
+
+def test_few_values_that_come_again_stand_side_by_side() -> None:
+    words, place = _axis_of("hidden", {0: 64, 1: 256, 2: 64, 3: 256})
+    assert [text for _, text in words.ticks] == ["64", "256"]
+    assert place == {0: 0, 1: 1, 2: 0, 3: 1}
+    drawn, place = _axis_of("lr", {0: 0.01, 1: 0.0001, 2: 0.1, 3: 0.01})
+    assert drawn.log
+    assert place[1] == 0.0001
+    assert _axis_of("net", {0: "sage", 1: "gcn"})[1] == {0: 1, 1: 0}
 
 
 def test_axes() -> None:

@@ -182,11 +182,11 @@ def _parameters(tried: Tried, y: Axis) -> list[str]:
 
 
 def _axis_of(key: str, values: dict[int, Value]) -> tuple[Axis, dict[int, float]]:
-    """Numbers on a scale; words, and numbers of which there are few, side by side."""
+    """Numbers on a scale; words, and a few numbers that come again and again, side by side."""
     known = list(values.values())
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
     different = set(known)
-    if numbers and len(different) > 6:
+    if numbers and (len(different) > 6 or len(different) > len(known) / 2):
         place = {number: float(value) for number, value in values.items()}
         return axis(key, list(place.values())), place
     order = sorted(different) if numbers else sorted(different, key=str)
