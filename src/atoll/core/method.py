@@ -228,6 +228,15 @@ class Method(ABC):
     deployed: ClassVar[str] = "global"
     """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
 
+    not_private: ClassVar[str] = (
+        "it does not say that its clients send one update of a model and nothing else"
+    )
+    """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
+
+    It can where a client's reply is `model`, which began as the received message, and `weight`, and
+    where the server needs nothing but their weighted mean.
+    """
+
     @property
     def views(self) -> Mapping[str, View]:
         """What the clients precompute; the network's views unless a method needs more."""
@@ -280,12 +289,8 @@ class Method(ABC):
         return ""
 
     def why_not_private(self) -> str:
-        """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
-
-        It can where a client's reply is `model`, which began as the received message, and `weight`,
-        and where the server needs nothing but their weighted mean.
-        """
-        return "it does not say that its clients send one update of a model and nothing else"
+        """Why it cannot be private as it is set; a method asks its settings where they matter."""
+        return self.not_private
 
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.
