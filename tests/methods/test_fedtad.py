@@ -80,6 +80,17 @@ def test_diversity():
     assert mode_seeking(z, x).item() == pytest.approx(0.733860, abs=1e-6)
 
 
+def test_mode_seeking_of_many_seeds_at_once():
+    draw = torch.Generator().manual_seed(1)
+    z, x = torch.randn(3, 7, 4, generator=draw), torch.randn(3, 7, 5, generator=draw)
+    found = torch.func.vmap(mode_seeking)(z, x)
+    slopes = torch.func.vmap(torch.func.grad(mode_seeking, argnums=1))(z, x)
+    for seed in range(3):
+        torch.testing.assert_close(found[seed], mode_seeking(z[seed], x[seed]))
+        alone = torch.func.grad(mode_seeking, argnums=1)(z[seed], x[seed])
+        torch.testing.assert_close(slopes[seed], alone)
+
+
 def test_mode_seeking_equals_the_plain_form_and_its_gradient():
     z, x = torch.randn(20, 6), torch.randn(20, 30, requires_grad=True)
     z_apart = torch.cdist(z, z).square() / 6

@@ -467,6 +467,15 @@ class _WeightedGaps(Function):
         (half,) = ctx.saved_tensors
         return 2 * grad * half, None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor) -> Any:
+        many = [
+            leaf.expand(info.batch_size, *leaf.shape) if axis is None else leaf.movedim(axis, 0)
+            for leaf, axis in zip((x, weight), in_dims, strict=True)
+        ]
+        found = [_WeightedGaps.apply(*one) for one in zip(*many, strict=True)]  # type: ignore[no-untyped-call]
+        return tuple(torch.stack(part) for part in zip(*found, strict=True)), (0, 0)
+
 
 def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
     """G, one row against the rows before it at a time, which stay in a processor's cache."""

@@ -186,7 +186,9 @@ def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: 
     row = found[:, 0].argmax()
     best = found.index_select(0, row.unsqueeze(0)).squeeze(0)
     pair = torch.stack([row, best[1].long()])
-    alike = (1 - beta) * rows[1].index_select(0, pair).prod(0).sum()
+    # Not by `prod`, whose derivative counts zeros and makes a GPU wait for their number.
+    one, other = rows[1].index_select(0, pair).unbind()
+    alike = (1 - beta) * (one * other).sum()
     return alike + (best[0] - alike).detach()
 
 
