@@ -1,13 +1,15 @@
 """`python -m bench tables`: every run of the papers' tables, many processes side by side.
 
 Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of each
-only config.toml and result.json are kept, so that a folder with all of them is small. What is
-finished is never run again: call it again to go on, or with `--jobs 0` to write the table alone.
+only config.toml and result.json are kept, so that a folder with all of them is small; runs.jsonl
+has a line for each that ended, with its seconds. What is finished is never run again: call it again
+to go on, or with `--jobs 0` to write the table alone.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import multiprocessing
 import queue
 import time
@@ -62,7 +64,7 @@ def work(waiting: Any, done: Any, folder: Path, end: float) -> None:
     import torch
 
     from atoll.study.federations import Federations
-    from atoll.study.run import Silent, run_config
+    from atoll.study.run import Silent, Stopped, run_config
 
     class Until(Silent):
         def should_stop(self) -> bool:
@@ -75,14 +77,19 @@ def work(waiting: Any, done: Any, folder: Path, end: float) -> None:
         for cell in task:
             if time.time() > end:
                 return
-            began = time.time()
+            began, took = time.time(), {}
             try:
                 result = run_config(cell.config, observer=Until(), divide=federations)
                 _keep(result, folder / "cells" / cell.name)
-                problem = ""
+                problem, took = "", result.seconds()
+            except Stopped:
+                problem = "time was up"
             except Exception as error:  # one cell that fails must not cost the others
                 problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            done.put((cell.name, time.time() - began, problem))
+            done.put({
+                "name": cell.name, "seconds": round(time.time() - began, 3),
+                "setup": took.get("setup"), "train": took.get("train"), "problem": problem,
+            })  # fmt: skip
 
 
 def _keep(result: Any, to: Path) -> None:
@@ -108,20 +115,34 @@ def run_all(
     for process in processes:
         process.start()
     finished, problems, told = 0, [], time.time()
-    while finished < len(cells) and any(process.is_alive() for process in processes):
-        try:
-            name, took, problem = done.get(timeout=2)
-        except queue.Empty:
-            continue
-        finished += 1
-        problems += [f"{name}: {problem}"] if problem else []
-        if time.time() > told + 30:
-            told = time.time()
-            console.print(f"{finished} of {len(cells)}; {name} took {took:.1f} s", markup=False)
+    with (folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
+        for run in _heard(done, processes, len(cells)):
+            lines.write(json.dumps(run) + "\n")
+            lines.flush()
+            finished += 1
+            problems += [f"{run['name']}: {run['problem']}"] if run["problem"] else []
+            if time.time() > told + 30:
+                told = time.time()
+                words = f"{run['name']} took {run['seconds']:.1f} s"
+                console.print(f"{finished} of {len(cells)}; {words}", markup=False)
     for process in processes:
         process.kill()
     waiting.cancel_join_thread()  # what nobody took needs no reader
     return problems
+
+
+def _heard(done: Any, processes: Sequence[Any], most: int) -> Iterator[dict[str, Any]]:
+    """What the processes say, until all is said or none of them is left."""
+    said, left = 0, True
+    while said < most:
+        try:
+            yield done.get(timeout=2)
+            said += 1
+        except queue.Empty:
+            if not left:
+                return
+            # What was said before the last of them ended may still be on its way: ask once more.
+            left = any(process.is_alive() for process in processes)
 
 
 def table(found: Sequence[Any], folder: Path) -> list[list[Any]]:
