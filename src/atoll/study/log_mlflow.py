@@ -61,6 +61,21 @@ def open_log(out: Path | None) -> MlflowLog:
     return MlflowLog(client(tracking_uri=uri), uri, out)
 
 
+def share() -> None:
+    """Make the tables and the experiment of a place that several processes will deliver to."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is not None:
+        _experiment(need()(tracking_uri=uri), None)
+
+
+def _experiment(client: Any, artifacts: str | None) -> str:
+    """The name of Atoll's experiment; made if it is not there."""
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
+
+
 class MlflowLog:
     """Delivers numbers to MLflow (`study.run.Observer`).
 
@@ -123,12 +138,8 @@ class MlflowLog:
 
     def _new(self, name: str, title: str, parent: str | None = None) -> None:
         """A run of MLflow's, and a note of its name for the case that this run goes on."""
-        found = self.client.get_experiment_by_name(EXPERIMENT)
-        if found is None:
-            place = self.artifacts if self.uri.startswith("sqlite:") else None
-            experiment = self.client.create_experiment(EXPERIMENT, artifact_location=place)
-        else:
-            experiment = found.experiment_id
+        own = self.uri.startswith("sqlite:")
+        experiment = _experiment(self.client, self.artifacts if own else None)
         tags = {"mlflow.parentRunId": parent} if parent else {}
         made = self.client.create_run(experiment, run_name=title, tags=tags)
         self.runs[name] = made.info.run_id
