@@ -28,6 +28,8 @@ from atoll.core.errors import AtollError
 
 TICK = 0.2
 """Seconds after which the parent looks whether it should stop, if nobody says anything."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""What torch, numpy and scipy read when they are loaded."""
 BOOT = (
     "import json, sys; path, fd = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from atoll.study.workers import serve; serve(fd)"
@@ -54,16 +56,39 @@ class Task:
 class Talk:
     """A worker's line to its parent."""
 
-    def __init__(self, connection: Connection, stopped: threading.Event) -> None:
-        self._connection, self._stopped = connection, stopped
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._stopped = connection, threading.Event()
+        self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def say(self, what: Any) -> None:
         """Tell the parent something."""
-        self._connection.send(("said", what))
+        self.send("said", what)
 
     def should_stop(self) -> bool:
         """Whether the parent wants an early end."""
         return self._stopped.is_set()
+
+    def send(self, kind: str, what: Any = None) -> None:
+        try:
+            self._connection.send((kind, what))
+        except OSError:
+            os._exit(1)  # not an error of the task: nobody is there to hear of it
+
+    def get(self) -> bytes:
+        """What the parent gives next."""
+        return self._waiting.get()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                kind, what = self._connection.recv()
+            except (EOFError, OSError):
+                os._exit(1)  # at once, whatever is under way
+            if kind == "stop":
+                self._stopped.set()
+            else:
+                self._waiting.put(what)
 
 
 Work = Callable[[Any, Talk], None]
@@ -134,10 +159,10 @@ class _Worker:
             self.process = subprocess.Popen(
                 # -P: the folder of the caller is searched for modules only if the caller did.
                 [sys.executable, "-P", "-c", BOOT, json.dumps([sys.path, theirs.fileno()])],
-                pass_fds=[theirs.fileno()], env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
             )  # fmt: skip
-        self.send("work", (work, threads))
+        self.send("work", work)
 
     def send(self, kind: str, what: Any = None) -> None:
         with contextlib.suppress(OSError):  # it has died, and `hear` will find that out
@@ -231,39 +256,16 @@ def _without_ctrl_c() -> Iterator[None]:
 
 def serve(fd: int) -> None:
     """A worker's life: tasks, one after the other, until its parent is gone."""
-    connection, stopped = Connection(fd), threading.Event()
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def listen() -> None:
-        while True:
-            try:
-                kind, what = connection.recv()
-            except (EOFError, OSError):
-                os._exit(1)  # at once: nobody is there to hear of the rest
-            if kind == "stop":
-                stopped.set()
-            else:
-                waiting.put(what)
-
-    threading.Thread(target=listen, daemon=True).start()
-    work, threads = waiting.get()
-    do = _prepared(work, threads)
-    connection.send(("ready", None))
+    talk = Talk(Connection(fd))
+    work: Work = pickle.loads(talk.get())
+    talk.send("ready")
     while True:
-        load = waiting.get()
+        load = talk.get()
         try:
             task = pickle.loads(load)
         except Exception as error:  # whatever an object of the user's raises
-            connection.send(("refused", f"{type(error).__name__}: {error}".splitlines()[0]))
+            talk.send("refused", f"{type(error).__name__}: {error}".splitlines()[0])
             continue
-        do(task, Talk(connection, stopped))
+        work(task, talk)
         sys.stdout.flush()
-        connection.send(("done", None))
-
-
-def _prepared(work: bytes, threads: int) -> Work:
-    import torch
-
-    torch.set_num_threads(threads)
-    do: Work = pickle.loads(work)
-    return do
+        talk.send("done")
