@@ -127,7 +127,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     heard, folder = Heard(), tmp_path / "study"
     cells = [*odd, *plain()]
     with caplog.at_level(logging.WARNING):
-        outcomes = run_cells(folder, cells, about=ABOUT, observer=heard, jobs=2)
+        outcomes = run_cells(folder, cells, about=ABOUT, observer=heard, jobs=2, log="tensorboard")
     assert [outcome.cell.name for outcome in outcomes] == [cell.name for cell in cells]
     errors = {o.cell.name: o.error for o in outcomes if o.error}
     assert list(errors) == ["dying", "broken"]
@@ -143,6 +143,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     assert outcomes[2].summary["metrics"] == outcomes[3].summary["metrics"]
     assert sorted(heard.ends) == sorted(cell.name for cell in cells)
     assert heard.jobs[0] == 2
+    assert len(list(folder.glob("cells/*/tensorboard/seed-0/events*"))) >= len(cells) - len(errors)
     assert {heard.rounds[cell.name] for cell in plain()} == {SMALL["rounds"]}
     same_numbers(folder, one_by_one)
 

@@ -89,19 +89,18 @@ class StudyWatcher(Drawn):
     def draw(self, name: str, words: str, share: float = 0.0) -> None:
         """The bar; a line now and then where there is none."""
         place = f"[{min(self.ended_cells + 1, len(self.cells))}/{len(self.cells)}]"
+        who, due = name, name and time.monotonic() - self.spoke > EVERY
         if name:
             self.running[name] = share
         if len(self.running) > 1:
-            place = f"[{self.ended_cells}/{len(self.cells)}]"
-            name, words = "", _shares(self.running)
+            place, who, words = f"[{self.ended_cells}/{len(self.cells)}]", "", _shares(self.running)
         self.progress.update(
-            self.task, description=f"\\{place} {name}".rstrip(),
+            self.task, description=f"\\{place} {who}".rstrip(),
             completed=self.ended_cells + sum(self.running.values()),
             words=f"{words}{self._time_left()}",
         )  # fmt: skip
-        if self.progress.disable and words and time.monotonic() - self.spoke > EVERY:
-            who = f"{name}: " if name else ""
-            self.say(f"{place} {who}{words}{self._time_left()}")
+        if self.progress.disable and due:
+            self.say(f"{place} {f'{who}: ' if who else ''}{words}{self._time_left()}")
 
 
 def _shares(running: Mapping[str, float]) -> str:
