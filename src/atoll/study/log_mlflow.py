@@ -41,14 +41,14 @@ def need() -> Any:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise missing("mlflow", "mlflow") from error
+    for name in ("mlflow", "alembic"):  # their news about tables are nobody's here
+        logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient
 
 
 def open_log(out: Path | None) -> MlflowLog:
     """The log of a run that is saved in `out`."""
     client = need()
-    for name in ("mlflow", "alembic"):  # their news about tables are nobody's here
-        logging.getLogger(name).setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if uri is None:
         if out is None:

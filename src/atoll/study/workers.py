@@ -137,7 +137,7 @@ def run_tasks(lead: Lead, work: Work, *, jobs: int, threads: int) -> None:
             for worker, kind, what in crew.hear():
                 task = worker.last
                 if kind == "died":
-                    crew.replace(worker, what)
+                    crew.lose(worker, what, replaced=not (stopping or all_given))
                 if task is None:
                     continue
                 if kind == "said":
@@ -216,7 +216,8 @@ class _Crew:
             worker.end()
 
     def hire(self, count: int) -> None:
-        self.workers += [_Worker(self.work, self.threads) for _ in range(count)]
+        for _ in range(count):
+            self.workers.append(_Worker(self.work, self.threads))
 
     def stop(self) -> None:
         for worker in self.workers:
@@ -234,12 +235,12 @@ class _Crew:
         for worker in [worker for worker in self.workers if worker.connection in talking]:
             yield worker, *worker.hear()
 
-    def replace(self, worker: _Worker, how: str) -> None:
-        """Another for one that died; if it could not even begin, the others go on without."""
+    def lose(self, worker: _Worker, how: str, *, replaced: bool) -> None:
+        """One has died; if it could not even begin, the others go on without."""
         self.workers.remove(worker)
         worker.end()
         if worker.ready:
-            self.hire(1)
+            self.hire(int(replaced))
         elif not self.workers:
             raise AtollError(f"no process could begin to work beside this one: {how}")
 
