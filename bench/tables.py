@@ -1,21 +1,22 @@
 """`python -m bench tables`: every run of the papers' tables, many processes side by side.
 
 Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of each
-only config.toml and result.json are kept, so that a folder with all of them is small. What is
-finished is never run again: call it again to go on, or with `--jobs 0` to write the table alone.
+only config.toml and result.json are kept, so that a folder with all of them is small; runs.jsonl
+has a line for each that ended, with its seconds. What is finished is never run again: call it again
+to go on, or with `--jobs 0` to write the table alone.
 """
 
 from __future__ import annotations
 
 import csv
-import multiprocessing
-import queue
+import json
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -26,6 +27,8 @@ COLUMNS = (
 )  # fmt: skip
 MEMORY = 3 << 30
 """Bytes of federations that each process keeps."""
+TOLD = 30
+"""Seconds between two lines about how far it is."""
 PATIENCE = 15
 """Seconds that a run under way is given after the end."""
 
@@ -43,46 +46,53 @@ def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterat
             yield from ((paper, table, row) for row in rows if not row.reason)
 
 
-def tasks(cells: Sequence[Any]) -> list[list[Any]]:
-    """Cells that share their clients together, the cheapest first; dear ones alone, at the end."""
-    from atoll.study.federations import group_of
-    from atoll.study.papers import rough_seconds
+@dataclass
+class Work:
+    """What each process does with a cell: run it, keep little, and say what it took."""
 
-    cost = {cell.name: rough_seconds(cell.config) for cell in cells}
-    usual = sorted(cost.values())[len(cost) // 2] if cost else 0.0
-    groups: dict[str, list[Any]] = {}
-    for cell in cells:
-        name = group_of(cell.config) if cost[cell.name] <= 4 * usual else cell.name
-        groups.setdefault(name, []).append(cell)
-    return sorted(groups.values(), key=lambda group: max(cost[cell.name] for cell in group))
+    folder: Path
+    federations: Any = None
+
+    def __call__(self, cell: Any, talk: Any) -> None:
+        from atoll.study.federations import Federations
+        from atoll.study.run import Stopped, run_config
+
+        warnings.simplefilter("ignore")
+        self.federations = self.federations or Federations(limit=MEMORY)
+        began, took = time.time(), {}
+        try:
+            result = run_config(cell.config, observer=Until(talk), divide=self.federations)
+            _keep(result, self.folder / "cells" / cell.name)
+            problem, took = "", result.seconds()
+        except Stopped:
+            problem = "time was up"
+        except Exception as error:  # one cell that fails must not cost the others
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        talk.say(line(cell.name, time.time() - began, problem, took))
 
 
-def work(waiting: Any, done: Any, folder: Path, end: float) -> None:
-    """One process: take tasks until there are none, or time is up."""
-    import torch
+def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> dict[str, Any]:
+    """A line of runs.jsonl."""
+    return {
+        "name": name, "seconds": round(seconds, 3), "setup": took.get("setup"),
+        "train": took.get("train"), "problem": problem,
+    }  # fmt: skip
 
-    from atoll.study.federations import Federations
-    from atoll.study.run import Silent, run_config
 
-    class Until(Silent):
-        def should_stop(self) -> bool:
-            return time.time() > end + PATIENCE
+@dataclass
+class Until:
+    """Ends a run when the parent says so (`study.run.Observer`)."""
 
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    federations = Federations(limit=MEMORY)
-    while (task := waiting.get()) is not None:
-        for cell in task:
-            if time.time() > end:
-                return
-            began = time.time()
-            try:
-                result = run_config(cell.config, observer=Until(), divide=federations)
-                _keep(result, folder / "cells" / cell.name)
-                problem = ""
-            except Exception as error:  # one cell that fails must not cost the others
-                problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            done.put((cell.name, time.time() - began, problem))
+    talk: Any
+
+    def begin(self, *about: Any) -> None:
+        pass
+
+    def round(self, *about: Any) -> None:
+        pass
+
+    def should_stop(self) -> bool:
+        return bool(self.talk.should_stop())
 
 
 def _keep(result: Any, to: Path) -> None:
@@ -93,35 +103,62 @@ def _keep(result: Any, to: Path) -> None:
             (Path(whole) / name).replace(to / name)
 
 
+@dataclass
+class Runs:
+    """Gives out cells, the cheapest first, until time is up (`study.workers.Lead`)."""
+
+    schedule: Any
+    end: float
+    console: Console
+    lines: TextIO
+    cells: int
+    finished: int = 0
+    problems: list[str] = field(default_factory=list)
+    told: float = field(default_factory=time.time)
+    given: dict[str, float] = field(default_factory=dict)
+
+    def next(self, last: Any) -> Any:
+        task = None if time.time() > self.end else self.schedule.take(last)
+        if task is not None:
+            self.given[task.name] = time.time()
+        return task
+
+    def should_stop(self) -> bool:
+        return time.time() > self.end + PATIENCE
+
+    def said(self, task: Any, run: dict[str, Any]) -> None:
+        self.lines.write(json.dumps(run) + "\n")
+        self.lines.flush()
+        self.finished += 1
+        self.problems += [f"{run['name']}: {run['problem']}"] if run["problem"] else []
+        if time.time() > self.told + TOLD:
+            self.told = time.time()
+            words = f"{run['name']} took {run['seconds']:.1f} s"
+            self.console.print(f"{self.finished} of {self.cells}; {words}", markup=False)
+
+    def died(self, task: Any, how: str) -> None:
+        self.said(task, line(task.name, time.time() - self.given[task.name], how, {}))
+
+    refused = died
+
+
 def run_all(
     cells: Sequence[Any], folder: Path, jobs: int, seconds: float, console: Console
 ) -> list[str]:
     """Run what can be run in that time; what went wrong."""
+    from atoll.study.federations import group_of
+    from atoll.study.schedule import Schedule, cost_of
+    from atoll.study.workers import Task, run_tasks
+
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    waiting, done, end = context.Queue(), context.Queue(), time.time() + seconds
-    for task in [*tasks(cells), *[None] * jobs]:
-        waiting.put(task)
-    processes = [
-        context.Process(target=work, args=(waiting, done, folder, end)) for _ in range(jobs)
-    ]
-    for process in processes:
-        process.start()
-    finished, problems, told = 0, [], time.time()
-    while finished < len(cells) and any(process.is_alive() for process in processes):
-        try:
-            name, took, problem = done.get(timeout=2)
-        except queue.Empty:
-            continue
-        finished += 1
-        problems += [f"{name}: {problem}"] if problem else []
-        if time.time() > told + 30:
-            told = time.time()
-            console.print(f"{finished} of {len(cells)}; {name} took {took:.1f} s", markup=False)
-    for process in processes:
-        process.kill()
-    waiting.cancel_join_thread()  # what nobody took needs no reader
-    return problems
+    tasks = [
+        Task(cell.name, cell, group_of(cell.config), cost_of(cell.config)) for cell in cells
+    ]  # fmt: skip
+    schedule = Schedule(tasks, dearest_first=False)
+    with (folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
+        runs = Runs(schedule, time.time() + seconds, console, lines, len(cells))
+        run_tasks(runs, Work(folder), jobs=jobs, threads=1)
+    return runs.problems
 
 
 def table(found: Sequence[Any], folder: Path) -> list[list[Any]]:

@@ -92,6 +92,10 @@ TRAINING = (
 OUT = click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path),
     help="Folder for the result.  [default: a new one in atoll-runs]")
+JOBS = click.option(
+    "--jobs", metavar="N", default="auto", show_default=True,
+    help="Processes that run cells side by side; auto: one for each core if that gains time, 1 on "
+    "a GPU.")
 AS_JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress, no table.")

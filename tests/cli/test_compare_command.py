@@ -157,6 +157,7 @@ def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None
         (("compare", "fedavg", "--resume", "s"), "--resume continues a study with its own "
          "configuration, but METHOD was given; "),
         ((*METHODS, "--tex", "."), "'.' is a folder; give --tex a file"),
+        ((*METHODS, "--jobs", 0), "jobs is '0'; give a number of processes, 1 or more, or auto"),
     ],
 )  # fmt: skip
 def test_everything_is_checked_before_the_first_cell(cli, arguments, sentence: str) -> None:

@@ -151,6 +151,7 @@ def test_absent_data_are_reasons_and_no_error(cli) -> None:
         (("fedath", "fig4", "--only", "dataset=Photo"), "unknown dataset of this figure 'Photo'"),
         (("fedath", "fig4", "--only", "metric=acc"), "--only metric=... is for tables"),
         (("fedath", "1", "--seeds", "0"), "seeds is 0; give a whole number of at least 1"),
+        (("fedath", "1", "--jobs", "two"), "jobs is 'two'; give a number of processes, 1 or more"),
         (("fedath", "1", "--out", "file"), None),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
+from atoll.study.watch import Watch
 
 STUDY = [
     "compare", "local", "fedavg", "fedprox", "--data", "lagoon:nodes=150", "--clients", "3",
@@ -45,10 +46,13 @@ def events(folder: Path) -> list[dict[str, str]]:
 def stop(
     arguments: list[str], folder: Path, number: int, begun: int, delay: float
 ) -> tuple[int, str]:
-    """Start a study, wait until so many cells have begun, wait a little, send a signal."""
+    """Start a study, wait until so many cells have begun, wait a little, send a signal.
+
+    Ctrl-C is heard by all processes of a terminal; a kill is for one.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "atoll", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
+        text=True, start_new_session=True,
     )  # fmt: skip
     try:
         limit = time.monotonic() + 60
@@ -57,7 +61,11 @@ def stop(
             assert time.monotonic() < limit
             time.sleep(0.005)
         time.sleep(delay)
-        process.send_signal(number)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        # Their output ends when no process is left that could write to it.
         _, said = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
@@ -71,20 +79,24 @@ def table(folder: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k != "seconds_per_round"} for row in rows]
 
 
-def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path, jobs: str) -> None:
     seed = int(os.environ.get("ATOLL_TEST_SEED", random.randrange(10**6)))
     print(f"ATOLL_TEST_SEED={seed}")
     chance = random.Random(seed)
     folder = tmp_path / "study"
-    code, _ = stop([*STUDY, str(folder)], folder, signal.SIGKILL, 1 + chance.randrange(2),
-                   0.2 * chance.random())  # fmt: skip
+    begun = 1 + chance.randrange(2)
+    first = [*STUDY, str(folder), "--jobs", jobs]
+    code, _ = stop(first, folder, signal.SIGKILL, begun, 0.2 * chance.random())
     assert code == -signal.SIGKILL
     assert not (folder / "compare.csv").exists()
     begun = sum(event["event"] == "begin" for event in events(folder))
     again = ["compare", "--resume", str(folder), "--quiet"]
-    code, said = stop(again, folder, signal.SIGINT, begun + 1, 0.05)
+    code, said = stop([*again, "--jobs", jobs], folder, signal.SIGINT, begun + 1, 0.05)
     assert code == 130
     assert "stopping after this round" in said
+    assert "Traceback" not in said
+    assert "running" not in Watch(folder).look().cells
     done = len(list(folder.glob("cells/*/result.json")))
     assert said.splitlines()[-1] == (
         f"stopped; {done} of {CELLS} cells are finished, and the study is saved in {folder}; "

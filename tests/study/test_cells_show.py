@@ -70,3 +70,48 @@ def test_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cells_show, "EVERY", 30.0)
     assert len(watched(tmp_path / "b").splitlines()) == 2
     assert watched(tmp_path / "c", quiet=True) == ""
+
+
+def test_a_slow_method_that_comes_first_does_not_make_the_others_seem_slow() -> None:
+    def of(method: str, data: str) -> Cell:
+        config = make_config(method=method, data=data, rounds=100)
+        return Cell(f"{data}-{method}", config, {"method": method, "data": data})
+
+    slow, fast, large = of("fedath", "cora"), of("fedavg", "cora"), of("fedavg", "pubmed")
+    left = TimeLeft([slow, fast, large])
+    left.end(ended(slow, 93.0))
+    assert left.seconds() == pytest.approx(20 + 9.5 * 20, rel=0.01)  # recipes/costs.toml
+    assert left.seconds(jobs=2) == pytest.approx(9.5 * 20, rel=0.01)  # no less than one cell takes
+    left.end(ended(large, 95.0))
+    assert left.seconds(jobs=2) == left.seconds() == pytest.approx(20, rel=0.5)
+
+
+def test_several_cells_at_once_have_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_show, "EVERY", 0.0)
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    cells = [cell(f"m{number}", "small") for number in range(7)]
+    with StudyWatcher(console, quiet=False) as watcher:
+        watcher.begin(cells, 0)
+        watcher.side_by_side(6, 2)
+        for one in cells[:6]:
+            watcher.cell(one)
+        watcher.draw(cells[1].name, "seed 0, round 5/10", 0.25)
+        task = watcher.progress.tasks[0]
+        assert task.completed == 0.25
+        watcher.ended(ended(cells[0], 20.0))
+        watcher.draw(cells[2].name, "seed 0, round 10/10", 0.5)
+        assert task.completed == 1.75
+        for one in cells[1:4]:
+            watcher.ended(ended(one, 20.0))
+        watcher.draw(cells[5].name, "seed 1, round 1/10", 0.55)
+        watcher.ended(ended(cells[4], 20.0))
+        watcher.draw(cells[5].name, "seed 1, round 1/10", 0.55)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "6 cells at once, in processes of 2 threads each"
+    assert lines[1] == "[0/7] small-m0 0%, small-m1 25%, small-m2 0%, small-m3 0% and 2 more"
+    assert (
+        "[1/7] small-m1 25%, small-m2 50%, small-m3 0%, small-m4 0% and 1 more; about" in lines[3]
+    )
+    assert any(line.startswith("[4/7] small-m4 0%, small-m5 55%; about") for line in lines)
+    assert lines[-1].startswith("[6/7] small-m5: seed 1, round 1/10; about")

@@ -17,6 +17,7 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.study.cells import Cell, run_cells
 from atoll.study.config import make_config
+from atoll.study.logs import share_logs
 from atoll.study.result import Result
 from atoll.study.run import Silent, Stopped
 
@@ -142,6 +143,17 @@ def fake_mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeClient]]:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     yield FakeClient
     FakeClient.stores.clear()
+
+
+def test_what_several_processes_would_make_is_made_before(
+    fake_mlflow: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_logs(["mlflow", "tensorboard"])  # each run has a file of its own
+    assert not fake_mlflow.stores
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///shared.db")
+    for _ in range(2):
+        share_logs("mlflow")
+        assert fake_mlflow.stores["sqlite:///shared.db"]["experiment"] == "atoll"
 
 
 def by_name(store: dict) -> dict[str, dict]:

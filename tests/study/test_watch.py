@@ -132,6 +132,37 @@ def test_a_study_counts_its_cells(tmp_path: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    cells = [{"name": name, "labels": {}} for name in names]
+    (tmp_path / "study.json").write_text(json.dumps({"kind": "compare", "cells": cells}))
+    begun = [{"at": time.time() - 5, "event": "begin", "cell": name} for name in names[:3]]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in begun))
+    for name, per_round in (("a", 10.0), ("b", 30.0)):  # three of four rounds are played
+        shutil.copytree(stopped, tmp_path / "cells" / name)
+        says(tmp_path / "cells" / name, state="running", per_round=per_round, updated=time.time())
+    watch = Watch(tmp_path)
+    seen = watch.look()
+    assert dict(seen.cells) == {"running": 3, "left": 1}
+    assert seen.now is not None
+    assert {seen.now["cell"], *(one["cell"] for one in seen.beside)} == {"a", "b", "c"}
+    # A cell takes 80 s, the mean of two: one such is left, the third has half of it to go.
+    assert seen.left == pytest.approx((10 + 30 + 40 + 80) / 3)
+    shown = text(watch)
+    for line in ("a: seed 0, round 3/4, 10 s a round", "b: seed 0, round 3/4, 30 s a round",
+                 "c: no round yet", "running, about 53 s left"):  # fmt: skip
+        assert line in shown
+    assert shown.count("validation ") == 1  # of one, so that many fit
+    # One process that has died is none that all have in common.
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    says(tmp_path / "cells" / "b", pid=int(dead.stdout))
+    assert not watch.look().gone
+    says(tmp_path / "cells" / "a", pid=int(dead.stdout))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in begun[:2]))
+    assert watch.look().gone
+
+
 def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) -> None:
     def run(seeds: int, observer: SilentStudy | None = None) -> None:
         cells = [Cell(name, make_config(method=name, seeds=seeds, **SMALL), {"method": name})

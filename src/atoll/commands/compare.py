@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.commands.common import chosen_options, fresh_folder, make_console, pair, written
-from atoll.options import AS_JSON, DIVISION, LOG, OUT, QUIET, SEEDS, TRAINING, options
+from atoll.options import AS_JSON, DIVISION, JOBS, LOG, OUT, QUIET, SEEDS, TRAINING, options
 
 if TYPE_CHECKING:
     from atoll.study.compare_table import Comparison
@@ -57,7 +57,7 @@ RESUME = click.option(
     "--clients 5,10 --seeds 10",
 )
 @click.argument("methods", metavar="METHOD...", nargs=-1)
-@options(*SEVERAL, *DIVISION, *_TRAINING, *TESTING, OUT, RESUME, LOG, AS_JSON, QUIET)
+@options(*SEVERAL, *DIVISION, *_TRAINING, *TESTING, OUT, RESUME, LOG, JOBS, AS_JSON, QUIET)
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -72,6 +72,7 @@ def compare(
     out: Path | None,
     resume_from: Path | None,
     log: tuple[str, ...],
+    jobs: str,
     as_json: bool,
     quiet: bool,
     **given: Any,
@@ -107,7 +108,7 @@ def compare(
     watcher = StudyWatcher(make_console(stderr=as_json or quiet), quiet=quiet)
     try:
         with watcher:
-            found = run_request(request, folder, watcher, log=log, tested=tested)
+            found = run_request(request, folder, watcher, log=log, jobs=jobs, tested=tested)
     except (Stopped, KeyboardInterrupt):
         _say_how_to_go_on(folder)
         ctx.exit(130)
@@ -143,7 +144,8 @@ def _refuse_mixing(given: dict[str, Any]) -> None:
         option = names[0] if names[0] == "METHOD" else "--" + names[0].replace("_", "-")
         raise ConfigError(
             f"--resume continues a study with its own configuration, but {option} was given; leave "
-            "everything out but --against, --metric, --alpha, --tex, --log, --json and --quiet"
+            "everything out but --against, --metric, --alpha, --tex, --log, --jobs, --json and "
+            "--quiet"
         )
 
 

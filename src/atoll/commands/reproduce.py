@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.commands.common import make_console, written
-from atoll.options import AS_JSON, DATA_ROOT, QUIET, options
+from atoll.options import AS_JSON, DATA_ROOT, JOBS, QUIET, options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
               help="The study's folder; what is done there is not run again.  "
               "[default: atoll-runs/reproduce-PAPER]")  # fmt: skip
-@options(AS_JSON, QUIET)
+@options(JOBS, AS_JSON, QUIET)
 @click.pass_context
 def reproduce(
     ctx: click.Context,
@@ -51,6 +51,7 @@ def reproduce(
     data_root: str | None,
     device: str | None,
     out: Path | None,
+    jobs: str,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -73,7 +74,8 @@ def reproduce(
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
     found: list[dict[str, Any]] = []
     for one in items(chosen, item):
-        found.append(_one(ctx, console, chosen, one, wanted, folder, tex=tex, quiet=quiet))
+        said = _one(ctx, console, chosen, one, wanted, folder, jobs=jobs, tex=tex, quiet=quiet)
+        found.append(said)
     if as_json:
         click.echo(json.dumps(found[0] if item.lower() != "all" else found))
     if any(one.get("counts", {}).get("failed") for one in found):
@@ -88,6 +90,7 @@ def _one(
     wanted: Wanted,
     folder: Path,
     *,
+    jobs: str,
     tex: bool,
     quiet: bool,
 ) -> dict[str, Any]:
@@ -104,10 +107,10 @@ def _one(
     try:
         with watcher:
             if kind == "figure":
-                drawn = reproduce_figure(paper, number, wanted, folder, observer=watcher)
+                drawn = reproduce_figure(paper, number, wanted, folder, observer=watcher, jobs=jobs)
                 text, paths, said = show.figure_text(drawn), drawn.paths, drawn.summary()
             else:
-                table = reproduce_table(paper, number, wanted, folder, observer=watcher)
+                table = reproduce_table(paper, number, wanted, folder, observer=watcher, jobs=jobs)
                 whole = whole_table(folder, paper, number, wanted.rounds)
                 text, said = show.reproduction_table(table, whole), show.summary(table)
                 paths = show.write_table(whole, folder, tex=tex)

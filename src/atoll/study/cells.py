@@ -8,6 +8,7 @@ whenever a cell begins, ends, fails or is stopped.
 
 Cells that differ in numbers alone, as points of a grid do, are one program where that gains time
 (`study.grid`). Each still has the folder, the events and the errors that it would have by itself.
+So it is where several processes share the work (`study.side_by_side`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,6 +36,7 @@ from atoll.study.federations import Federations
 from atoll.study.grid import on_gpu, run_configs, why_apart
 from atoll.study.logs import check_logs
 from atoll.study.run import Data, Observer, Silent, Stopped, name_configuration, run_config
+from atoll.study.schedule import check_jobs, choose_jobs
 from atoll.study.stored import read_json
 from atoll.study.sweep import Parted, SeedFailed
 
@@ -92,6 +94,17 @@ class StudyObserver(Protocol):
         """After a cell, also one that was only read."""
 
 
+@runtime_checkable
+class SeesProcesses(Protocol):
+    """An observer who also wants to know about cells in several processes."""
+
+    def side_by_side(self, jobs: int, threads: int) -> None:
+        """Before the first cell: so many at once, each with so many threads."""
+
+    def should_stop(self) -> bool:
+        """Whether to stop, also while no cell is there to ask."""
+
+
 class SilentStudy:
     """Hears everything, says nothing."""
 
@@ -115,6 +128,7 @@ def run_cells(
     log: str | Sequence[str] = (),
     at_once: bool | None = None,
     adds: bool = False,
+    jobs: int | str = 1,
 ) -> list[Outcome]:
     """Run what is not finished yet; a cell that fails is noted, and the rest goes on.
 
@@ -128,11 +142,14 @@ def run_cells(
         at_once: Whether neighbours that differ in numbers alone are trained in one program; None
             does on a GPU. On a CPU it gains nothing.
         adds: Whether cells of earlier calls stay part of the study, as one table's beside another.
+        jobs: Processes that cells are run in, side by side; "auto" chooses. With 1 all are run
+            here, in the order of `cells`; with more the dearest come first.
 
     Raises:
         Stopped: The user stopped it; all that was done is saved.
     """
     check_logs(log)
+    check_jobs(jobs)
     observer = observer or SilentStudy()
     federations = federations or Federations()
     names = [cell.name for cell in cells]
@@ -155,12 +172,23 @@ def run_cells(
         finished = [cell for cell in cells if read_cell(folder, cell) is not None]
         _note_ends(folder, finished)
         observer.begin(cells, len(finished))
-        outcomes = []
-        for group in _groups(folder, cells, at_once):
-            for outcome in _run_group(folder, group, observer, divide=federations, log=log):
+        groups = _groups(folder, cells, at_once)
+        outcomes: dict[str, Outcome] = {}
+        done = {cell.name for cell in finished}
+        waiting = [cell.config for cell in cells if cell.name not in done]
+        count = min(choose_jobs(jobs, waiting), len(groups) - len(done))
+        if count > 1:
+            todo = [group for group in groups if group[0].name not in done]
+            from atoll.study.side_by_side import run_side_by_side  # which builds on this module
+
+            outcomes = run_side_by_side(folder, todo, observer, jobs=count, log=log)
+        for group in groups:
+            if group[0].name in outcomes:
+                continue
+            for outcome in run_group(folder, group, observer, divide=federations, log=log):
                 observer.ended(outcome)
-                outcomes.append(outcome)
-    return outcomes
+                outcomes[outcome.cell.name] = outcome
+    return [outcomes[name] for name in names]
 
 
 def read_cell(folder: Path, cell: Cell) -> Outcome | None:
@@ -189,10 +217,13 @@ def _groups(folder: Path, cells: Sequence[Cell], at_once: bool | None) -> list[l
     return groups
 
 
-def _run_group(
+def run_group(
     folder: Path, group: Sequence[Cell], observer: StudyObserver, **how: Any
 ) -> Iterator[Outcome]:
-    """The outcomes of some cells, in order; several are one program if they can be."""
+    """The outcomes of some cells, in order; several are one program if they can be.
+
+    `how` is for `run_config`. The folder must be `held`, if not by this process, then for it.
+    """
     if len(group) == 1:
         yield read_cell(folder, group[0]) or run_cell(folder, group[0], observer, **how)
         return
@@ -203,7 +234,7 @@ def _run_group(
         which = failed.place // group[0].config.seeds
         logger.info("%s goes on by itself, because of %s", group[which].name, failed)
         others = [*group[:which], *group[which + 1 :]]
-        rest = iter(list(_run_group(folder, others, observer, **how)))
+        rest = iter(list(run_group(folder, others, observer, **how)))
         for place, cell in enumerate(group):
             yield run_cell(folder, cell, observer, **how) if place == which else next(rest)
     except (Parted, AtollError) as reason:
@@ -244,11 +275,11 @@ def run_cell(folder: Path, cell: Cell, observer: StudyObserver, **how: Any) -> O
         note(folder, "stopped", cell)
         raise
     except AtollError as error:
-        return _failed(folder, cell, str(error))
+        return fail(folder, cell, str(error))
     except Exception as error:  # a fault of one method must not cost hours of the others
         write_atomically(to / "error.txt", traceback.format_exc().encode())
         sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
-        return _failed(folder, cell, f"{sentence}; {to / 'error.txt'} says where")
+        return fail(folder, cell, f"{sentence}; {to / 'error.txt'} says where")
     return _ended(folder, cell)
 
 
@@ -259,7 +290,8 @@ def _ended(folder: Path, cell: Cell) -> Outcome:
     return Outcome(cell, outcome.folder, outcome.summary)
 
 
-def _failed(folder: Path, cell: Cell, error: str) -> Outcome:
+def fail(folder: Path, cell: Cell, error: str) -> Outcome:
+    """A cell that went wrong, with a line of events.jsonl."""
     note(folder, "failed", cell, error=error)
     return Outcome(cell, folder / "cells" / cell.name, error=error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -16,10 +16,13 @@ from atoll.study.config import RunConfig, resolve
 from atoll.study.experiment import History
 from atoll.study.metrics import mean_over_clients
 from atoll.study.run import Observer, task_of_object
+from atoll.study.schedule import cost_of
 from atoll.study.show import Drawn, counted
 
 EVERY = 30.0
 """Least seconds between two lines inside a cell, where no bar can be drawn."""
+SHOWN = 4
+"""Most cells that are named where several run at once."""
 
 
 class StudyWatcher(Drawn):
@@ -33,6 +36,8 @@ class StudyWatcher(Drawn):
         )  # fmt: skip
         super().__init__(console, bar, quiet=quiet)
         self.notes: set[str] = set()
+        self.running: dict[str, float] = {}
+        self.jobs = 1
         self.spoke = time.monotonic()
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
@@ -42,11 +47,20 @@ class StudyWatcher(Drawn):
         if finished:
             self.say(f"{finished} of {counted(len(cells), 'cell')} were finished before")
 
+    def side_by_side(self, jobs: int, threads: int) -> None:
+        self.jobs = jobs
+        self.say(f"{jobs} cells at once, in processes of {counted(threads, 'thread')} each")
+
+    def should_stop(self) -> bool:
+        return self.ctrl_c.stopping
+
     def cell(self, cell: Cell) -> Observer:
+        self.running[cell.name] = 0.0
         return _CellWatcher(self, cell)
 
     def ended(self, outcome: Outcome) -> None:
         self.ended_cells += 1
+        self.running.pop(outcome.cell.name, None)
         self.left.end(outcome)
         self.draw("", "")
         if outcome.error is not None:
@@ -61,7 +75,7 @@ class StudyWatcher(Drawn):
         return f"[{self.ended_cells}/{len(self.cells)}]"
 
     def _time_left(self) -> str:
-        seconds = self.left.seconds()
+        seconds = self.left.seconds(self.jobs)
         if seconds is None or self.ended_cells == len(self.cells):
             return ""
         return f"; {duration(seconds)} left"
@@ -75,12 +89,25 @@ class StudyWatcher(Drawn):
     def draw(self, name: str, words: str, share: float = 0.0) -> None:
         """The bar; a line now and then where there is none."""
         place = f"[{min(self.ended_cells + 1, len(self.cells))}/{len(self.cells)}]"
+        who, due = name, name and time.monotonic() - self.spoke > EVERY
+        if name:
+            self.running[name] = share
+        if len(self.running) > 1:
+            place, who, words = f"[{self.ended_cells}/{len(self.cells)}]", "", _shares(self.running)
         self.progress.update(
-            self.task, description=f"\\{place} {name}", completed=self.ended_cells + share,
+            self.task, description=f"\\{place} {who}".rstrip(),
+            completed=self.ended_cells + sum(self.running.values()),
             words=f"{words}{self._time_left()}",
         )  # fmt: skip
-        if self.progress.disable and name and time.monotonic() - self.spoke > EVERY:
-            self.say(f"{place} {name}: {words}{self._time_left()}")
+        if self.progress.disable and due:
+            self.say(f"{place} {f'{who}: ' if who else ''}{words}{self._time_left()}")
+
+
+def _shares(running: Mapping[str, float]) -> str:
+    """`a 12%, b 40%`; some of them where there are many."""
+    words = [f"{name} {share:.0%}" for name, share in list(running.items())[:SHOWN]]
+    more = len(running) - SHOWN
+    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
 
 class _CellWatcher:
@@ -118,7 +145,9 @@ class _CellWatcher:
 class TimeLeft:
     """How long the rest takes: by the cells that are alike, else by all that are known.
 
-    Cells are alike if they have the same method, then if they have the same data and clients.
+    Cells are alike if they have the same method, then if they have the same data and clients. What
+    is compared is how many times the rough costs of their methods and data (`study.papers`) rounds
+    really take, so that a slow method that comes first does not make the others seem slow.
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
@@ -126,6 +155,10 @@ class TimeLeft:
         self.labels = {cell.name: cell.labels for cell in cells}
         self.waiting = dict.fromkeys(self.rounds, 1.0)
         self.rate: dict[str, float] = {}
+        rough = {cell.name: cost_of(cell.config) / self.rounds[cell.name] for cell in cells}
+        known = [cost for cost in rough.values() if cost]
+        usual = float(np.mean(known)) if known else 1.0
+        self.rough = {name: cost or usual for name, cost in rough.items()}
 
     def advance(self, cell: Cell, share: float, seconds: float) -> None:
         """So much of a cell is done, and its last round took so long."""
@@ -140,23 +173,25 @@ class TimeLeft:
         if outcome.summary is not None:
             self.rate[name] = outcome.summary["seconds"]["train"] / self.rounds[name]
 
-    def seconds(self) -> float | None:
-        """None as long as nothing is known."""
+    def seconds(self, jobs: int = 1) -> float | None:
+        """With so many cells at once; None as long as nothing is known."""
         if not self.rate:
             return None
         problems, methods = defaultdict(list), defaultdict(list)
-        for name, rate in self.rate.items():
-            problems[self._problem(name)].append(rate)
-            methods[self.labels[name].get("method")].append(rate)
-        every = float(np.mean(list(self.rate.values())))
-        total = 0.0
+        slowness = {name: rate / self.rough[name] for name, rate in self.rate.items()}
+        for name, slow in slowness.items():
+            problems[self._problem(name)].append(slow)
+            methods[self.labels[name].get("method")].append(slow)
+        every = float(np.mean(list(slowness.values())))
+        each = []
         for name, share in self.waiting.items():
             problem = problems.get(self._problem(name), [every])
             method = methods.get(self.labels[name].get("method"), [every])
             # As slow as its data and as slow as its method are, compared with all.
-            guess = float(np.mean(problem) * np.mean(method)) / max(every, 1e-9)
-            total += share * self.rounds[name] * self.rate.get(name, guess)
-        return total
+            slow = float(np.mean(problem) * np.mean(method)) / max(every, 1e-9)
+            rate = self.rate.get(name, slow * self.rough[name])
+            each.append(share * self.rounds[name] * rate)
+        return max([sum(each) / jobs, *each])
 
     def _problem(self, name: str) -> tuple[object, object]:
         return self.labels[name].get("data"), self.labels[name].get("clients")

@@ -61,6 +61,7 @@ def compare(
     out: str | Path | None = None,
     observer: StudyObserver | None = None,
     log: str | Sequence[str] = (),
+    jobs: int | str = 1,
     **options: Any,
 ) -> Comparison:
     """Run methods on the same partitions and seeds, and test whether they differ.
@@ -79,6 +80,7 @@ def compare(
         out: Folder of the study, which continues what it holds; None saves nothing.
         observer: Hears about progress.
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
+        jobs: Processes that run cells side by side; "auto" chooses by cores and memory.
         **options: The same for all, as in `atoll.run`: protocol, rounds, epochs, set, ...
 
     Example:
@@ -96,10 +98,12 @@ def compare(
     given = {k: v for k, v in arms.items() if not isinstance(v, str)}
     objects = {k: v for k, v in sources.items() if not isinstance(v, str)}
     if out is not None:
-        return run_request(request, Path(out), observer, given, objects, log=log)
+        return run_request(request, Path(out), observer, given, objects, log=log, jobs=jobs)
     open_logs(log, None)  # refuses what would be lost with the folder
     with TemporaryDirectory(prefix="atoll-compare-") as folder:
-        return run_request(request, Path(folder), observer, given, objects, log=log, keep=False)
+        return run_request(
+            request, Path(folder), observer, given, objects, log=log, jobs=jobs, keep=False
+        )
 
 
 def make_request(
@@ -134,6 +138,7 @@ def run_request(
     data: Mapping[str, Data] | None = None,
     *,
     log: str | Sequence[str] = (),
+    jobs: int | str = 1,
     keep: bool = True,
     tested: Mapping[str, Any] | None = None,
 ) -> Comparison:
@@ -151,7 +156,7 @@ def run_request(
         "request": msgspec.to_builtins(request),
     }  # fmt: skip
     outcomes = run_cells(
-        folder, cells, about=about, observer=observer, federations=federations, log=log
+        folder, cells, about=about, observer=observer, federations=federations, log=log, jobs=jobs
     )
     where = folder if keep else None
     found = _compared(outcomes, request, where)

@@ -1,11 +1,12 @@
 """`events.jsonl` of a study: a line whenever a cell begins, ends, fails or is stopped.
 
 A process that is killed while it writes leaves half a line. Readers skip it, and the next writer
-begins a line of its own, so that no more than that one event is lost.
+begins a line of its own, so that no more than that one event is lost. Several processes may write.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -43,8 +44,9 @@ def failures(folder: Path) -> dict[str, str]:
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     """One more line."""
     with (folder / EVENTS).open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, and all is written
         cut = False
-        if file.tell():
+        if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             cut = file.read(1) != b"\n"
         file.write((("\n" if cut else "") + json.dumps(event) + "\n").encode())

@@ -228,6 +228,7 @@ def reproduce_figure(
     folder: Path,
     *,
     observer: StudyObserver | None = None,
+    jobs: int | str = 1,
 ) -> Drawn:
     """Run what a figure needs and is not there yet, draw it, and write its numbers."""
     from atoll.study.figures_plots import DRAW
@@ -250,7 +251,7 @@ def reproduce_figure(
     found: dict[str, Outcome] = {}
     if recipe.draw not in ALONE:
         about = about_study(paper, f"fig{number}", wanted, folder)
-        outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True)
+        outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True, jobs=jobs)
         found = {outcome.cell.name: outcome for outcome in outcomes}
         reasons += [f"{o.cell.labels['method']}: {o.error}" for o in outcomes if o.error]
     paths: list[Path] = []

@@ -41,14 +41,14 @@ def need() -> Any:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise missing("mlflow", "mlflow") from error
+    for name in ("mlflow", "alembic"):  # their news about tables are nobody's here
+        logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient
 
 
 def open_log(out: Path | None) -> MlflowLog:
     """The log of a run that is saved in `out`."""
     client = need()
-    for name in ("mlflow", "alembic"):  # their news about tables are nobody's here
-        logging.getLogger(name).setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if uri is None:
         if out is None:
@@ -59,6 +59,21 @@ def open_log(out: Path | None) -> MlflowLog:
         out.mkdir(parents=True, exist_ok=True)
         uri = f"sqlite:///{out.absolute() / 'mlflow.db'}"
     return MlflowLog(client(tracking_uri=uri), uri, out)
+
+
+def share() -> None:
+    """Make the tables and the experiment of a place that several processes will deliver to."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is not None:
+        _experiment(need()(tracking_uri=uri), None)
+
+
+def _experiment(client: Any, artifacts: str | None) -> str:
+    """The name of Atoll's experiment; made if it is not there."""
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
 
 
 class MlflowLog:
@@ -123,12 +138,8 @@ class MlflowLog:
 
     def _new(self, name: str, title: str, parent: str | None = None) -> None:
         """A run of MLflow's, and a note of its name for the case that this run goes on."""
-        found = self.client.get_experiment_by_name(EXPERIMENT)
-        if found is None:
-            place = self.artifacts if self.uri.startswith("sqlite:") else None
-            experiment = self.client.create_experiment(EXPERIMENT, artifact_location=place)
-        else:
-            experiment = found.experiment_id
+        own = self.uri.startswith("sqlite:")
+        experiment = _experiment(self.client, self.artifacts if own else None)
         tags = {"mlflow.parentRunId": parent} if parent else {}
         made = self.client.create_run(experiment, run_name=title, tags=tags)
         self.runs[name] = made.info.run_id

@@ -32,6 +32,10 @@ def open_log(out: Path | None) -> TensorBoardLog:
     return TensorBoardLog(out / "tensorboard")
 
 
+def share() -> None:
+    """Nothing to make: every run has files of its own."""
+
+
 class TensorBoardLog:
     """Writes `tensorboard/seed-N/` in the run's folder (`study.run.Observer`)."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from atoll.study.run import Observer
 
 LOGS = {"tensorboard": "atoll.study.log_tensorboard", "mlflow": "atoll.study.log_mlflow"}
-"""Where each tool's `open_log` and `need` are."""
+"""Where each tool's `open_log`, `need` and `share` are."""
 
 
 def open_logs(names: str | Sequence[str], out: Path | None) -> list[Observer]:
@@ -37,6 +37,12 @@ def check_logs(names: str | Sequence[str]) -> None:
     """Refuse tools that do not exist or are not installed, before the first of many runs."""
     for module in _modules(names):
         module.need()
+
+
+def share_logs(names: str | Sequence[str]) -> None:
+    """Before several processes log: make what they would all make at once."""
+    for module in _modules(names):
+        module.share()
 
 
 def _modules(names: str | Sequence[str]) -> list[Any]:

@@ -56,6 +56,17 @@ def available_memory() -> int:
     return min(free, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
+def cores() -> int:
+    """Processors that this process may use, by its affinity and its group's share of time."""
+    free = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.exists():
+        share, _, period = limit.read_text().partition(" ")
+        if share.isdigit():
+            free = min(free, max(1, int(share) // int(period)))
+    return free
+
+
 def choose_device(wish: str) -> torch.device:
     """The device for "auto", "cpu" or "cuda"."""
     if wish not in ("auto", "cpu", "cuda"):

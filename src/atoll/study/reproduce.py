@@ -333,12 +333,13 @@ def reproduce_table(
     folder: Path,
     *,
     observer: StudyObserver | None = None,
+    jobs: int | str = 1,
 ) -> Reproduction:
     """Run what a table needs and is not there yet, and put it beside the print."""
     rows = plan_table(paper, table, wanted)
     cells = unique(cell for row in rows for cell in needed(row))
     about = about_study(paper, f"table{table}", wanted, folder)
-    outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True)
+    outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True, jobs=jobs)
     found, gains = {outcome.cell.name: outcome for outcome in outcomes}, Gains()
     done = tuple(filled(row, found, gains) for row in rows)
     return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)

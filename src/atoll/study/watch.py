@@ -37,6 +37,7 @@ class Seen:
         title: What it is about.
         cells: How many cells are "finished", "failed", "pruned", "stopped", "running" and "left".
         now: What is being run: its progress.json, with "cell" for its name; None if nothing is.
+        beside: The same of other cells that are being run at the same time.
         silent: Seconds since the last sign, where that is too long; else None.
         gone: Whether its process is known to have ended.
         left: Seconds that it will take, as far as one can tell; else None.
@@ -50,6 +51,7 @@ class Seen:
     title: str
     cells: Mapping[str, int]
     now: Mapping[str, Any] | None = None
+    beside: Sequence[Mapping[str, Any]] = ()
     silent: float | None = None
     gone: bool = False
     left: float | None = None
@@ -92,7 +94,7 @@ class Watch:
         state = "running" if progress is None else progress["state"]
         silent, gone = _silence(progress, sign)
         return Seen(
-            self.folder, "run", title, {state: 1}, progress or {"cell": ""},
+            self.folder, "run", title, {state: 1}, progress or {"cell": ""}, (),
             silent if state == "running" else None, gone,
             None if state != "running" or silent else _remaining(progress),
         )  # fmt: skip
@@ -102,18 +104,21 @@ class Watch:
         events = read_events(self.folder)
         states = self._states(study["cells"], events)
         counts = Counter(states.values())
-        running = next((name for name, state in states.items() if state == "running"), None)
-        now, silent, gone = self._now(running, events)
+        running = [self._now(name, events) for name, state in states.items() if state == "running"]
+        # One that gives a sign is enough: the process that they have in common is there.
+        now, silent, gone = max(running, key=_liveliness, default=(None, None, False))
+        beside = [one for one, _, _ in running if one is not now]
         failures = [
             (event["cell"], event.get("error", "")) for event in events
             if event["event"] == "failed" and states.get(event["cell"]) == "failed"
         ]  # fmt: skip
         kind = str(study.get("kind", "study"))
         title = f"{kind} of {len(study['cells'])} cells"
-        left = None if running is None or silent else _time_left(events, counts["left"], now)
+        current = [] if now is None or silent else [now, *beside]
+        left = _time_left(events, counts["left"], current)
         best = self._best(kind, study["cells"], states)
         return Seen(
-            self.folder, kind, title, dict(counts), now, silent, gone, left, best,
+            self.folder, kind, title, dict(counts), now, beside, silent, gone, left, best,
             list(dict(failures).items())[-3:],
         )  # fmt: skip
 
@@ -136,10 +141,9 @@ class Watch:
         return states
 
     def _now(
-        self, running: str | None, events: Sequence[Mapping[str, Any]]
-    ) -> tuple[dict[str, Any] | None, float | None, bool]:
-        if running is None:
-            return None, None, False
+        self, running: str, events: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], float | None, bool]:
+        """How a cell is, for how long there has been no sign if too long, whether it is gone."""
         progress = _json(self._cell(running) / "progress.json")
         begun = next(e["at"] for e in reversed(events) if e["cell"] == running)
         if progress is not None and progress["updated"] < begun - 1:
@@ -226,20 +230,30 @@ def _remaining(progress: Mapping[str, Any] | None) -> float | None:
     return rounds
 
 
+def _liveliness(running: tuple[Mapping[str, Any], float | None, bool]) -> tuple[bool, float]:
+    now, silent, _ = running
+    return silent is None, now.get("updated", 0.0)
+
+
 def _time_left(
-    events: Sequence[Mapping[str, Any]], left: int, now: Mapping[str, Any] | None
+    events: Sequence[Mapping[str, Any]], left: int, current: Sequence[Mapping[str, Any]]
 ) -> float | None:
-    """What the current cell needs, and as much for each that is left as cells took so far."""
-    current, began, took = _remaining(now), {}, []
+    """What the current cells need, and as much for each that is left as cells took so far.
+
+    While some are left, as many are run at once as now.
+    """
+    if not current:
+        return None
+    began, took = {}, []
     for event in events:
         if event["event"] == "begin":
             began[event["cell"]] = event["at"]
         elif event["event"] in ("end", "pruned") and event["cell"] in began:
             took.append(event["at"] - began.pop(event["cell"]))
     if not took:
-        if current is None or now is None:
-            return None
-        each = now["total"] * now["per_round"]
-    else:
-        each = sum(took) / len(took)
-    return float((each / 2 if current is None else current) + left * each)
+        took = [now["total"] * now["per_round"] for now in current if "per_round" in now]
+    if not took:
+        return None
+    each = sum(took) / len(took)
+    need = [each / 2 if now is None else now for now in map(_remaining, current)]
+    return float(max([(sum(need) + left * each) / len(current), *need]))

@@ -18,6 +18,8 @@ from atoll.study.watch import Seen, Watch
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 34
 """Columns of a sparkline; what stands beside it fills a terminal of 80."""
+BESIDE = 6
+"""Most lines about cells that run beside the first."""
 STATES = ("finished", "pruned", "failed", "stopped", "running", "left")
 
 
@@ -56,6 +58,9 @@ def seen_text(seen: Seen) -> Group:
     parts.append(_status(seen))
     if seen.now is not None and not seen.finished:
         parts += _current(seen.now, alone=seen.kind == "run")
+        parts += [_current(one, alone=False)[0] for one in seen.beside[:BESIDE]]
+        more = len(seen.beside) - BESIDE
+        parts += [Text(f"and {more} more")] if more > 0 else []
     if seen.result:
         parts += _result(seen.result)
     if seen.best:
