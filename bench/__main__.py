@@ -23,6 +23,7 @@ from bench.peer_runner import METHODS
 from bench.processes import RunError
 from bench.roofline import floor, machine_peaks, round_of_fedavg
 from bench.tables import tables
+from bench.tables_page import tables_page
 
 
 @click.group()
@@ -306,6 +307,7 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
 
 main.add_command(gpu)
 main.add_command(tables)
+main.add_command(tables_page)
 
 
 if __name__ == "__main__":

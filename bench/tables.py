@@ -55,6 +55,7 @@ class Work:
 
     def __call__(self, cell: Any, talk: Any) -> None:
         from atoll.study.federations import Federations
+        from atoll.study.machine import device_answers
         from atoll.study.run import Stopped, run_config
 
         warnings.simplefilter("ignore")
@@ -69,6 +70,8 @@ class Work:
         except Exception as error:  # one cell that fails must not cost the others
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         talk.say(line(cell.name, time.time() - began, problem, took))
+        if problem and not device_answers():
+            raise SystemExit(1)  # a new process is given the other cells
 
 
 def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> dict[str, Any]:
@@ -127,6 +130,7 @@ class Runs:
         return time.time() > self.end + PATIENCE
 
     def said(self, task: Any, run: dict[str, Any]) -> None:
+        self.given.pop(task.name)
         self.lines.write(json.dumps(run) + "\n")
         self.lines.flush()
         self.finished += 1
@@ -137,6 +141,8 @@ class Runs:
             self.console.print(f"{self.finished} of {self.cells}; {words}", markup=False)
 
     def died(self, task: Any, how: str) -> None:
+        if task.name not in self.given:
+            return  # it had told before it ended
         self.said(task, line(task.name, time.time() - self.given[task.name], how, {}))
 
     refused = died

@@ -103,6 +103,19 @@ def test_a_fault_in_one_method_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "in round" in (tmp_path / "cells" / "bad" / "error.txt").read_text()
 
 
+def test_a_gpu_that_is_lost_costs_no_other_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [Cell("bad", make_config(data="no-such-set")), *cells()[:1]]
+    with monkeypatch.context() as patched:
+        patched.setattr("atoll.study.cells.device_answers", lambda: False)
+        with pytest.raises(AtollError, match="GPU no longer answers this process after bad failed"):
+            run_cells(tmp_path, asked, about=ABOUT)
+    assert [event["cell"] for event in read_events(tmp_path)] == ["bad", "bad"]
+    outcomes = run_cells(tmp_path, asked, about=ABOUT)
+    assert [outcome.summary is None for outcome in outcomes] == [True, False]
+
+
 def test_other_objects_under_the_same_name_are_refused(tmp_path: Path) -> None:
     federation = atoll.partition(atoll.load("lagoon:nodes=150"), clients=2)
     options = {"method": "FedAvg", "data": federation.name, "rounds": 1}

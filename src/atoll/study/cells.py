@@ -35,6 +35,7 @@ from atoll.study.events import append_event, read_events
 from atoll.study.federations import Federations
 from atoll.study.grid import on_gpu, run_configs, why_apart
 from atoll.study.logs import check_logs
+from atoll.study.machine import device_answers
 from atoll.study.run import Data, Observer, Silent, Stopped, name_configuration, run_config
 from atoll.study.schedule import check_jobs, choose_jobs
 from atoll.study.stored import read_json
@@ -188,6 +189,7 @@ def run_cells(
             for outcome in run_group(folder, group, observer, divide=federations, log=log):
                 observer.ended(outcome)
                 outcomes[outcome.cell.name] = outcome
+                stop_without_device(outcome)
     return [outcomes[name] for name in names]
 
 
@@ -244,6 +246,15 @@ def run_group(
     else:
         for cell in group:
             yield _ended(folder, cell)
+
+
+def stop_without_device(outcome: Outcome) -> None:
+    """Stop a process whose GPU went with a cell that failed: every other cell would fail too."""
+    if outcome.error and not device_answers():
+        raise AtollError(
+            f"the GPU no longer answers this process after {outcome.cell.name} failed; everything "
+            "that is finished is kept: call the same command again to go on with the others"
+        )
 
 
 def _run_at_once(folder: Path, group: Sequence[Cell], observer: StudyObserver, **how: Any) -> None:

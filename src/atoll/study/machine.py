@@ -56,6 +56,16 @@ def available_memory() -> int:
     return min(free, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
+def device_answers() -> bool:
+    """Whether a GPU that this process has used still works: a fault in a kernel is for good."""
+    try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def cores() -> int:
     """Processors that this process may use, by its affinity and its group's share of time."""
     free = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -24,6 +24,7 @@ from atoll.study.cells import (
     note,
     read_cell,
     run_group,
+    stop_without_device,
 )
 from atoll.study.config import RunConfig
 from atoll.study.experiment import History
@@ -171,6 +172,7 @@ class _RunCells:
         try:
             for outcome in run_group(self.folder, group, heard, **how):
                 talk.say(("ended", outcome.cell.name, outcome.summary, outcome.error))
+                stop_without_device(outcome)  # another process takes the place of this one
         except Stopped as stop:
             talk.say(("stopped", group[0].name, stop.out, stop.seed, stop.rounds))
 
