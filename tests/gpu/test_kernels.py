@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,9 +11,13 @@ from atoll.core.optim import Adam
 from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
 from atoll.core.tree import leaves, tree_map
 from atoll.core.varied import points
+from atoll.engines.fused import stack_graphs
 from atoll.engines.recording import Tape
+from atoll.engines.simulation import prepared
 from atoll.methods import FedAvg
 from atoll.nn import GCN
+from atoll.nn.disengcn import DisenGCN, route
+from atoll.testing import small_federation
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -155,3 +161,24 @@ def test_what_is_not_finite_is_found(bad: float) -> None:
         tape.watch({"leaf": leaf}, "train")
         assert tape.finite().tolist() == [True, False, True]
         leaf[1, column] = 0
+
+
+@pytest.mark.parametrize(("factors", "hidden"), [(2, 128), (10, 16), (3, 5)])
+def test_routing(factors: int, hidden: int) -> None:
+    draw = torch.Generator().manual_seed(factors)
+    federation = small_federation()
+    net = DisenGCN(federation.features, 3, hidden=hidden, factors=factors)
+    wide = max(graph.num_nodes for graph in federation.graphs) + 1
+    x = torch.randn(len(federation), wide, factors * hidden, generator=draw)
+    weight = torch.randn(x.shape, generator=draw)
+
+    def routed(device: str) -> tuple[torch.Tensor, ...]:
+        graphs = prepared(federation.graphs, net.views, device)
+        edges = stack_graphs(graphs).views["neighbours"]
+        edges = replace(edges, dense=None)
+        there, by = x.to(device).requires_grad_(), weight.to(device)
+        found = torch.func.vmap(lambda e, h: route(e, h, factors, 5))(edges, there)
+        return found.detach(), torch.autograd.grad((found * by).sum(), there)[0]
+
+    for cpu, gpu in zip(*both(routed), strict=True):
+        torch.testing.assert_close(cpu, gpu, rtol=1e-3, atol=1e-4)

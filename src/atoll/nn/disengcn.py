@@ -22,6 +22,7 @@ edge of weight zero is none.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,6 +170,11 @@ class _Route(Function):
 
     @staticmethod
     def forward(factors: int, iterations: int, x: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor]:
+        kernels = _kernels(x)
+        if kernels is not None:
+            h = x.reshape(len(x), factors, -1)
+            u, kept = kernels.route(h * _scale(h), kernels.Adjacency.of(matrix), iterations)
+            return u.flatten(1), kept
         edges = _Edges.of(matrix, factors)
         h = _by_factor(x, factors)
         u = start = h * _scale(h)
@@ -209,6 +215,12 @@ class _RouteBack(Function):
 
     @staticmethod
     def forward(factors: int, shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
+        kernels = _kernels(x)
+        if kernels is not None:
+            h, by_last = (t.reshape(len(x), factors, -1) for t in (x, grad))
+            start = h * _scale(h)
+            by_start = kernels.route_back(by_last, start, shares, kernels.Adjacency.of(matrix))
+            return _scale_back(by_start, start, _scale(h)).flatten(1)
         edges = _Edges.of(matrix, factors)
         h = _by_factor(x, factors)
         start_scale = _scale(h)
@@ -257,6 +269,15 @@ class _RouteBack(Function):
             out = _RouteBack.apply(factors, shares[:, :, some].flatten(2), *dense, *joined)  # type: ignore[no-untyped-call]
             outs.append(out.view_as(x[some]))
         return torch.cat(outs), 0
+
+
+def _kernels(x: Tensor) -> Any:
+    """`routing_kernels`, where they can work on x; None elsewhere."""
+    if not x.is_cuda or x.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+        return None
+    from atoll.nn import routing_kernels
+
+    return routing_kernels
 
 
 def _batch(dense: Tensor, dim: int | None, size: int) -> Tensor:

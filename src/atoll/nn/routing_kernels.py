@@ -1,0 +1,230 @@
+"""A routing pass of `disengcn` in one kernel on a GPU: every neighbour is read once.
+
+Made of torch's operations a pass reads every neighbour's row three times forwards and six times
+backwards, which is all that it costs. Here one program works for one node: it keeps the node's own
+row in registers and walks along its edges.
+
+Per-node tensors are (N, K, hidden) and contiguous, per-edge tensors (K, E), all float32. Only for
+CUDA, and only where Triton is installed, which every GPU build of torch brings along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NOWHERE = 1e-12
+"""Length below which a row has no direction."""
+
+
+class Adjacency(NamedTuple):
+    """Edges by their targets, and again by their sources; padding is left out by the ends."""
+
+    starts: Tensor
+    ends: Tensor
+    sources: Tensor
+    by_source_starts: Tensor
+    by_source_ends: Tensor
+    targets: Tensor
+    order: Tensor
+
+    @staticmethod
+    def of(matrix: Sequence[Tensor]) -> Adjacency:
+        """From the tensors of a `Sparse`, in the order of `disengcn.route`."""
+        offsets, columns, _, values, t_offsets, t_columns, t_order = matrix
+        real = (values != 0).to(torch.int32)
+        return Adjacency(
+            offsets, _ends(offsets, real), columns,
+            t_offsets, _ends(t_offsets, real.index_select(0, t_order)), t_columns, t_order,
+        )  # fmt: skip
+
+
+def _ends(starts: Tensor, real: Tensor) -> Tensor:
+    """Where the real entries of each row end; those that are padding stand last in a row."""
+    before = torch.cat([real.new_zeros(1), real.cumsum(0, dtype=torch.int32)])
+    nexts = torch.cat([starts[1:], starts.new_full((1,), real.shape[0])])
+    return starts + before.index_select(0, nexts) - before.index_select(0, starts)
+
+
+def route(start: Tensor, adjacency: Adjacency, iterations: int) -> tuple[Tensor, Tensor]:
+    """All passes: the last u, (N, K, hidden), and the shares of every pass, (T, K, E)."""
+    nodes, factors, hidden = start.shape
+    entries = adjacency.sources.shape[0]
+    shares = start.new_zeros(iterations, factors, entries)  # padding keeps its zeros
+    u = start
+    for share in shares:
+        after = torch.empty_like(start)
+        _forward[(nodes,)](
+            start, u, after, share, adjacency.starts, adjacency.ends, adjacency.sources, entries,
+            NOWHERE=NOWHERE, **_sizes(factors, hidden),
+        )  # fmt: skip
+        u = after
+    return u, shares
+
+
+def route_back(grad: Tensor, start: Tensor, shares: Tensor, adjacency: Adjacency) -> Tensor:
+    """The gradient by `start`, from that by the last u."""
+    nodes, factors, hidden = start.shape
+    entries = adjacency.sources.shape[0]
+    sizes = _sizes(factors, hidden)
+    by_start, by_score = torch.zeros_like(start), torch.zeros_like(shares[0])
+    by_u, u, scale = grad.contiguous(), torch.empty_like(start), start.new_empty(nodes, factors)
+    _sum_again[(nodes,)](
+        start, u, scale, shares[-1], adjacency.starts, adjacency.ends, adjacency.sources, entries,
+        NOWHERE=NOWHERE, **sizes,
+    )  # fmt: skip
+    for number in reversed(range(len(shares))):
+        by_sum, by_u_before, u_before = (torch.empty_like(start) for _ in range(3))
+        scale_before = torch.empty_like(scale)
+        _backward[(nodes,)](
+            start, u, scale, by_u, by_sum, by_u_before, u_before, scale_before, by_start,
+            shares[number], shares[max(number - 1, 0)], by_score,
+            adjacency.starts, adjacency.ends, adjacency.sources, entries,
+            FIRST=number == 0, NOWHERE=NOWHERE, **sizes,
+        )  # fmt: skip
+        _to_sources[(nodes,)](
+            by_sum, u_before, by_start, shares[number], by_score,
+            adjacency.by_source_starts, adjacency.by_source_ends, adjacency.targets,
+            adjacency.order, entries, **sizes,
+        )  # fmt: skip
+        by_u, u, scale = by_u_before, u_before, scale_before
+    return by_start.add_(by_u)
+
+
+def _sizes(factors: int, hidden: int) -> dict[str, int]:
+    wide = triton.next_power_of_2(factors) * triton.next_power_of_2(hidden)
+    return {
+        "K": factors, "H": hidden, "K_WIDE": triton.next_power_of_2(factors),
+        "H_WIDE": triton.next_power_of_2(hidden), "num_warps": 8 if wide > 2048 else 4,
+    }  # fmt: skip
+
+
+_PLAIN = ["entries"]
+"""Numbers for which no kernel of their own is compiled."""
+
+
+@triton.jit
+def _place(
+    node: Any, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
+) -> Any:
+    """Where the row of a node lies, (K_WIDE, H_WIDE), and which of that is there."""
+    k, j = tl.arange(0, K_WIDE), tl.arange(0, H_WIDE)
+    place = node.to(tl.int64) * (K * H) + k[:, None] * H + j[None, :]
+    return place, (k[:, None] < K) & (j[None, :] < H)
+
+
+@triton.jit
+def _unit(total: Any, NOWHERE: tl.constexpr) -> Any:
+    """What makes rows as long as one; zero for a row without a direction."""
+    length = tl.sqrt(tl.sum(total * total, axis=1))
+    return tl.where(length > NOWHERE, 1.0 / length, 0.0)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _forward(
+    start: Any, u: Any, after: Any, share: Any, starts: Any, ends: Any, sources: Any, entries: Any,
+    NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
+    H_WIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """With p = softmax_k <x̂_s, u_t>:  u <- normalise(x̂_t + Σ_s p x̂_s)."""
+    node = tl.program_id(0)
+    place, there = _place(node, K, H, K_WIDE, H_WIDE)
+    k = tl.arange(0, K_WIDE)
+    mine = tl.load(u + place, mask=there, other=0.0)
+    total = tl.load(start + place, mask=there, other=0.0)
+    for edge in range(tl.load(starts + node), tl.load(ends + node)):
+        at, _ = _place(tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
+        row = tl.load(start + at, mask=there, other=0.0)
+        score = tl.where(k < K, tl.sum(mine * row, axis=1), -float("inf"))
+        raised = tl.exp(score - tl.max(score, axis=0))
+        p = raised / tl.sum(raised, axis=0)
+        tl.store(share + k.to(tl.int64) * entries + edge, p, mask=k < K)
+        total += p[:, None] * row
+    tl.store(after + place, total * _unit(total, NOWHERE)[:, None], mask=there)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _sum_again(
+    start: Any, after: Any, scale: Any, share: Any, starts: Any, ends: Any, sources: Any,
+    entries: Any, NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
+    H_WIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """The same u from known shares, and what its sum was multiplied with."""
+    node = tl.program_id(0)
+    place, there = _place(node, K, H, K_WIDE, H_WIDE)
+    k = tl.arange(0, K_WIDE)
+    total = tl.load(start + place, mask=there, other=0.0)
+    for edge in range(tl.load(starts + node), tl.load(ends + node)):
+        at, _ = _place(tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
+        row = tl.load(start + at, mask=there, other=0.0)
+        p = tl.load(share + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+        total += p[:, None] * row
+    unit = _unit(total, NOWHERE)
+    tl.store(after + place, total * unit[:, None], mask=there)
+    tl.store(scale + node * K + k, unit, mask=k < K)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _backward(
+    start: Any, u: Any, scale: Any, by_u: Any, by_sum: Any, by_u_before: Any, u_before: Any,
+    scale_before: Any, by_start: Any, share: Any, share_before: Any, by_score: Any, starts: Any,
+    ends: Any, sources: Any, entries: Any, FIRST: tl.constexpr, NOWHERE: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """One pass back, at its targets; on the way the u that it began with is made again."""
+    node = tl.program_id(0)
+    place, there = _place(node, K, H, K_WIDE, H_WIDE)
+    k = tl.arange(0, K_WIDE)
+    unit = tl.load(u + place, mask=there, other=0.0)
+    grad = tl.load(by_u + place, mask=there, other=0.0)
+    own_scale = tl.load(scale + node * K + k, mask=k < K, other=0.0)
+    by_total = (grad - unit * tl.sum(unit * grad, axis=1)[:, None]) * own_scale[:, None]
+    tl.store(by_sum + place, by_total, mask=there)
+    own = tl.load(by_start + place, mask=there, other=0.0)
+    tl.store(by_start + place, own + by_total, mask=there)
+    total = tl.load(start + place, mask=there, other=0.0)
+    mine = tl.zeros_like(total)
+    for edge in range(tl.load(starts + node), tl.load(ends + node)):
+        at, _ = _place(tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
+        row = tl.load(start + at, mask=there, other=0.0)
+        p = tl.load(share + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+        by_p = tl.sum(by_total * row, axis=1)
+        slope = p * (by_p - tl.sum(p * by_p, axis=0))
+        tl.store(by_score + k.to(tl.int64) * entries + edge, slope, mask=k < K)
+        mine += slope[:, None] * row
+        if not FIRST:
+            q = tl.load(share_before + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+            total += q[:, None] * row
+    tl.store(by_u_before + place, mine, mask=there)
+    if FIRST:
+        tl.store(u_before + place, total, mask=there)
+    else:
+        before = _unit(total, NOWHERE)
+        tl.store(u_before + place, total * before[:, None], mask=there)
+        tl.store(scale_before + node * K + k, before, mask=k < K)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _to_sources(
+    by_sum: Any, u_before: Any, by_start: Any, share: Any, by_score: Any, starts: Any, ends: Any,
+    targets: Any, order: Any, entries: Any, K: tl.constexpr, H: tl.constexpr,
+    K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """One pass back, at its sources: always summed in the same order, hence not by atomics."""
+    node = tl.program_id(0)
+    place, there = _place(node, K, H, K_WIDE, H_WIDE)
+    k = tl.arange(0, K_WIDE)
+    total = tl.load(by_start + place, mask=there, other=0.0)
+    for number in range(tl.load(starts + node), tl.load(ends + node)):
+        at, _ = _place(tl.load(targets + number), K, H, K_WIDE, H_WIDE)
+        edge = tl.load(order + number)
+        p = tl.load(share + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+        slope = tl.load(by_score + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+        total += p[:, None] * tl.load(by_sum + at, mask=there, other=0.0)
+        total += slope[:, None] * tl.load(u_before + at, mask=there, other=0.0)
+    tl.store(by_start + place, total, mask=there)
