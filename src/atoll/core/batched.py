@@ -75,6 +75,24 @@ def current_batch() -> Batch | None:
     return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
 
 
+def most(counts: Tensor) -> list[float] | None:
+    """The largest of all clients' numbers, for each place of (n,), to decide about shapes.
+
+    None where that cannot be: a GPU would have to be waited for, and what is recorded must not
+    depend on numbers; and other transforms hide them.
+    """
+    batch = current_batch()
+    if counts.is_cuda or (batch is None and inside_transform()):
+        return None
+    counts = counts.detach()
+    if batch is not None:
+        stacked, axis = batch.lower(counts)
+        with batch.paused():
+            counts = stacked.amax(axis)
+    found: list[float] = counts.tolist()
+    return found
+
+
 def call(function: type[Function], *args: Any) -> Any:
     """`function.apply(*args)` for a function with a `vmap` rule, at less cost where it can be.
 

@@ -66,11 +66,13 @@ from atoll.nn.neighgen import (
     Lost,
     Made,
     NeighGen,
+    Places,
     hide_nodes,
     made_neighbours,
     mended_sage,
     random_order,
     some_neighbours,
+    used_places,
 )
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.vgae import node_normal
@@ -250,7 +252,7 @@ class FedSagePlus(Method):
     ) -> Tensor:
         if not isinstance(state, Mended):
             return self.net(message, graph, key)
-        made = self.mend(graph, state.generator, state.seed)
+        made = self.mend(graph, state.generator, state.seed, sparing=True)
         return mended_sage(self.sage, message, graph, graph.real, made, key)
 
     def why_not_private(self) -> str:
@@ -317,7 +319,7 @@ class FedSagePlus(Method):
         if isinstance(state, Learning):
             parts = {name: state.generator[name] for name in ("encoder", "degree", "features")}
             state = Mended(parts, state.seed, None)
-        made = self.mend(graph, state.generator, state.seed)
+        made = self.mend(graph, state.generator, state.seed, sparing=True)
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             logits = mended_sage(self.sage, params, graph, graph.real, made, key)
@@ -328,18 +330,27 @@ class FedSagePlus(Method):
         update = Update(model, graph.size(self.weight_by))
         return update, Mended(state.generator, state.seed, moments)
 
-    def mend(self, graph: Graph, generator: Tree, seed: Tensor) -> Made:
-        """Generated neighbours of every node of the whole graph; the same for the same seed."""
-        z, lost = self.neighgen.encode(generator, graph, graph.real)
-        x = self.neighgen.make(
-            generator["features"], z + self._noise(fold(seed, "mend"), graph.ids, z)
-        )
-        return self._joined(x, self.neighgen.used(lost))
+    def mend(self, graph: Graph, generator: Tree, seed: Tensor, sparing: bool = False) -> Made:
+        """Generated neighbours of every node of the whole graph; the same for the same seed.
 
-    def _joined(self, x: Tensor, used: Tensor) -> Made:
+        If `sparing`, those that nobody hears may be left out.
+        """
+        z, lost = self.neighgen.encode(generator, graph, graph.real)
+        used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
+        places = used_places(used * self._hearing) if sparing else None
+        noisy = z + self._noise(fold(seed, "mend"), graph.ids, z)
+        x = self.neighgen.make(generator["features"], noisy, places)
+        return self._joined(x, used, places)
+
+    def _joined(self, x: Tensor, used: Tensor, places: Places | None = None) -> Made:
         """Made nodes with edges in both directions, or only in the one that no real node hears."""
-        deaf = self.compat in ("one-directional", "openfgl")
-        return made_neighbours(x, used * 0 if deaf else used)
+        heard = used * self._hearing
+        return made_neighbours(x, heard if places is None else places.at_slots(heard), places)
+
+    @property
+    def _hearing(self) -> int:
+        """Whether a real node hears those that were made for it, one or zero."""
+        return int(self.compat not in ("one-directional", "openfgl"))
 
     def _learned(self, graph: Graph, state: Learning | None, key: Tensor) -> Learning:
         """The generator after some epochs alone."""
@@ -348,22 +359,34 @@ class FedSagePlus(Method):
             start["classifier"] = self.net.init(fold(key, "classifier"))
             state = Learning(start, key, key, None)
         lost = self._lost(graph, state.seed)
-        true = _rows(graph)[lost.index]
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             z, count = self.neighgen.encode(params, graph, lost.kept)
-            x = self.neighgen.make(params["features"], z + self._noise(key, graph.ids, z))
-            used = self.neighgen.used(count)
-            made = self._joined(x, used)
+            # What hidden nodes hear reaches no loss.
+            used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
+            places = used_places(used)
+            noisy = z + self._noise(key, graph.ids, z)
+            x = self.neighgen.make(params["features"], noisy, places)
+            made = self._joined(x, used, places)
             logits = mended_sage(self.sage, params["classifier"], graph, lost.kept, made, key)
             return (
                 self.lam_d * degree_loss(count, lost.count, lost.kept)
-                + self.lam_f * feature_loss(x, true, used, lost.there, lost.kept, self._last)
+                + self.lam_f * self._lost_features(x, used, places, graph, lost)
                 + self.lam_c * cross_entropy(logits, graph)
             )
 
         generator, _ = fit(loss, state.generator, self._adam, None, self.generator_epochs, key)
         return Learning(generator, state.seed, key, None)
+
+    def _lost_features(
+        self, x: Tensor, used: Tensor, places: Places | None, graph: Graph, lost: Lost
+    ) -> Tensor:
+        """L_f of what was made."""
+        index, there = lost.index, lost.there
+        if places is not None:
+            used, index, there = places.at_slots(used), places.at(index), places.at(there)
+        true = _rows(graph)[index]
+        return feature_loss(x, true, used, there, lost.kept, self._last, places)
 
     def _drawn(self, graph: Graph, lost: Lost, found: tuple[Tensor, Tensor], key: Tensor) -> Drawn:
         """Some kept nodes, from what the encoder found on all."""
@@ -400,20 +423,31 @@ def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
 
 
 def feature_loss(
-    made: Tensor, true: Tensor, used: Tensor, there: Tensor, mask: Tensor, last: bool = False
+    made: Tensor,
+    true: Tensor,
+    used: Tensor,
+    there: Tensor,
+    mask: Tensor,
+    last: bool = False,
+    places: Places | None = None,
 ) -> Tensor:
     """L_f over nodes with mask one.
 
     Args:
-        made: x̂, (n, p, D).
+        made: x̂, (n, s, D).
         true: Candidates, (n, k, D).
-        used: One for the used slots, (n, p).
+        used: One for the used slots, (n, s).
         there: One for the candidates that exist, the first ones, (n, k).
-        mask: (n,).
+        mask: (N,).
         last: Compare with the last candidate, not with the nearest.
+        places: What the n are; None for all N nodes and p slots.
     """
     gaps = made - compared(made, true, there, last) @ true
-    return masked_mean((gaps.square().mean(-1) * used * there[:, :1]).mean(-1), mask)
+    errors = gaps.square().mean(-1) * used * there[:, :1]
+    if places is None:
+        return masked_mean(errors.mean(-1), mask)
+    each = places.summed(errors.unsqueeze(-1)).squeeze(-1)
+    return masked_mean(each / places.slots, mask)
 
 
 def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
