@@ -75,21 +75,20 @@ def current_batch() -> Batch | None:
     return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
 
 
-def most(counts: Tensor) -> list[float] | None:
-    """The largest of all clients' numbers, for each place of (n,), to decide about shapes.
+def known(numbers: Tensor) -> list[list[float]] | None:
+    """Every client's numbers, (n,), so that shapes may depend on them.
 
-    None where that cannot be: a GPU would have to be waited for, and what is recorded must not
-    depend on numbers; and other transforms hide them.
+    None where they must not: on a GPU, which would have to be waited for and might be recording,
+    and under transforms that hide them.
     """
     batch = current_batch()
-    if counts.is_cuda or (batch is None and inside_transform()):
+    if numbers.is_cuda or (batch is None and inside_transform()):
         return None
-    counts = counts.detach()
-    if batch is not None:
-        stacked, axis = batch.lower(counts)
-        with batch.paused():
-            counts = stacked.amax(axis)
-    found: list[float] = counts.tolist()
+    if batch is None:
+        return [numbers.tolist()]
+    stacked, axis = batch.lower(numbers)
+    with batch.paused():
+        found: list[list[float]] = stacked.movedim(axis, 0).tolist()
     return found
 
 

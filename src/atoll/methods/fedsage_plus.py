@@ -66,14 +66,13 @@ from atoll.nn.neighgen import (
     Lost,
     Made,
     NeighGen,
-    Places,
     hide_nodes,
     made_neighbours,
     mended_sage,
     random_order,
     some_neighbours,
-    used_places,
 )
+from atoll.nn.places import Places, used_places
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.vgae import node_normal
 
@@ -149,12 +148,14 @@ class Drawn:
         z: Their embeddings, with noise, (M, latent).
         used: One for slots that are used, of nodes that have lost neighbours, (M, p).
         count: How many they are; the rest of M is padding, whose slots are not used.
+        places: Where slots are used, among M; None where all are made.
     """
 
     nodes: Tensor
     z: Tensor
     used: Tensor
     count: Tensor
+    places: Places | None
 
 
 @dataclass(frozen=True)
@@ -238,8 +239,9 @@ class FedSagePlus(Method):
         shown = clients.map(self.learn, ToAll(Empty())).x
         share = shown.new_full((clients.total,), 1 / len(clients))
         for _ in range(self.exchanges):
-            slopes = clients.map(self.answer, ToAll(shown)).slopes
-            others = slopes.sum(0) - slopes.diagonal().movedim(-1, 0)  # nobody answers itself
+            rows, places = gathered(shown)
+            slopes = clients.map(self.answer, ToAll(rows)).slopes
+            others = given_back(from_others(slopes, places // self.p_max), places, shown.shape)
             rows = others.new_zeros(clients.total, *others.shape[1:])
             rows = put(rows, clients.positions, others)
             shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
@@ -274,12 +276,12 @@ class FedSagePlus(Method):
         """The gradient of the feature loss with neighbours of random nodes of this client."""
         true, there = self._strangers(graph, shown.shape[1], key)
         # All that was shown as number m meets the same candidates: one product for each m.
-        made = shown.transpose(0, 1).flatten(1, 2)
+        made = shown.movedim(1, 0).flatten(1, -2)
         # A slot that its owner does not use is zero, and nothing is told about it.
         asked = (made != 0).any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
         scale = asked * (2 / made.shape[-1])
         slopes = made * scale - (compared(made, true, there, self._last) * scale) @ true
-        return Answer(slopes.reshape(shown.transpose(0, 1).shape).transpose(0, 1))
+        return Answer(slopes.reshape(shown.movedim(1, 0).shape).movedim(0, 1))
 
     def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of so many random nodes: features, (M, p, D), and which exist, (M, p)."""
@@ -297,14 +299,21 @@ class FedSagePlus(Method):
         lost = self._lost(graph, state.seed)
         found = self.neighgen.encode(state.generator, graph, lost.kept)  # it stays as it is
         drawn = self._drawn(graph, lost, found, state.shown)
-        true, there = _rows(graph)[lost.index[drawn.nodes]], lost.there[drawn.nodes]
-        weight = drawn.used / (drawn.count * self.p_max)
+        nodes, places = drawn.nodes, drawn.places
+        weight, slopes = drawn.used / (drawn.count * self.p_max), message.slopes
+        if places is not None:
+            nodes, weight, slopes = (
+                places.at(nodes),
+                places.at_slots(weight),
+                places.at_slots(slopes),
+            )
+        true, there = _rows(graph)[lost.index[nodes]], lost.there[nodes]
 
         def loss(layers: Tree, key: Tensor) -> Tensor:
-            made = self.neighgen.make(layers, drawn.z)
+            made = self.neighgen.make(layers, drawn.z, places)
             gaps = made - compared(made, true, there, self._last) @ true
             own = gaps.square().mean(-1)
-            others = (made * message.slopes).sum(-1)
+            others = (made * slopes).sum(-1)
             return self.lam_f * message.share * (weight * (own + others)).sum()
 
         layers, moments = fit(loss, state.generator["features"], self._adam, state.moments, 1, key)
@@ -397,10 +406,13 @@ class FedSagePlus(Method):
         mask = (turn < lost.kept.sum()).to(z.dtype)
         used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
         noisy = z + self._noise(key, graph.ids[nodes], z)
-        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1))
+        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1), used_places(used))
 
     def _show(self, layers: Tree, drawn: Drawn) -> Shown:
-        return Shown(self.neighgen.make(layers, drawn.z) * drawn.used.unsqueeze(-1))
+        made = self.neighgen.make(layers, drawn.z, drawn.places)
+        if drawn.places is not None:
+            made = drawn.places.spread(made)
+        return Shown(made * drawn.used.unsqueeze(-1))
 
     def _lost(self, graph: Graph, seed: Tensor) -> Lost:
         return hide_nodes(seed, graph, self.hide, self.p_max)
@@ -415,6 +427,34 @@ class FedSagePlus(Method):
     @property
     def _adam(self) -> Adam:
         return Adam(lr=self.generator_lr, weight_decay=1e-4)
+
+
+def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
+    """What participants show, (K, M, p, D), without most of the slots that are not used.
+
+    Returns:
+        Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and which
+        of the K p rows of the same number they were, (Q, M).
+    """
+    rows = shown.movedim(2, 1).flatten(0, 1)
+    used = (rows != 0).any(-1)
+    most = max(1, int(used.sum(0).max()))
+    places = torch.argsort(used.to(torch.uint8), dim=0, descending=True, stable=True)[:most]
+    return rows.gather(0, places.unsqueeze(-1).expand(-1, -1, rows.shape[-1])), places
+
+
+def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
+    """Sum of K answers, (K, Q, M, D), without that of each row's owner, (Q, M): (Q, M, D)."""
+    own = owner.unsqueeze(-1).expand(slopes.shape[1:]).unsqueeze(0)
+    return slopes.sum(0) - slopes.gather(0, own).squeeze(0)
+
+
+def given_back(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    """The opposite of `gathered`, (K, M, p, D), with zeros for what it left out."""
+    count, numbers, slots, wide = shape
+    every = rows.new_zeros(count * slots, numbers, wide)
+    every = every.scatter(0, places.unsqueeze(-1).expand_as(rows), rows)
+    return every.reshape(count, slots, numbers, wide).movedim(1, 2)
 
 
 def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
@@ -446,8 +486,8 @@ def feature_loss(
     errors = gaps.square().mean(-1) * used * there[:, :1]
     if places is None:
         return masked_mean(errors.mean(-1), mask)
-    each = places.summed(errors.unsqueeze(-1)).squeeze(-1)
-    return masked_mean(each / places.slots, mask)
+    each = places.onto(places.summed(errors.unsqueeze(-1)).squeeze(-1))
+    return masked_mean(each / places.shape[1], mask)
 
 
 def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
@@ -456,7 +496,8 @@ def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
         best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
     else:
         # |x̂|² is the same for all candidates.
-        apart = true.square().sum(-1).unsqueeze(-2) - 2 * made.detach() @ true.transpose(-1, -2)
+        square = torch.linalg.vector_norm(true, dim=-1).square().unsqueeze(-2)
+        apart = square - 2 * made.detach() @ true.transpose(-1, -2)
         best = torch.where(there.unsqueeze(-2) > 0, apart, torch.inf).argmin(-1)
     candidate = torch.arange(there.shape[-1], device=best.device)
     return (best.unsqueeze(-1) == candidate).to(made.dtype)

@@ -9,7 +9,7 @@ node is v, so that a layer on the mended graph needs no larger graph:
     h_vk <- W_n h_v + W_s h_vk + b
 
 Most slots are not used (on Cora 29 of 30). Where a number may be read, on a CPU, a neighbour is
-made only where one is used (`Places`); elsewhere shapes must not depend on numbers.
+made only where one is used (`nn.places`); elsewhere shapes must not depend on numbers.
 
 Shapes: N nodes, p slots for made neighbours, D features, x̂ (N, p, D), at R places (R, 1, D).
 """
@@ -21,87 +21,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from atoll.core.batched import most
 from atoll.core.graph import Graph, Sparse
 from atoll.core.random import dropout, fold, random_bits
-from atoll.core.tree import Tree, record, static
+from atoll.core.tree import Tree, record
 from atoll.nn.init import linear
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
+from atoll.nn.places import Places
 from atoll.nn.sage import GraphSAGE
-
-
-@record
-class Places:
-    """Some slots of some nodes: all that are used, and few others.
-
-    Nodes with the most used slots come first. The places are slot 0 of the first `sizes[0]` nodes,
-    then slot 1 of the first `sizes[1]`, and so on. Clients in one program have the same sizes.
-
-    Attributes:
-        nodes: Those that have a place, (sizes[0],).
-        sizes: Descending, and together R; none for slots that nobody uses.
-        slots: How many slots a node has, p.
-        total: How many nodes there are, N.
-    """
-
-    nodes: Tensor
-    sizes: tuple[int, ...] = static(())
-    slots: int = static(0)
-    total: int = static(0)
-
-    def at(self, rows: Tensor) -> Tensor:
-        """What belongs to the node of each place: (N, ...) -> (R, ...)."""
-        own = rows[self.nodes]
-        return torch.cat([own[:size] for size in self.sizes])
-
-    def at_slots(self, rows: Tensor) -> Tensor:
-        """What belongs to each place: (N, p, ...) -> (R, 1, ...)."""
-        return self._chosen(rows[self.nodes])
-
-    def _chosen(self, own: Tensor) -> Tensor:
-        return torch.cat([own[:size, k : k + 1] for k, size in enumerate(self.sizes)])
-
-    def summed(self, rows: Tensor) -> Tensor:
-        """The sum over the places of each node: (R, 1, C) -> (N, C)."""
-        first, *rest = rows.squeeze(1).split(self.sizes)
-        for more in rest:
-            first = first + functional.pad(more, (0, 0, 0, len(first) - len(more)))
-        index = self.nodes.unsqueeze(-1).expand_as(first)
-        return first.new_zeros(self.total, first.shape[-1]).scatter(0, index, first)
-
-    def spread(self, rows: Tensor) -> Tensor:
-        """(R, 1, C) -> (N, p, C), zero where no place is."""
-        columns = [
-            functional.pad(part, (0, 0, 0, 0, 0, self.sizes[0] - len(part)))
-            for part in rows.split(self.sizes)
-        ]
-        own = torch.cat(columns, 1)
-        own = functional.pad(own, (0, 0, 0, self.slots - len(columns)))
-        index = self.nodes[:, None, None].expand_as(own)
-        return own.new_zeros(self.total, *own.shape[1:]).scatter(0, index, own)
-
-    def dropped(
-        self, g: Tensor, key: Tensor | None, ids: Tensor, net: GraphSAGE, number: int
-    ) -> Tensor:
-        """Dropout of (R, 1, C), which leaves each place what it would leave it among all slots."""
-        if key is None:
-            return g
-        ones = g.new_ones(self.sizes[0], len(self.sizes) * g.shape[-1])
-        mask = dropout(ones, key, ids[self.nodes], net.dropout, "made", number)
-        return g * self._chosen(mask.reshape(self.sizes[0], len(self.sizes), -1))
-
-
-def used_places(used: Tensor) -> Places | None:
-    """Where slots are used, (N, p), one or zero; None where shapes must not depend on that."""
-    total, slots = used.shape
-    sizes = most(used.sum(0))
-    if sizes is None:
-        return None
-    taken = tuple(int(size) for size in sizes if size) or (1,)
-    nodes = torch.argsort(used.sum(1), descending=True, stable=True)[: taken[0]]
-    return Places(nodes, taken, slots, total)
 
 
 @record
@@ -111,7 +38,7 @@ class Made:
     Attributes:
         x: Their features, (n, s, D).
         heard: One for those that their node hears, zero for slots that are not used, (n, s).
-        total: Sum of the features that a node hears, (N, D).
+        total: Sum of the features that a node hears, (N, D), or those of the places' nodes alone.
         places: Where they are; None if every slot of every node is made.
     """
 
@@ -125,15 +52,28 @@ class Made:
         return (rows if self.places is None else self.places.at(rows)).unsqueeze(1)
 
     def summed(self, g: Tensor) -> Tensor:
-        """The sum of what each node hears: (n, s, C) -> (N, C)."""
+        """The sum of what a node hears: (n, s, C) -> (N, C), or those of the places' nodes."""
         return _summed(g, self.heard, self.places)
+
+    def sent(self, total: Tensor, weight: Tensor) -> Tensor:
+        """What `summed` gave times weights, to every node: (N, O)."""
+        if self.places is None:
+            return total @ weight
+        return self.places.onto(self.places.node_product(total, weight))
+
+    def product(self, g: Tensor, weight: Tensor) -> Tensor:
+        """(n, s, C) by (C, O)."""
+        if self.places is not None:
+            return self.places.product(g, weight)
+        # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
+        return (g.flatten(0, 1) @ weight).reshape(*g.shape[:2], -1)
 
     def dropped(
         self, g: Tensor, key: Tensor | None, ids: Tensor, net: GraphSAGE, number: int
     ) -> Tensor:
         """Dropout of (n, s, C); a slot's noise belongs to its node."""
         if self.places is not None:
-            return self.places.dropped(g, key, ids, net, number)
+            return self.places.dropped(g, key, ids, net.dropout, "made", number)
         flat = dropout(g.flatten(1), key, ids, net.dropout, "made", number)
         return flat.reshape(g.shape)
 
@@ -206,14 +146,7 @@ class NeighGen:
         if places is None:
             flat = torch.tanh(h @ last["weight"] + last["bias"])
             return flat.reshape(-1, self.slots, self.features)
-        # Every slot has columns of its own; to split them copies nothing, but to slice would.
-        weights = last["weight"].split(self.features, -1)
-        biases = last["bias"].split(self.features, -1)
-        made = [
-            h[:size] @ weight + bias
-            for size, weight, bias in zip(places.sizes, weights, biases, strict=False)
-        ]
-        return torch.tanh(torch.cat(made)).unsqueeze(1)
+        return places.tanh_layer(h, last["weight"], last["bias"])
 
     def used(self, lost: Tensor) -> Tensor:
         """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""
@@ -250,7 +183,8 @@ def mended_sage(
     size = row_sum(whole, adjacency.values.unsqueeze(-1))
     h, g, total = graph.views["x"], None, None
     if made is not None:
-        size = size + made.summed(torch.ones_like(made.heard).unsqueeze(-1))
+        heard = made.summed(torch.ones_like(made.heard).unsqueeze(-1))
+        size = size + (heard if made.places is None else made.places.onto(heard))
         g, total = made.x, made.total
     for number, layer in enumerate(params):
         if number and isinstance(h, Tensor):
@@ -260,12 +194,10 @@ def mended_sage(
             total = made.summed(g)
         sent = matmul(h, layer["neighbour"])
         gathered = matmul(adjacency, sent)
-        if total is not None:
-            gathered = gathered + total @ layer["neighbour"]
+        if made is not None and total is not None:
+            gathered = gathered + made.sent(total, layer["neighbour"])
         if made is not None and g is not None and number < len(params) - 1:
-            # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
-            own = (g.flatten(0, 1) @ layer["self"]).reshape(*g.shape[:2], -1)
-            g = own + made.at(sent + layer["bias"])
+            g = made.product(g, layer["self"]) + made.at(sent + layer["bias"])
         h = gathered / size.clamp(min=1) + matmul(h, layer["self"]) + layer["bias"]
     assert isinstance(h, Tensor)
     return h
