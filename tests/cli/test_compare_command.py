@@ -98,7 +98,7 @@ def test_more_methods_and_seeds_go_into_the_same_study(cli, tmp_path: Path) -> N
     rows = json.loads(result.stdout)["tables"][0]["rows"]
     assert [len(row["scores"]) for row in rows] == [2, 2, 2, 2]
     found = cli(*METHODS, *SMALL, "--seeds", 2, "--epochs", 2, "--out", "s", code=2).stderr
-    assert "was begun with other options" in found
+    assert "was begun with other options (epochs none, now 2); give" in found
 
 
 def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None:
@@ -189,6 +189,20 @@ def test_a_finished_study_is_not_retested_by_what_it_has_not(cli, tmp_path: Path
     assert "has no test auc; choose another --metric" in said
     after = [(tmp_path / "s" / name).read_text() for name in ("compare.json", "study.json")]
     assert after == before
+
+
+def test_a_test_for_once_is_not_remembered(cli, tmp_path: Path) -> None:
+    cli(*METHODS, "prox=fedprox:mu=0.1", *SMALL, "--seeds", 2, "--out", "s", "--quiet")
+    names = ("study.json", "compare.json", "compare.md", "compare.csv")
+    before = [(tmp_path / "s" / name).read_text() for name in names]
+    own = cli("compare", "--resume", "s").stdout
+    once = cli("compare", "--resume", "s", "--against", "prox", "--alpha", 0.1, "--tex", "t.tex")
+    assert "cannot be told from prox" in " ".join(once.stdout.split())
+    assert "Tested with --against prox --alpha 0.1 for once; s/compare.* keep" in once.stdout
+    assert "Written: t.tex" in once.stdout
+    assert "prox" in (tmp_path / "t.tex").read_text()
+    assert [(tmp_path / "s" / name).read_text() for name in names] == before
+    assert cli("compare", "--resume", "s").stdout == own
 
 
 def test_the_help_page_reads_well(cli) -> None:

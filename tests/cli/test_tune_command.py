@@ -40,7 +40,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
     seen = json.loads(cli("watch", "t", "--json").stdout)
     assert seen["finished"]
     assert seen["cells"]["finished"] >= 4
-    assert "Best so far" in cli("watch", "t", "--once").stdout
+    assert "Best, by validation" in cli("watch", "t", "--once").stdout
     assert "finished" in cli("watch", "t").stdout  # ends by itself
     more = cli("tune", "--resume", "t", "--trials", 4, "--json", "--quiet")
     found = json.loads(more.stdout)
@@ -68,6 +68,15 @@ def test_bad_input_gets_one_sentence_and_no_folder(cli, arguments, problem: str)
     assert problem in " ".join(result.stderr.split())
     assert len(result.stderr.splitlines()) == 1
     assert not Path("atoll-runs").exists()
+
+
+def test_a_budget_of_nothing_is_refused_when_a_tuning_goes_on(cli) -> None:
+    small = ("--data", "lagoon:nodes=150", "--clients", 2, "--rounds", 1, "--seeds", 0)
+    cli("tune", "fedavg", *small, "--trials", 1, "--out", "t", "--quiet")
+    before = Path("t/study.json").read_text()
+    said = cli("tune", "--resume", "t", "--trials", 0, code=2).stderr
+    assert said == "error: trials is 0; give at least 1\n"
+    assert Path("t/study.json").read_text() == before
 
 
 def test_another_kind_of_study_is_not_a_tuning(cli) -> None:

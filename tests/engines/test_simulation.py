@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -256,3 +257,28 @@ def test_a_run_that_diverges_stops_with_client_step_and_round(name, epochs, opti
     where = r"client \d, step \w+, round [01]: training|round [01]: distillation"
     with pytest.raises(AtollError, match=f"({where}) diverged"):
         experiment.run()
+
+
+def _ones(widths: list[int], graph: Graph) -> Tensor:
+    return torch.ones(graph.num_nodes, widths[0])
+
+
+def test_clients_are_prepared_once_for_simulations_that_want_the_same() -> None:
+    federation = small_federation()
+    gcn = NETS["gcn"](FEATURES, CLASSES)
+    first = Simulation(federation, METHODS["fedavg"](gcn))
+    assert Simulation(federation, METHODS["fedprox"](gcn)).graphs is first.graphs
+    sage = Simulation(federation, METHODS["fedavg"](NETS["sage"](FEATURES, CLASSES)))
+    assert sage.graphs is not first.graphs
+    assert len(federation.ready) == 1  # those wanted last
+    beside = Simulation(federation, METHODS["fedavg"](gcn), beside=5)
+    assert beside.graphs is not first.graphs  # memory is shared by more
+    assert not federation.reordered(range(len(federation))).ready
+
+
+def test_a_view_that_cannot_be_looked_up_is_made_each_time() -> None:
+    federation = small_federation()
+    toy = Toy(views={"twice": partial(_ones, [2])})
+    one, two = Simulation(federation, toy), Simulation(federation, toy)
+    assert one.graphs is not two.graphs
+    assert torch.equal(one.graphs[0].views["twice"], two.graphs[0].views["twice"])

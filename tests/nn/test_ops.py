@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -330,3 +331,36 @@ def test_compressed_rows_give_the_same_sums(weighted):
         warnings.simplefilter("error")
         found = ops._csr_bags(dense, index, offsets, weight)
     assert torch.allclose(found, ops._bags(dense, index, offsets, weight))
+
+
+def _chosen(scores: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+    """A product with a matrix that is made on the way: in each row the two largest scores."""
+    rows = torch.arange(len(scores)).repeat_interleave(2)
+    columns = scores.topk(2, dim=1).indices.sort(1).values.flatten()
+    made = sparse_matrix(rows, columns, values, tuple(scores.shape), square=False)
+    heard = matmul(made, dense)
+    weights = edge_softmax(made, at_columns(made, dense) * at_rows(made, heard))
+    return row_sum(made, weights * at_columns(made, dense)) + heard
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("shared", ["nothing", "scores", "values", "dense"])
+def test_a_matrix_made_under_vmap_is_the_one_made_in_a_loop(levels: int, shared: str) -> None:
+    draw = torch.Generator().manual_seed(levels)
+    axes = (2, 3, 2)[:levels]
+    shapes = {"scores": (4, 5), "values": (8,), "dense": (5, WIDTH)}
+    given = {
+        name: torch.randn(*(() if name == shared else axes), *shape, generator=draw)
+        for name, shape in shapes.items()
+    }
+    dims = tuple(None if name == shared else 0 for name in given)
+    at_once, slope = _chosen, grad(lambda *args: _chosen(*args).sin().sum(), argnums=(1, 2))
+    for _ in axes:
+        at_once, slope = vmap(at_once, in_dims=dims), vmap(slope, in_dims=dims)
+    found, slopes = at_once(*given.values()), slope(*given.values())
+    for place in itertools.product(*map(range, axes)):
+        one = [leaf if name == shared else leaf[place] for name, leaf in given.items()]
+        torch.testing.assert_close(found[place], _chosen(*one))
+        alone = grad(lambda *args: _chosen(*args).sin().sum(), argnums=(1, 2))(*one)
+        for ours, expected in zip(slopes, alone, strict=True):
+            torch.testing.assert_close(ours[place], expected)

@@ -16,8 +16,12 @@ from typing import Any
 
 import pytest
 
+import atoll
+from atoll.engines.checkpoint import write_atomically
 from atoll.study.cells import Cell, run_cells
 from atoll.study.config import make_config
+from atoll.study.papers import read_paper
+from atoll.study.reproduce import Wanted, about_study, needed, plan_table
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -128,4 +132,44 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcomes = run_cells(folder, cells, about=about)
     assert [one.cell.name for one in outcomes if one.error] == ["lost"]
     (folder / "cells" / "gcfl-8" / "result.json").unlink()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reproduced(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the study in the place of a paper's: two tables, one with gains and fewer rounds."""
+    folder = tmp_path_factory.mktemp("report") / "paper"
+    only = (("dataset", "IMDB-BINARY"), ("method", "self-train"), ("method", "FedAvg"))
+    looks = {
+        "table3": Wanted(only, both=True, seeds=2),
+        "table4": Wanted((("dataset", "MOLECULES"),), seeds=2, rounds=2),
+    }
+    paper, described = read_paper("gcfl"), {}
+    patch = pytest.MonkeyPatch()
+    patch.setattr("atoll.study.papers.absent", lambda data, root: "")
+    for item, wanted in looks.items():
+        about = about_study(paper, item, wanted, folder)
+        rows = plan_table(paper, item.removeprefix("table"), wanted)
+        for row in rows:
+            for cell in needed(row):
+                described[cell.name] = {"name": cell.name, "labels": dict(cell.labels), "seeds": 2}
+        write_atomically(folder / "study.json", json.dumps({**about, "cells": []}).encode())
+    patch.undo()
+    text = json.dumps({**about, "cells": list(described.values())})
+    write_atomically(folder / "study.json", text.encode())
+    sources = ("local-0", "fedavg-1", "fedprox-2", "gcfl-5")
+    for number, name in enumerate(described):
+        shutil.copytree(study / "cells" / sources[number % 4], folder / "cells" / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, some trials of which are pruned."""
+    folder = tmp_path_factory.mktemp("report") / "tuned"
+    atoll.tune(
+        ["fedavg", "fedprox"], "lagoon:nodes=150", clients=2, rounds=6, epochs=1, trials=8, seeds=2,
+        search={"lr": "1e-3..0.3:log", "dropout": "0,0.5"}, set={"hidden": 8},
+        out=folder,
+    )  # fmt: skip
     return folder

@@ -310,7 +310,7 @@ def test_the_command_writes_page_and_tables(study, tmp_path, monkeypatch):
         ("nothing", "folder 'nothing' does not exist; give the folder of a run or a study"),
         ("empty", "'empty' holds no run (it has no config.toml)"),
         ("stopped", "the run in 'stopped' is not finished; continue it with: atoll run --resume"),
-        ("unborn", "nothing in 'unborn' is finished yet (not run yet)"),
+        ("unborn", "nothing in 'unborn' is finished yet (a: not run yet)"),
         ("broken", "'broken/study.json' cannot be read"),
     ],
 )

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ def test_objects_may_be_compared_too(tmp_path: Path) -> None:
     alone = atoll.run(methods["strong"], federation, rounds=2, seeds=2).metrics()["test_accuracy"]
     assert found.tables[0].rows[1].scores.tolist() == alone["per_seed"]
     assert [test["against"] for test in found.tests()] == ["avg", "avg"]
+    saved = json.loads((tmp_path / "study.json").read_text())["command"]
+    assert saved.startswith("# started in Python with objects (weak, strong, avg, lagoon)")
+    assert saved.endswith(f"the same call of atoll.compare and out='{tmp_path}'")
     with pytest.raises(ConfigError, match=r"objects \(weak, strong, avg, lagoon\)"):
         read_request(tmp_path)
     with pytest.raises(ConfigError, match="is divided already; leave clients out"):
@@ -325,6 +329,18 @@ def test_the_saved_command_asks_for_the_same() -> None:
         "--seeds 5 --set hidden=8 --rounds 3 --allow no-edge --batch-size 4 --against fedavg "
         "--alpha 0.1 --out s"
     )
+
+
+def test_labels_of_ones_own_are_part_of_the_saved_command() -> None:
+    given = {"weak": "fedprox:mu=0.01", "quite strong": "fedprox:mu=1", "fedavg": "fedavg"}
+    request = make_request(given)
+    saved = command(request, Path("s"))
+    words = shlex.split(saved)[2:5]
+    assert words == ["weak=fedprox:mu=0.01", "quite strong=fedprox:mu=1", "fedavg"]
+    assert make_request(words) == request
+    # A path with a "=" of its own is no label, and what cannot be said is not said wrongly.
+    assert list(make_request(["a/b=c/mine.py:Mine"]).methods) == ["a/b=c/mine.py:Mine"]
+    assert command(make_request({"mu=1": "fedprox:mu=1"}), Path("s")).startswith("# started in Pyt")
 
 
 def test_latex_writes_its_own_characters_out() -> None:

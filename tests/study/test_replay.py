@@ -19,7 +19,7 @@ from atoll.nn import GCN, NETS
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, small_federation
 
-WHOLE = set(METHODS) - {"adafgl", "fedsage+", "gcfl", "fedtad"}
+WHOLE = set(METHODS) - {"gcfl", "fedtad"}
 """Methods whose rounds are recorded whole; FedTAD's are on a GPU alone, where it never counts."""
 
 
@@ -39,6 +39,19 @@ def test_who_is_recorded_whole(name: str) -> None:
         assert run.replay.how == "rounds are recorded and replayed"
     else:
         assert run.replay.how.startswith("no round is recorded as a whole, because ")
+
+
+def test_every_stage_of_a_method_is_recorded(monkeypatch) -> None:
+    monkeypatch.setattr("atoll.study.replay.MOMENT", 1e9)
+    made = METHODS["adafgl"](GCN(FEATURES, CLASSES, hidden=5), federated_rounds=4)
+    reads = []
+    replayed = experiment(made, rounds=10).run(on_round=lambda h: reads.append(h.rounds))
+    # Federated rounds, then the first personal one alone, then the others.
+    assert reads == [1, 4, 5, 6, 10]
+    eager = experiment(made, rounds=10, replay=False).run()
+    for scored, scores in eager.history.scores.items():
+        np.testing.assert_array_equal(scores, replayed.history.scores[scored])
+    assert list(eager.ledger.rows()) == list(replayed.ledger.rows())
 
 
 def test_rounds_are_read_together(monkeypatch) -> None:

@@ -110,4 +110,5 @@ def written(console: Console, paths: list[Path]) -> None:
     """Name the files that a command wrote."""
     from rich.text import Text
 
-    console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+    if paths:
+        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)

@@ -78,8 +78,8 @@ def compare(
 ) -> None:
     """Run each METHOD on the same partitions and seeds, and test whether they differ.
 
-    A METHOD may have settings of its own: fedprox:mu=0.1. A study that was stopped continues with
-    --resume DIR, or with the same command and --out.
+    A METHOD may have settings of its own, fedprox:mu=0.1, and a label, strong=fedprox:mu=1. A study
+    that was stopped continues with --resume DIR, or with the same command and --out.
     """
     from atoll.study.cells_show import StudyWatcher
     from atoll.study.compare import make_request, read_request, run_request
@@ -91,7 +91,7 @@ def compare(
     if resume_from is not None:
         several = {"METHOD": methods, "data": data, "clients": clients, "grid": grid, "out": out}
         _refuse_mixing({**several, **chosen})
-        request, folder = read_request(resume_from, **tested), resume_from
+        request, folder = read_request(resume_from), resume_from
     else:
         grids: dict[str, list[str]] = {}
         for key, text in (pair("grid", text) for text in grid):
@@ -100,19 +100,26 @@ def compare(
             methods, data or "lagoon", clients=_numbers(clients), options=chosen,
             grid=grids, **tested,
         )  # fmt: skip
+        tested = {}
         folder = out or fresh_folder("compare")
     if tex is not None:
         _check_file(tex)
     watcher = StudyWatcher(make_console(stderr=as_json or quiet), quiet=quiet)
     try:
         with watcher:
-            found = run_request(request, folder, watcher, log=log)
+            found = run_request(request, folder, watcher, log=log, tested=tested)
     except (Stopped, KeyboardInterrupt):
         _say_how_to_go_on(folder)
         ctx.exit(130)
-    paths = [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
+    paths = [] if tested else [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
     paths += [found.to_tex(tex)] if tex is not None else []
-    _show(found, paths, as_json=as_json, quiet=quiet)
+    how = " ".join(f"--{name} {value}" for name, value in tested.items())
+    once = (
+        f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
+        if how
+        else ""
+    )
+    _show(found, paths, once, as_json=as_json, quiet=quiet)
     if found.failed:
         ctx.exit(1)
 
@@ -164,12 +171,16 @@ def _say_how_to_go_on(folder: Path) -> None:
     )
 
 
-def _show(found: Comparison, paths: list[Path], *, as_json: bool, quiet: bool) -> None:
+def _show(found: Comparison, paths: list[Path], once: str, *, as_json: bool, quiet: bool) -> None:
+    from rich.text import Text
+
     from atoll.study.compare_show import comparison_text
 
     if not quiet:
         console = make_console(stderr=as_json)
         console.print(comparison_text(found))
+        if once:
+            console.print(Text(once, style="dim"), soft_wrap=True)
         written(console, paths)
     for name, error in found.failed.items():
         click.echo(f"failed: {name}: {error}", err=True)

@@ -96,6 +96,7 @@ def _one(
     from atoll.study.cells_show import StudyWatcher
     from atoll.study.figures import reproduce_figure
     from atoll.study.reproduce import reproduce_table
+    from atoll.study.reproduce_looks import whole_table
     from atoll.study.run import Stopped
 
     kind, number = item
@@ -107,8 +108,9 @@ def _one(
                 text, paths, said = show.figure_text(drawn), drawn.paths, drawn.summary()
             else:
                 table = reproduce_table(paper, number, wanted, folder, observer=watcher)
-                text, said = show.reproduction_table(table), show.summary(table)
-                paths = show.write_table(table, folder, tex=tex)
+                whole = whole_table(folder, paper, number, wanted.rounds)
+                text, said = show.reproduction_table(table, whole), show.summary(table)
+                paths = show.write_table(whole, folder, tex=tex)
     except (Stopped, KeyboardInterrupt):
         click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
         ctx.exit(130)

@@ -135,7 +135,8 @@ def _asked(
                 "--trials, --json and --quiet"
             )
         before = read_asked(resume_from)
-        return msgspec.structs.replace(before, trials=trials or before.trials), resume_from
+        more = before.trials if trials is None else trials
+        return msgspec.structs.replace(before, trials=more), resume_from
     base = {} if config_file is None else read_config(config_file)
     names = methods or (base.get("method", "fedavg"),)
     how = {key: chosen.pop(key) for key in ("preset", "search", "pruner") if key in chosen}

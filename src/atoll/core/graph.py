@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
+from atoll.core.batched import call
 from atoll.core.errors import unknown
-from atoll.core.tree import Tree, record, static, tree_map
+from atoll.core.tree import Tree, inside_transform, record, static, tree_map
 
 
 @record
@@ -27,8 +30,9 @@ class Sparse:
     """A sparse matrix (R, C) in row order, together with its transpose.
 
     Multiply with `atoll.nn.ops`; do not read the index tensors. When the fused engine stacks
-    clients, they number rows, columns and entries over *all* clients, so that a product under
-    `vmap` is one block-diagonal product without any index arithmetic.
+    clients, or `sparse_matrix` is called under `vmap`, they number rows, columns and entries over
+    *all* clients, so that a product under `vmap` is one block-diagonal product without any index
+    arithmetic.
 
     Attributes:
         offsets: First entry of each row, (R,) int32.
@@ -202,7 +206,7 @@ def sparse_matrix(
     order = by_column[torch.argsort(rows[by_column], stable=True)]
     rows, columns, values = rows[order], columns[order], values[order]
     t_order = torch.argsort(columns, stable=True)
-    return Sparse(
+    made = Sparse(
         offsets=_starts(rows, shape[0]),
         columns=columns.to(torch.int32),
         rows=rows.to(torch.int32),
@@ -213,6 +217,54 @@ def sparse_matrix(
         t_values=values[t_order],
         square=square,
     )
+    return _numbered(made) if inside_transform() else made
+
+
+def _numbered(made: Sparse) -> Sparse:
+    """A matrix that is made under `vmap`, numbered over all that are made with it."""
+    entries, (rows, columns) = made.values.shape[0], made.shape
+    steps = {
+        "offsets": entries, "columns": columns, "rows": rows,
+        "t_offsets": entries, "t_columns": rows, "t_order": entries,
+    }  # fmt: skip
+    # A matrix is stacked whole, all of its tensors or none: what one of them has an axis for gets
+    # every other as well.
+    index = [getattr(made, name) for name in steps]
+    numbers = call(_Blocks, tuple(steps.values()), made.values.detach(), *index)
+    spread = torch.zeros_like(numbers[1], dtype=made.values.dtype)
+    own: dict[str, Any] = dict(zip(steps, numbers, strict=True))
+    return replace(made, values=made.values + spread, t_values=made.t_values + spread, **own)
+
+
+class _Blocks(Function):
+    """Index tensors of a matrix; `steps` lie between the numbers of one block and the next."""
+
+    @staticmethod
+    def forward(steps: tuple[int, ...], values: Tensor, *index: Tensor) -> tuple[Tensor, ...]:
+        return tuple(numbers.clone() for numbers in index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None,) * (2 + len(grads))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, steps: tuple[int, ...], values: Tensor, *index: Tensor
+    ) -> Any:
+        size = info.batch_size
+        block = torch.arange(size, dtype=torch.int32, device=values.device)
+
+        def stacked(numbers: Tensor, axis: int | None, step: int) -> Tensor:
+            own = numbers.unsqueeze(0) if axis is None else numbers.movedim(axis, 0)
+            return own + step * block.reshape(-1, *[1] * (own.dim() - 1))
+
+        many = [stacked(*one) for one in zip(index, in_dims[2:], steps, strict=True)]
+        around = call(_Blocks, tuple(size * step for step in steps), values, *many)
+        return around, (0,) * len(around)
 
 
 def pick(values: Tensor, rows: Tensor) -> Tensor:
@@ -241,8 +293,10 @@ def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _starts(groups: Tensor, size: int) -> Tensor:
     """First position of each group among sorted group numbers."""
-    # Not by counting them: `bincount` makes a GPU wait for the largest number.
-    return torch.searchsorted(groups, torch.arange(size, device=groups.device), out_int32=True)
+    # Not by counting them: `bincount` makes a GPU wait for the largest number. Under `vmap` each
+    # stack of groups wants numbers of its own, one after another in memory.
+    numbers = groups.new_zeros(size) + torch.arange(size, device=groups.device)
+    return torch.searchsorted(groups, numbers, out_int32=True)
 
 
 def make_graph(

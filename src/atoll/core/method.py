@@ -8,7 +8,7 @@ client's graph, what it received, its private state, a key); `round` calls them 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, overload, runtime_checkable
@@ -228,6 +228,15 @@ class Method(ABC):
     deployed: ClassVar[str] = "global"
     """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
 
+    not_private: ClassVar[str] = (
+        "it does not say that its clients send one update of a model and nothing else"
+    )
+    """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
+
+    It can where a client's reply is `model`, which began as the received message, and `weight`, and
+    where the server needs nothing but their weighted mean.
+    """
+
     @property
     def views(self) -> Mapping[str, View]:
         """What the clients precompute; the network's views unless a method needs more."""
@@ -240,6 +249,14 @@ class Method(ABC):
     @abstractmethod
     def round(self, server: Tree, clients: Clients) -> Tree:
         """One round: map steps over the clients, aggregate, return the server's next tree."""
+
+    def stage(self, round: int) -> Hashable:
+        """What kind of round this is, for a method that looks at `clients.round`.
+
+        Rounds of one stage must do the same with other numbers: then they can be recorded once, and
+        several seeds trained at once (`study.replay`). None promises nothing.
+        """
+        return None
 
     @abstractmethod
     def deploy(self, server: Tree) -> Message:
@@ -272,12 +289,8 @@ class Method(ABC):
         return ""
 
     def why_not_private(self) -> str:
-        """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
-
-        It can where a client's reply is `model`, which began as the received message, and `weight`,
-        and where the server needs nothing but their weighted mean.
-        """
-        return "it does not say that its clients send one update of a model and nothing else"
+        """Why it cannot be private as it is set; a method asks its settings where they matter."""
+        return self.not_private
 
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.

@@ -7,13 +7,13 @@
 `Noised` stands between a method and its clients, as a method itself: its step is what engines run,
 so that nothing leaves a client before it is clipped and noised, whatever the engine. Every client
 counts alike, because a weight would tell how much data it has. Only for methods whose clients send
-one update of one model and nothing else (`Method.why_not_private`).
+one update of one model and nothing else (`Method.not_private`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -75,6 +75,7 @@ class Noised(Method):
     paper: ClassVar[str] = (
         "McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018"
     )
+    not_private: ClassVar[str] = "it is already"
 
     def __post_init__(self) -> None:
         if not 0 < self.clip < math.inf:
@@ -98,6 +99,9 @@ class Noised(Method):
     def round(self, server: Tree, clients: Clients) -> Tree:
         return self.base.round(server, _OneUpdate(clients, self))
 
+    def stage(self, round: int) -> Hashable:
+        return self.base.stage(round)
+
     def deploy(self, server: Tree) -> Message:
         return self.base.deploy(server)
 
@@ -114,9 +118,6 @@ class Noised(Method):
 
     def too_short(self, rounds: int) -> str:
         return self.base.too_short(rounds)
-
-    def why_not_private(self) -> str:
-        return "it is already"
 
     @property
     def own(self) -> Step:

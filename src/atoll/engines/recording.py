@@ -212,6 +212,8 @@ class Tape:
     Attributes:
         root: The root of all keys.
         number: The number of the round, if it is rehearsed; -1 while it is recorded.
+        shown: The number that a method may see, of a round of the same stage (`Method.stage`); None
+            if the method does not say which rounds are alike.
         salts: What makes each key of this round, in order, if it is recorded.
         parts: What each key is made of, in order, with `ROUND` for the round's number.
         traffic: Step, whether it ran on those who were drawn or on all, bytes down and bytes up.
@@ -222,6 +224,7 @@ class Tape:
 
     root: Tensor
     number: int = -1
+    shown: int | None = None
     salts: Tensor | None = None
     parts: list[tuple[Any, ...]] = field(default_factory=list)
     traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)

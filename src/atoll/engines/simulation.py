@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.core.batches import with_parts
 from atoll.core.errors import ConfigError, StepError, unknown
-from atoll.core.federation import Federation, each
+from atoll.core.federation import Federation, Lazily, each
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
@@ -88,7 +88,6 @@ class Simulation:
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
         beside: How many simulations share the device's memory, itself included.
-        like: One of them; if its clients and views are the same, so are the graphs.
     """
 
     def __init__(
@@ -101,16 +100,10 @@ class Simulation:
         device: torch.device | str = "cpu",
         chunk: int = 0,
         beside: int = 1,
-        like: Simulation | None = None,
     ) -> None:
         views = dict(method.views)
         self.federation = federation
-        self.recipes = {name: _recipe(view) for name, view in views.items()}
-        self.graphs: Sequence[Graph]
-        if like and like.federation is federation and like.recipes == self.recipes:
-            self.graphs = like.graphs
-        else:
-            self.graphs = prepared(federation.graphs, views, device, beside)
+        self.graphs = kept_ready(federation, views, device, beside)
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
         self.ledger = Ledger()
@@ -134,6 +127,29 @@ class Simulation:
         """All clients, in the given round; -1 is the time before the first."""
         everyone = torch.arange(len(self.federation), device=self.root.device)
         return Participants(self, round, everyone, tape=tape)
+
+
+READY_BYTES = 2 << 30
+"""Most bytes of graphs that stay prepared while nobody trains on them."""
+
+
+def kept_ready(
+    federation: Federation, views: Mapping[str, View], device: torch.device | str, beside: int
+) -> Sequence[Graph]:
+    """`prepared` graphs of a federation; those that were wanted last are found again."""
+    recipes = tuple((name, _recipe(views[name])) for name in sorted(views))
+    wanted = recipes, torch.device(device), torch.get_default_dtype(), beside
+    try:
+        found = federation.ready.get(wanted)
+    except TypeError:  # a view that is made with a list cannot be looked up
+        return prepared(federation.graphs, views, device, beside)
+    if found is not None:
+        return found
+    federation.ready.clear()
+    graphs = prepared(federation.graphs, views, device, beside)
+    if not isinstance(graphs, Lazily) and num_bytes(list(graphs)) <= READY_BYTES:
+        federation.ready[wanted] = graphs
+    return graphs
 
 
 def prepared(
@@ -236,9 +252,11 @@ class Participants:
 
     @property
     def round(self) -> int:
-        if self.tape is not None:
+        if self.tape is None:
+            return self.number
+        if self.tape.shown is None:
             raise NotRecordable("what it does depends on the number of the round")
-        return self.number
+        return self.tape.shown
 
     @property
     def key(self) -> Tensor:

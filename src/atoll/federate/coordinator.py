@@ -287,7 +287,7 @@ class FederatedRun(Run):
     experiment: FederatedExperiment
     simulation: Cohort
 
-    def backend(self, like: Backend | None = None) -> Backend:
+    def backend(self) -> Backend:
         """The sites, told what to run."""
         wanted = self.experiment
         roster = cast(Roster, wanted.federation)

@@ -185,9 +185,17 @@ class AdaFGL(Method):
     def round(self, server: Server, clients: Clients) -> Server:
         if clients.round < self.federated_rounds:
             return self._federated(server, clients)
-        known = bool(server.ready[clients.positions].all())
+        # Where everybody takes part there is nothing to look up, and nothing to wait for.
+        known = (
+            clients.round > self.federated_rounds
+            if len(clients) == clients.total
+            else bool(server.ready[clients.positions].all())
+        )
         clients.map(self.train, ToAll(Empty() if known else Start(server.model)))
         return replace(server, ready=server.ready.index_fill(0, clients.positions, 1))
+
+    def stage(self, round: int) -> int:
+        return (round >= self.federated_rounds) + (round > self.federated_rounds)
 
     def _federated(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(server.model))

@@ -90,6 +90,7 @@ class FedATH(Method):
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
         "from A Causal Perspective, ICML 2025"
     )
+    not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
@@ -143,9 +144,6 @@ class FedATH(Method):
         # A client that never trained has no evaluator yet: it uses every edge.
         weight = self.edge_weights(networks, graph, key)
         return self.gcn.on(weighted_gcn(_loops(graph), weight), networks["causal"], graph, key)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(

@@ -48,6 +48,7 @@ class FedAvg(Method):
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )
+    not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
         return shared(self.net, self.net.init(clients.key))
@@ -58,9 +59,6 @@ class FedAvg(Method):
 
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(

@@ -98,6 +98,10 @@ class FedDC(Method):
         "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "
         "Correction, CVPR 2022"
     )
+    not_private: ClassVar[str] = (
+        "its clients also send how many steps they took, and the server follows the "
+        "drift of each of them"
+    )
     for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openfgl": {"optimizer": "adam", "alpha": 0.1, "weight_by": "nodes", "compat": "openfgl"},
@@ -152,12 +156,6 @@ class FedDC(Method):
 
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
-
-    def why_not_private(self) -> str:
-        return (
-            "its clients also send how many steps they took, and the server follows the "
-            "drift of each of them"
-        )
 
     @client_step
     def train(

@@ -132,6 +132,7 @@ class FedGNN(Method):
         "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, "
         "arXiv 2021"
     )
+    not_private: ClassVar[str] = "its clients send keys and embeddings of single nodes"
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
 
     def __post_init__(self) -> None:
@@ -193,9 +194,6 @@ class FedGNN(Method):
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
         return self.widened(message, graph, state, key)
-
-    def why_not_private(self) -> str:
-        return "its clients send keys and embeddings of single nodes"
 
     @client_step(keeps_state=True)
     def count(self, graph: Graph, nothing: Empty, state: Tree, key: Tensor) -> Count:

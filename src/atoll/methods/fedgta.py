@@ -101,6 +101,9 @@ class FedGTA(Method):
     paper: ClassVar[str] = (
         "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
     )
+    not_private: ClassVar[str] = (
+        "its clients also send moments of their soft labels, and the server compares them"
+    )
     deployed: ClassVar[str] = "personalised"
 
     def __post_init__(self) -> None:
@@ -139,9 +142,6 @@ class FedGTA(Method):
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
-
-    def why_not_private(self) -> str:
-        return "its clients also send moments of their soft labels, and the server compares them"
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

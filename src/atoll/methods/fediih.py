@@ -146,6 +146,9 @@ class FedIIH(Method):
     paper: ClassVar[str] = (
         "Yu et al., Modeling Inter-Intra Heterogeneity for Graph Federated Learning, AAAI 2025"
     )
+    not_private: ClassVar[str] = (
+        "its clients also send mean and variance of their factors, and the server compares them"
+    )
     nets: ClassVar[tuple[str, ...]] = ("disengcn",)
     deployed: ClassVar[str] = "personalised"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -210,11 +213,6 @@ class FedIIH(Method):
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)
-
-    def why_not_private(self) -> str:
-        return (
-            "its clients also send mean and variance of their factors, and the server compares them"
-        )
 
     @client_step
     def train(

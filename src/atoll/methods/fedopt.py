@@ -85,6 +85,7 @@ class FedOpt(Method):
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    not_private: ClassVar[str] = ""
     for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
 
     def __post_init__(self) -> None:
@@ -145,9 +146,6 @@ class FedOpt(Method):
 
     def deploy(self, server: Server) -> ToAll:
         return ToAll(server.model)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(

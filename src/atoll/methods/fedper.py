@@ -69,6 +69,7 @@ class FedPer(Method):
     paper: ClassVar[str] = (
         "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
     )
+    not_private: ClassVar[str] = ""
     deployed: ClassVar[str] = "personalised"
 
     def __post_init__(self) -> None:
@@ -94,9 +95,6 @@ class FedPer(Method):
             personal, own = state.personal, state.own
         params = whole(self.net, graph, rejoin(message, personal), own)
         return self.net(params, graph, key)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(

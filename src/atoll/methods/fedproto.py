@@ -106,6 +106,9 @@ class FedProto(Method):
     paper: ClassVar[str] = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     )
+    not_private: ClassVar[str] = (
+        "its clients send a mean embedding for each of their classes, not an update of a model"
+    )
     deployed: ClassVar[str] = "personalised"
 
     def __post_init__(self) -> None:
@@ -152,11 +155,6 @@ class FedProto(Method):
             return net.logits(params, z, graph, key)
         known = message.known if graph.has_classes is None else message.known * graph.has_classes
         return graph.from_roots(nearness(z, message.prototypes, known))
-
-    def why_not_private(self) -> str:
-        return (
-            "its clients send a mean embedding for each of their classes, not an update of a model"
-        )
 
     @client_step
     def train(

@@ -53,6 +53,7 @@ class FedProx(Method):
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
         return shared(self.net, self.net.init(clients.key))
@@ -63,9 +64,6 @@ class FedProx(Method):
 
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(

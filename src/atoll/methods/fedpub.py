@@ -101,6 +101,9 @@ class FedPUB(Method):
     # Of the authors' scripts: disjoint clients, overlapping clients, default.
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
     paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
+    not_private: ClassVar[str] = (
+        "its clients also send how they answer to a probe, and the server compares them"
+    )
     deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -150,9 +153,6 @@ class FedPUB(Method):
     ) -> Tensor:
         model = message if state is None else masked(message, state.masks, self.lam_mask)
         return self.net(model, graph, key)
-
-    def why_not_private(self) -> str:
-        return "its clients also send how they answer to a probe, and the server compares them"
 
     @client_step
     def train(

@@ -49,6 +49,7 @@ class FedSage(Method):
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
+    not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("sage",)
 
     def __post_init__(self) -> None:
@@ -64,9 +65,6 @@ class FedSage(Method):
 
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

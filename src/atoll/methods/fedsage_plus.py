@@ -192,6 +192,7 @@ class FedSagePlus(Method):
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
+    not_private: ClassVar[str] = "its clients send generated features of single nodes"
     nets: ClassVar[tuple[str, ...]] = ("sage",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"narrow": 256, "wide": 2048}}
 
@@ -235,6 +236,9 @@ class FedSagePlus(Method):
         reply = clients.map(self.train, ToAll(server))
         return average(reply.model, weight=reply.weight)
 
+    def stage(self, round: int) -> int:
+        return min(round, self.generator_rounds)
+
     def _train_generators(self, clients: Clients) -> None:
         shown = clients.map(self.learn, ToAll(Empty())).x
         share = shown.new_full((clients.total,), 1 / len(clients))
@@ -256,9 +260,6 @@ class FedSagePlus(Method):
             return self.net(message, graph, key)
         made = self.mend(graph, state.generator, state.seed, sparing=True)
         return mended_sage(self.sage, message, graph, graph.real, made, key)
-
-    def why_not_private(self) -> str:
-        return "its clients send generated features of single nodes"
 
     @client_step(discloses={"x": SHOWN})
     def learn(

@@ -24,7 +24,7 @@ the same teachers: distillation then pulls the models towards what all agree on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -126,6 +126,10 @@ class FedTAD(Method):
         "Zhu et al., FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph "
         "Federated Learning, IJCAI 2024"
     )
+    not_private: ClassVar[str] = (
+        "its clients also send how reliable each of their classes is, and the server "
+        "distils from each of their models"
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.
         "paper": {
@@ -196,6 +200,9 @@ class FedTAD(Method):
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, aggregated, teachers, clients)
 
+    def stage(self, round: int) -> Hashable:
+        return None if self.base is None else self.base.stage(round)
+
     def deploy(self, server: Server) -> Message:
         return self._deploy(server.base)
 
@@ -214,12 +221,6 @@ class FedTAD(Method):
         if self.base is None:
             return self.net(message, graph, key)
         return self.base.predict(graph, message, state, key)
-
-    def why_not_private(self) -> str:
-        return (
-            "its clients also send how reliable each of their classes is, and the server "
-            "distils from each of their models"
-        )
 
     @client_step(keeps_state=True)
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:

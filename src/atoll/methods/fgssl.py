@@ -93,6 +93,7 @@ class FGSSL(Method):
     paper: ClassVar[str] = (
         "Huang et al., Federated Graph Semantic and Structural Learning, IJCAI 2023"
     )
+    not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
 
     def __post_init__(self) -> None:
@@ -132,9 +133,6 @@ class FGSSL(Method):
 
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

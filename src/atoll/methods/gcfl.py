@@ -123,6 +123,9 @@ class GCFL(Method):
     paper: ClassVar[str] = (
         "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
     )
+    not_private: ClassVar[str] = (
+        "its server compares the updates of single clients, and splits them by what it finds"
+    )
     deployed: ClassVar[str] = "personalised"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plus": {"similarity": "gradient-norms"},
@@ -166,9 +169,6 @@ class GCFL(Method):
                 if split.round > 0:
                     rounds[member].append(split.round - 1)
         return rounds
-
-    def why_not_private(self) -> str:
-        return "its server compares the updates of single clients, and splits them by what it finds"
 
     @client_step
     def train(

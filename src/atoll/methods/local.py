@@ -44,6 +44,7 @@ class Local(Method):
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
+    not_private: ClassVar[str] = "nothing leaves its clients"
     deployed: ClassVar[str] = "personalised"
 
     def init(self, clients: Clients) -> Tensor:
@@ -66,9 +67,6 @@ class Local(Method):
             return self.net(state.model, graph, key)
         start = shared(self.net, self.net.init(message))
         return self.net(whole(self.net, graph, start, None), graph, key)
-
-    def why_not_private(self) -> str:
-        return "nothing leaves its clients"
 
     @client_step
     def train(

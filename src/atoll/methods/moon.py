@@ -84,6 +84,7 @@ class MOON(Method):
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
+    not_private: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         embedder(self.net)
@@ -113,9 +114,6 @@ class MOON(Method):
         own = None if state is None else state.own
         out: Tensor = self.model(whole(self.model, graph, message, own), graph, key)
         return out
-
-    def why_not_private(self) -> str:
-        return ""
 
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
     def train(

@@ -97,6 +97,10 @@ class Scaffold(Method):
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, "
         "ICML 2020"
     )
+    not_private: ClassVar[str] = (
+        "its clients also send how many steps they took, and the server rebuilds a "
+        "control from each of their models"
+    )
     for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openfgl": {"optimizer": "adam", "weight_by": "nodes", "compat": "replace-controls"},
@@ -137,12 +141,6 @@ class Scaffold(Method):
     ) -> Tensor:
         own = None if state is None else state.own
         return self.net(whole(self.net, graph, message, own), graph, key)
-
-    def why_not_private(self) -> str:
-        return (
-            "its clients also send how many steps they took, and the server rebuilds a "
-            "control from each of their models"
-        )
 
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(

@@ -28,7 +28,8 @@ import msgspec
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.method import Method
 from atoll.engines.checkpoint import write_atomically
-from atoll.study.config import RunConfig, config_text, parse_config
+from atoll.study.command_line import what_differs
+from atoll.study.config import RunConfig, config_text, make_config, parse_config
 from atoll.study.events import append_event, read_events
 from atoll.study.federations import Federations
 from atoll.study.grid import on_gpu, run_configs, why_apart
@@ -291,13 +292,17 @@ def check_same(cell: Cell, to: Path) -> None:
     path = to / "asked.toml"
     if not path.exists():
         return
-    before = path.read_text(encoding="utf-8")
-    seeds = parse_config(before, f"'{path}'").get("seeds", 1)
-    as_before = msgspec.structs.replace(cell.config, seeds=seeds)
-    if before != _asked(replace(cell, config=as_before)) or seeds > cell.config.seeds:
+    text = path.read_text(encoding="utf-8")
+    before = make_config(**parse_config(text, f"'{path}'"))
+    # The same data may lie elsewhere by now.
+    may = {"seeds": before.seeds, "data_root": before.data_root}
+    as_before = msgspec.structs.replace(cell.config, **may)
+    if text != _asked(replace(cell, config=as_before)) or before.seeds > cell.config.seeds:
+        now = msgspec.structs.replace(cell.config, data_root=before.data_root)
         raise ConfigError(
-            f"'{to}' was begun with other options; give the study a folder of its own, or the "
-            "options that it was begun with (more seeds may be asked for)"
+            f"'{to}' was begun with other options "
+            f"({what_differs(before, now) or 'Python objects, now others'}); give the study a "
+            "folder of its own, or the options that it was begun with (more seeds may be asked for)"
         )
 
 

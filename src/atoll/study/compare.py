@@ -7,7 +7,7 @@ a grid has one cell per point; its winner is chosen by validation scores alone: 
 `study.json` of such a study holds, beside what `study.cells` writes:
 
     kind     "compare"
-    command  the command that makes it again
+    command  the command that makes it again; a comment where only Python can
     request  methods (label: text), data, clients, grid, options (as for `atoll run`), against,
              metric, alpha, and objects: what Python gave that no file can hold
 
@@ -30,7 +30,8 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.study.cells import StudyObserver, run_cells
+from atoll.study.cells import Outcome, StudyObserver, run_cells
+from atoll.study.command_line import in_python
 from atoll.study.compare_cells import Request, check, make_cells
 from atoll.study.compare_show import write_study
 from atoll.study.compare_table import Comparison, make_comparison
@@ -66,7 +67,7 @@ def compare(
 
     Args:
         methods: Names, with settings if wanted (`fedprox:mu=0.1`), or method objects; a mapping
-            gives them labels of their own.
+            gives them labels of their own, and so does `strong=fedprox:mu=1`.
         data: Names or paths, what `atoll.load` gave, or finished federations; one or several.
         clients: Numbers of clients; one or several.
         seeds: How many, the same for all.
@@ -134,12 +135,17 @@ def run_request(
     *,
     log: str | Sequence[str] = (),
     keep: bool = True,
+    tested: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Run what is not finished in the folder, compare, and write the tables beside it."""
+    """Run what is not finished in the folder, compare, and write the tables beside it.
+
+    `tested` is how to test for once: against, metric, alpha. Study and tables keep their own.
+    """
+    shown = msgspec.structs.replace(request, **(tested or {}))
     cells = make_cells(request, methods or {}, data or {})
     federations = Federations()
     check_folder(folder, resuming=True)
-    check(request, cells, folder, federations)
+    check(shown, cells, folder, federations)
     about = {
         "kind": "compare", "command": command(request, folder),
         "request": msgspec.to_builtins(request),
@@ -147,17 +153,22 @@ def run_request(
     outcomes = run_cells(
         folder, cells, about=about, observer=observer, federations=federations, log=log
     )
-    found = make_comparison(
-        outcomes, methods=list(request.methods), against=request.against, metric=request.metric,
-        alpha=request.alpha, folder=folder if keep else None, asked=msgspec.to_builtins(request),
-    )  # fmt: skip
+    where = folder if keep else None
+    found = _compared(outcomes, request, where)
     if keep:
         write_study(found, folder)
-    return found
+    return found if shown == request else _compared(outcomes, shown, where)
 
 
-def read_request(folder: Path, **changes: Any) -> Request:
-    """What the study in a folder is; how it is tested may be changed."""
+def _compared(outcomes: Sequence[Outcome], request: Request, folder: Path | None) -> Comparison:
+    return make_comparison(
+        outcomes, methods=list(request.methods), against=request.against, metric=request.metric,
+        alpha=request.alpha, folder=folder, asked=msgspec.to_builtins(request),
+    )  # fmt: skip
+
+
+def read_request(folder: Path) -> Request:
+    """What the study in a folder is."""
     if not (folder / "study.json").exists():
         raise ConfigError(
             f"'{folder}' holds no study to resume (it has no study.json); give the folder of one"
@@ -176,12 +187,22 @@ def read_request(folder: Path, **changes: Any) -> Request:
             f"({', '.join(request.objects)}), which its folder cannot hold; continue it with the "
             "same call of atoll.compare"
         )
-    return msgspec.structs.replace(request, **changes)
+    return request
 
 
 def command(request: Request, folder: Path) -> str:
-    """The command line that runs this study; repeated, it goes on where it was stopped."""
-    words = ["atoll", "compare", *request.methods.values(), "--data", ",".join(request.data)]
+    """The command line that runs this study; repeated, it goes on where it was stopped.
+
+    What no command line can say is said in a comment, which a shell takes as well.
+    """
+    arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
+    if request.objects:
+        return in_python(
+            "atoll.compare", f"objects ({', '.join(request.objects)}), which no file holds", folder
+        )
+    if _arms(arms) != request.methods:
+        return in_python("atoll.compare", "labels that a command line cannot have", folder)
+    words = ["atoll", "compare", *arms, "--data", ",".join(request.data)]
     known = [str(number) for number in request.clients if number is not None]
     words += ["--clients", ",".join(known)] if known else []
     for key, values in request.grid.items():
@@ -203,11 +224,18 @@ def command(request: Request, folder: Path) -> str:
 def _arms(methods: Methods) -> dict[str, str | Method]:
     if isinstance(methods, Mapping):
         return _unique("method", methods.items())
-    return _unique("method", ((_label(method), method) for method in methods))
+    return _unique("method", map(_labelled, methods))
 
 
-def _label(method: str | Method) -> str:
-    return method if isinstance(method, str) else type(method).__name__
+def _labelled(method: str | Method) -> tuple[str, str | Method]:
+    """A method and what to call it: `fedprox:mu=0.1` by itself, `strong=fedprox:mu=1` by a word."""
+    if not isinstance(method, str):
+        return type(method).__name__, method
+    label, _, text = (part.strip() for part in method.partition("="))
+    # The "=" of a setting comes behind a colon, that of a path behind a slash; no method is a
+    # number, as the value of a setting is whose colon was forgotten.
+    own = label and not set(label) & set(":/\\") and text and not text[0].isdigit()
+    return (label, text) if own else (method, method)
 
 
 def _named_data(data: Several) -> list[tuple[str, str | Data]]:

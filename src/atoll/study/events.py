@@ -29,6 +29,17 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def failures(folder: Path) -> dict[str, str]:
+    """The last word on every cell that failed and was not begun again."""
+    failed: dict[str, str] = {}
+    for event in read_events(folder):
+        if event.get("event") == "failed":
+            failed[event["cell"]] = str(event.get("error", "failed"))
+        else:
+            failed.pop(event.get("cell", ""), None)
+    return failed
+
+
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     """One more line."""
     with (folder / EVENTS).open("a+b") as file:

@@ -204,14 +204,13 @@ class Run:
     Args:
         experiment: What is run.
         beside: How many runs share the device's memory, itself included.
-        like: One of them, whose graphs serve both if the clients are the same.
     """
 
-    def __init__(self, experiment: Experiment, *, beside: int = 1, like: Run | None = None) -> None:
+    def __init__(self, experiment: Experiment, *, beside: int = 1) -> None:
         self.experiment, self.beside = experiment, beside
         federation = experiment.federation
         check_task(experiment.method, federation)
-        self.simulation: Backend = self.backend(None if like is None else like.simulation)
+        self.simulation: Backend = self.backend()
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
@@ -223,16 +222,16 @@ class Run:
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
         if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
-            self.replay = Replay(self.simulation, self.play, experiment.rounds)
+            self.replay = Replay(
+                self.simulation, self.play, experiment.rounds, experiment.method.stage
+            )
 
-    def backend(self, like: Backend | None = None) -> Backend:
+    def backend(self) -> Backend:
         """Where the clients are: on this machine."""
         wanted = self.experiment
-        assert like is None or isinstance(like, Simulation)
         return Simulation(
             wanted.federation, wanted.method, engine=wanted.engine, seed=wanted.seed,
             device=wanted.device, chunk=wanted.chunk, beside=self.beside,
-            like=like,
         )  # fmt: skip
 
     def no_history(self) -> History:
@@ -282,7 +281,7 @@ class Run:
         left = self.experiment.rounds - number
         for ahead in range(rounds_ahead(left, seconds[-1]) if seconds else 1):
             with_train = self.scores_train(number + ahead)
-            if rounds and not self.replay.ready(with_train):
+            if rounds and not self.replay.ready(number + ahead, with_train):
                 break  # what cannot be replayed would be waited for
             self.server, played = self.replay.one(self.server, number + ahead, with_train)
             rounds.append(played)

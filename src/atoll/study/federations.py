@@ -32,7 +32,12 @@ SHARE = 4
 class _Kept:
     made: Made
     group: str
-    size: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the graphs, and of what was made ready of them."""
+        federation = self.made[0]
+        return num_bytes([list(federation.graphs), [list(g) for g in federation.ready.values()]])
 
 
 class Federations:
@@ -69,15 +74,14 @@ class Federations:
         return federation, notes, msgspec.structs.replace(completed, **training)
 
     def _keep(self, key: tuple[str, int, bool], group: str, made: Made) -> None:
-        graphs = made[0].graphs
-        if isinstance(graphs, Lazily):  # made when they are asked for: there is nothing to keep
+        if isinstance(made[0].graphs, Lazily):  # made when asked for: there is nothing to keep
             return
-        size = sum(num_bytes(graph) for graph in graphs)
+        new = _Kept(made, group)
         others = [old for old, kept in self._kept.items() if kept.group != group]
-        while others and self._size() + size > self.limit:
+        while others and self._size() + new.size > self.limit:
             del self._kept[others.pop(0)]
-        if self._size() + size <= self.limit:
-            self._kept[key] = _Kept(made, group, size)
+        if self._size() + new.size <= self.limit:
+            self._kept[key] = new
 
     def _size(self) -> int:
         return sum(kept.size for kept in self._kept.values())

@@ -276,6 +276,7 @@ def _write(
     """Every picture as PNG and SVG, and the numbers as CSV."""
     own = drawing.rules == drawing.paper.recipe.protocol
     stem = f"figure-{drawing.number}" + ("" if own else f"-{drawing.rules}")
+    stem += f"-rounds-{drawing.wanted.rounds}" if drawing.wanted.rounds else ""
     paths = []
     for name, picture in pictures.items():
         for form in ("png", "svg"):

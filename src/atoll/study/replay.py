@@ -3,13 +3,14 @@
 The first round runs as it is, because private states begin in it. The second is rehearsed: it
 counts, but whatever would make Python wait for a number stops it. If nothing does, it is recorded,
 and all later rounds are replays. Otherwise the steps of the clients are recorded one by one, and
-the rest of a round runs between their replays.
+the rest of a round runs between their replays. Where a method has several stages (`Method.stage`),
+each is a beginning of its own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,23 +96,29 @@ class Replay:
         how: What became of it, for the log: a sentence.
     """
 
-    def __init__(self, simulation: Simulation, play: Play, rounds: int) -> None:
+    def __init__(
+        self, simulation: Simulation, play: Play, rounds: int, stage_of: Callable[[int], Hashable]
+    ) -> None:
         assert isinstance(simulation.engine, Fused)
         self.simulation, self.engine = simulation, simulation.engine
-        self.play, self.rounds = play, rounds
+        self.play, self.rounds, self.stage_of = play, rounds, stage_of
+        self.stage: Hashable = None
         self.takes: dict[bool, Take] = {}
         self.tries = 0
-        self.played = 0
+        self.played = 0  # rounds of this stage
         self.how = ""
         cuda = simulation.root.is_cuda
         self.pool: Any = torch.cuda.graph_pool_handle() if cuda else None
 
-    def ready(self, with_train: bool) -> bool:
-        """Whether such a round is a replay, so that nothing waits for it."""
-        return with_train in self.takes
+    def ready(self, number: int, with_train: bool) -> bool:
+        """Whether a round is a replay, so that nothing waits for it."""
+        return with_train in self.takes and self.stage_of(number) == self.stage
 
     def one(self, server: Tree, number: int, with_train: bool) -> tuple[Tree, Round]:
         """The server's next tree, and the round."""
+        if self.stage_of(number) != self.stage:
+            self.stage, self.played = self.stage_of(number), 0
+            self.takes.clear()
         self.played += 1
         if with_train in self.takes:
             return self._replay(self.takes[with_train], server, number)
@@ -119,6 +126,10 @@ class Replay:
         if useless or not self.engine.states.begun:
             return self._as_it_is(server, number, with_train)
         return self._rehearse(server, number, with_train)
+
+    def shown(self, number: int) -> int | None:
+        """What a recorded round may know of its number: that of one like it."""
+        return None if self.stage is None else number
 
     def _as_it_is(self, server: Tree, number: int, with_train: bool) -> tuple[Tree, Round]:
         server, outcome = self.play(server, self.simulation.clients(number), with_train)
@@ -129,7 +140,7 @@ class Replay:
         self.engine.regroup()
         before = shapes(server), states.layout(), shapes(list(states.stacks.values()))
         kept = states.copy()
-        tape = Tape(self.simulation.root, number)
+        tape = Tape(self.simulation.root, number, self.shown(number))
         try:
             check_place((server, kept[1]), self.simulation.root.device)
             with no_reads(self.simulation.root.device) as watch:
@@ -154,7 +165,7 @@ class Replay:
 
         def program(server: Tree, stacks: list[Tree], salts: Tensor) -> Tree:
             states.stacks = dict(zip(names, stacks, strict=True))
-            clients = self.simulation.clients(-1, Tape(root, salts=salts))
+            clients = self.simulation.clients(-1, Tape(root, shown=tape.shown, salts=salts))
             server, outcome = self.play(server, clients, with_train)
             return server, list(states.stacks.values()), outcome
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from atoll.study.cells import Cell, Outcome, StudyObserver, run_cells
 from atoll.study.clusters import Gain
 from atoll.study.config import RunConfig, config_text, make_config
 from atoll.study.papers import AVERAGE, GAINS, METRICS, STRICT, Paper, Printed
-from atoll.study.saved import SavedRun, read_run
+from atoll.study.stored import read_json, read_stored
 
 TOLERANCE = 1.5
 """Points that a reproduced number may lie from the printed one, if its own spread is no larger."""
@@ -33,11 +33,12 @@ COLUMNS = ("dataset", "setting", "clients", "method", "metric")
 
 @dataclass(frozen=True)
 class Ours:
-    """What came out of a run: in percent, or a number of clients."""
+    """What came out of a run: in percent, or a number of clients; `values` are the seeds'."""
 
     mean: float
     std: float | None
     seeds: int
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,26 +213,31 @@ def _other(paper: Paper, name: str, column: str) -> list[str]:
     return name.split(";") if column == "setting" else []
 
 
-def plan_table(paper: Paper, table: str, wanted: Wanted) -> list[Row]:
-    """The rows of a table before anything is run."""
+def plan_table(paper: Paper, table: str, wanted: Wanted, done: Collection[str] = ()) -> list[Row]:
+    """The rows of a table before anything is run; runs in `done` need no data any more."""
     reason = paper.recipe.tables[table].reason
     if reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
-    # Methods on the same clients stand together.
+    kept = set(chosen(paper, cells, wanted))
+    return [_planned(paper, one, cells, wanted, done) for one in in_order(cells) if one in kept]
+
+
+def in_order(cells: Sequence[Printed]) -> list[Printed]:
+    """The cells of a table; methods on the same clients stand together."""
     problems = list(dict.fromkeys((one.dataset, one.setting, one.clients) for one in cells))
-    kept = sorted(
-        chosen(paper, cells, wanted),
-        key=lambda one: problems.index((one.dataset, one.setting, one.clients)),
-    )
-    return [_planned(paper, one, cells, wanted) for one in kept]
+    return sorted(cells, key=lambda one: problems.index((one.dataset, one.setting, one.clients)))
 
 
-def _planned(paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted) -> Row:
+def _planned(
+    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Collection[str]
+) -> Row:
     parts = averaged(one, table) if one.metric == AVERAGE else [one]
+    own = paper.recipe.protocol
     reasons = {
         part.dataset: paper.why_not(part.dataset, part.method, wanted.root) for part in parts
-    }
+        if not done or _cell(paper, part, own, wanted).name not in done
+    }  # fmt: skip
     lacking = [name for name, reason in reasons.items() if reason]
     if lacking and one.metric == AVERAGE:
         return Row(one, reason=f"a mean over data sets that are not all here: {', '.join(lacking)}")
@@ -247,7 +253,7 @@ def _planned(paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wante
     base = replace(one, method=paper.recipe.baseline) if gains else None
     return Row(
         one, cells, tuple(METRICS.get(part.metric, part.metric) for part in parts),
-        _cell(paper, base, paper.recipe.protocol, wanted) if base else None,
+        _cell(paper, base, own, wanted) if base else None,
         tolerance=_tolerance(paper, one), note=paper.recipe.methods[one.method].note,
     )  # fmt: skip
 
@@ -297,7 +303,10 @@ def unique(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> dict[str, Any]:
-    """What a study's folder says of itself, with the command that goes on with it."""
+    """What a study's folder says of itself, with the command that goes on with it.
+
+    "looks" are this call and those before it, each with its command (`reproduce_looks`).
+    """
     words = ["atoll", "reproduce", paper.name, item]
     if wanted.only:
         words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]
@@ -305,7 +314,16 @@ def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> dict[s
     for name, value in wanted.options().items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--out", str(folder)]
-    return {"kind": "reproduce", "command": shlex.join(words), "paper": paper.name, "item": item}
+    command, path = shlex.join(words), folder / "study.json"
+    look = {"item": item, **msgspec.to_builtins(wanted), "command": command}
+    look["only"] = [list(pair) for pair in wanted.only]  # as JSON gives it back
+    before = read_json(path).get("looks", []) if path.exists() else []
+    same = ("seeds", "root", "command")  # may differ: the later call has the last word
+    looks = [one for one in before if any(one[k] != look[k] for k in look if k not in same)]
+    return {
+        "kind": "reproduce", "command": command, "paper": paper.name, "item": item,
+        "looks": [*looks, look],
+    }  # fmt: skip
 
 
 def reproduce_table(
@@ -333,11 +351,14 @@ def needed(row: Row) -> list[Cell]:
 
 
 def filled(row: Row, found: Mapping[str, Outcome], gains: Gains) -> Row:
-    """A row with what its runs say."""
+    """A row with what its runs say; a protocol of which one is not there says nothing."""
     ours, errors = {}, {}
     for rules, cells in row.cells.items():
-        outcomes = [found[cell.name] for cell in cells]
-        behind = outcomes if row.baseline is None else [*outcomes, found[row.baseline.name]]
+        base = () if row.baseline is None else (row.baseline,)
+        behind = [found[cell.name] for cell in (*cells, *base) if cell.name in found]
+        if len(behind) < len(cells) + len(base):
+            continue
+        outcomes = behind[: len(cells)]
         failed = [f"{o.cell.labels['method']}: {o.error}" for o in behind if o.error is not None]
         if failed:
             errors[rules] = failed[0]
@@ -361,27 +382,26 @@ def ours_of(outcome: Outcome, metric: str) -> Ours:
         raise ConfigError(f"the run in '{outcome.folder}' has no {metric}")
     found = metrics[metric]
     seeds = len(found["per_seed"])
-    return Ours(100 * found["mean"], 100 * found["std"] if seeds > 1 else None, seeds)
+    values = tuple(100 * value for value in found["per_seed"])
+    return Ours(100 * found["mean"], 100 * found["std"] if seeds > 1 else None, seeds, values)
 
 
 class Gains:
-    """What clients gain over the baseline's; a run is read once, its clients are made once."""
+    """What clients gain over the baseline's; a run is read once."""
 
     def __init__(self) -> None:
-        self.runs: dict[Path, SavedRun] = {}
+        self.clients: dict[Path, np.ndarray] = {}
 
     def of(self, outcome: Outcome, base: Outcome, metric: str) -> Ours:
         """The least gain in points, or the number of clients that lose nothing."""
-        baseline = self._read(base.folder, None)
-        run = self._read(outcome.folder, baseline)
-        accuracy = run.result.of_clients()
-        gain = Gain("", accuracy, accuracy.mean(0) - baseline.result.of_clients().mean(0))
+        accuracy = self._of_clients(outcome.folder)
+        gain = Gain("", accuracy, accuracy.mean(0) - self._of_clients(base.folder).mean(0))
         assert gain.gain is not None
         least = metric == "min_gain"
         value = 100 * float(np.nanmin(gain.gain)) if least else float(gain.improved(ties=True))
         return Ours(value, None, len(accuracy))
 
-    def _read(self, folder: Path, like: SavedRun | None) -> SavedRun:
-        if folder not in self.runs:
-            self.runs[folder] = read_run(folder, like=like)
-        return self.runs[folder]
+    def _of_clients(self, folder: Path) -> np.ndarray:
+        if folder not in self.clients:
+            self.clients[folder] = read_stored(folder).result.of_clients()
+        return self.clients[folder]

@@ -75,6 +75,8 @@ def _data(paper: Paper, sets: Sequence[str], root: str | None) -> str:
 
 
 def _time(seconds: float) -> str:
+    if not seconds:
+        return "–"  # nothing of it is here
     return duration(seconds).removeprefix("about ")
 
 

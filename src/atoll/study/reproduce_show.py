@@ -48,13 +48,13 @@ def _cells(found: Reproduction, row: Row) -> list[str]:
 WIDTH = 80
 """Columns of the narrowest terminal that tables are made for."""
 _KEYS = ("dataset", "setting", "clients", "method", "metric")
-_METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
+METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean",
                  "min_gain": "min gain", "ratio_improved": "improved"}  # fmt: skip
 
 
 def _key(row: Row, name: str) -> str:
     text = str(getattr(row.printed, name))
-    return _METRIC_WORDS[text] if name == "metric" else text
+    return METRIC_WORDS[text] if name == "metric" else text
 
 
 def _keys(found: Reproduction, row: Row, names: Sequence[str]) -> list[str]:
@@ -86,15 +86,20 @@ def _constant(found: Reproduction) -> str:
 _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed": "red"}
 
 
-def reproduction_table(found: Reproduction) -> Group:
+def reproduction_table(found: Reproduction, whole: Reproduction | None = None) -> Group:
     """The table for the terminal, what it says in one sentence, and why cells are missing.
 
-    How far `strict` lies from the print is in the files: a terminal is not wide enough for it.
+    How far `strict` lies from the print is in the files: a terminal is not wide enough for it. They
+    also have what earlier looks found, the `whole`.
     """
     shown = [row for row in found.rows if not row.reason]
     parts: list[Any] = [Text(heading(found), style="bold"), Text(how(found)), Text()]
     parts += [*_tables(found, shown), Text()] if shown else []
     parts += [Text(line) for line in summary_lines(found)]
+    more = len(whole.rows) - len(found.rows) if whole else 0
+    if more > 0:
+        text = f"The files have {counted(more, 'more cell')} of this table, from earlier looks."
+        parts.append(Text(text, style="dim"))
     return Group(*parts)
 
 
@@ -153,8 +158,10 @@ def how(found: Reproduction) -> str:
     """How it was run, and what all rows have in common."""
     short = f", only {counted(found.rounds, 'round')}" if found.rounds is not None else ""
     common = _constant(found)
+    own = {one.seeds for row in found.rows for one in row.ours.values()} or {found.seeds}
+    seeds = f"{min(own)} to " if len(own) > 1 else ""
     return (
-        f"protocol {found.rules[0]}, {counted(found.seeds, 'seed')}{short}"
+        f"protocol {found.rules[0]}, {seeds}{counted(max(own), 'seed')}{short}"
         + (f"; {common}" if common else "")
         + ("; in percent" if any(r.printed.metric != "ratio_improved" for r in found.rows) else "")
     )
@@ -218,6 +225,7 @@ def _plain(found: Reproduction, row: Row) -> dict[str, Any]:
         ours, prefix = row.ours.get(rules), "" if rules == own else f"{rules}_"
         line[f"{prefix}ours"] = None if ours is None else round(ours.mean, 3)
         line[f"{prefix}std"] = None if ours is None or ours.std is None else round(ours.std, 3)
+        line[f"{prefix}seeds"] = None if ours is None else ours.seeds
         gap = found.difference(row, rules)
         line[f"{prefix}difference"] = None if gap is None else round(gap, 3)
         line[f"{prefix}cells"] = " ".join(cell.name for cell in row.cells.get(rules, ()))
@@ -226,10 +234,10 @@ def _plain(found: Reproduction, row: Row) -> dict[str, Any]:
 
 
 def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:
-    """CSV and Markdown, and LaTeX if asked for, in the study's folder."""
-    stem = f"table-{found.table}"
+    """CSV and Markdown, and LaTeX if asked for now or earlier, in the study's folder."""
+    stem = f"table-{found.table}" + (f"-rounds-{found.rounds}" if found.rounds else "")
     files = {f"{stem}.csv": _csv(found), f"{stem}.md": _markdown(found)}
-    if tex:
+    if tex or (folder / f"{stem}.tex").exists():
         files[f"{stem}.tex"] = _tex(found)
     for name, text in files.items():
         write_atomically(folder / name, text.encode())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,15 +77,12 @@ class Sweep:
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = can_be_one(experiments)
-        self.runs: list[Run] = []
-        for experiment in experiments:
-            mine = experiment.federation
-            like = next((r for r in self.runs if r.experiment.federation is mine), None)
-            beside = 1 if self.apart else len(experiments)
-            self.runs.append(Run(experiment, beside=beside, like=like))
+        beside = 1 if self.apart else len(experiments)
+        self.runs = [Run(experiment, beside=beside) for experiment in experiments]
         self.programs: list[tuple[int, ...]] = []
         self.points: Points | None = None
-        self.played = 0
+        self.stage: Hashable = None
+        self.played = 0  # rounds of this stage
         self.failed: dict[int, AtollError] = {}
         self.carried: tuple[Tree, Tree] | None = None
         self.fixed: tuple[Tree, Tree, Tree] | None = None
@@ -112,6 +109,9 @@ class Sweep:
             first = next(place for place, run in enumerate(self.runs) if not run.finished)
             self.runs[first].advance()
             return [first]
+        if self._stage_of(self.runs[0].history.rounds) != self.stage:
+            self._let_go()
+            self.stage, self.played = self._stage_of(self.runs[0].history.rounds), 0
         # States begin in the first round; until everybody has one, no two runs need be alike.
         begun = all(_engine(run).states.begun for run in self.runs)
         if self.played == 0 or (self.carried is None and not begun):
@@ -128,6 +128,9 @@ class Sweep:
             return self.advance()
         return list(range(len(self.runs)))
 
+    def _stage_of(self, number: int) -> Hashable:
+        return self.runs[0].experiment.method.stage(number)
+
     def _advance_together(self, number: int) -> None:
         lead, began = self.runs[0], time.perf_counter()
         if self.carried is None:
@@ -142,6 +145,8 @@ class Sweep:
         left = lead.experiment.rounds - number
         for ahead in range(rounds_ahead(left, len(self.runs) * lead.history.seconds[-1])):
             with_train = lead.scores_train(number + ahead)
+            if self._stage_of(number + ahead) != self.stage:
+                break
             if with_train in self.takes:
                 rounds.append(self._replay(self.takes[with_train], number + ahead))
             elif rounds:
@@ -194,7 +199,7 @@ class Sweep:
             engine.states.stacks = {m: state for m, state in pairs if state is not None}
             simulation.root = root
             # Every run's tape lists the same; the last one's lists are the ones to read.
-            mine = Tape(root, tape.number, tape.salts)
+            mine = Tape(root, tape.number, tape.shown, tape.salts)
             clients = simulation.clients(tape.number, mine)
             server, outcome = lead.play(server, clients, with_train, points.at(numbers))
             found.append(mine)
@@ -212,11 +217,10 @@ class Sweep:
     def _rehearse(self, number: int, with_train: bool) -> Round:
         assert self.carried is not None
         root = self.runs[0].simulation.root
+        blank = Tape(root, number, None if self.stage is None else number)
         try:
             with no_reads(root.device) as watch:
-                tape, after, outcome = self._play(
-                    Tape(root, number), with_train, self.carried, self.fixed
-                )
+                tape, after, outcome = self._play(blank, with_train, self.carried, self.fixed)
         except Exception as reason:
             # Whatever it is: one by one the runs give the same results, or the true error.
             raise _apart(reason) from reason
@@ -231,7 +235,7 @@ class Sweep:
         self, carried: tuple[Tree, Tree], tape: Tape, with_train: bool, keeps: list[Tensor]
     ) -> None:
         def program(servers: Tree, states: Tree, salts: Tensor) -> Tree:
-            blank = Tape(tape.root, salts=salts)
+            blank = Tape(tape.root, shown=tape.shown, salts=salts)
             _, after, outcome = self._play(blank, with_train, (servers, states), self.fixed)
             return *after, outcome
 

@@ -70,6 +70,7 @@ class ResultTable:
         scale: What a number is multiplied by where people read it: 100 for percent.
         digits: After the decimal point, where people read it.
         higher: Whether more is better; None marks nothing as best.
+        signed: Columns of differences, whose numbers show their sign.
     """
 
     title: str
@@ -82,6 +83,7 @@ class ResultTable:
     scale: float = 100.0
     digits: int = 1
     higher: bool | None = True
+    signed: tuple[str, ...] = ()
 
     def cell(self, row: str, column: str) -> Number:
         return self.cells.get((row, column), Number())
@@ -100,7 +102,8 @@ class ResultTable:
         found = self.cell(row, column)
         if not found.known:
             return found.why, ""
-        mean = f"{found.mean * self.scale:.{self.digits}f}"
+        sign = "+" if column in self.signed else ""
+        mean = f"{found.mean * self.scale:{sign}.{self.digits}f}".replace("-", "−")
         spread = f"{found.std * self.scale:.{self.digits}f}" if np.isfinite(found.std) else ""
         return mean, spread
 
@@ -159,7 +162,7 @@ def _latex(table: ResultTable) -> str:
 _TEX = {
     "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_",
     "{": "\\{", "}": "\\}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$",
-    "–": "--",
+    "–": "--", "−": "$-$",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ import msgspec
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
 from atoll.study.cells import SilentStudy, StudyObserver, held
-from atoll.study.command_line import run_command
+from atoll.study.command_line import in_python, run_command, what_differs
 from atoll.study.config import RunConfig, make_config
 from atoll.study.run import Data
 from atoll.study.search import PRUNERS, Trial, need_optuna
@@ -168,8 +168,12 @@ def tune(
     with contextlib.ExitStack() as stack:
         folder = Path(out) if out is not None else None
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = run_tuning(asked, where, data=given, observer=observer)
-    return replace(found, folder=folder)
+        found = replace(run_tuning(asked, where, data=given, observer=observer), folder=folder)
+    if folder is not None:
+        from atoll.study.tune_show import write_tuning  # it imports what this file defines
+
+        write_tuning(found, folder)
+    return found
 
 
 def read_asked(folder: Path) -> Asked:
@@ -212,7 +216,8 @@ def run_tuning(
     with held(folder):
         _check_same(asked, folder)
         about = {
-            "kind": "tune", "command": tune_command(asked), "asked": msgspec.to_builtins(asked),
+            "kind": "tune", "command": tune_command(asked, folder),
+            "asked": msgspec.to_builtins(asked),
         }  # fmt: skip
         trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
         trials.run()
@@ -221,8 +226,10 @@ def run_tuning(
         return Tuning(asked, found, [*notes, *trials.notes], folder)
 
 
-def tune_command(asked: Asked) -> str:
-    """`atoll tune ...` as it was asked for."""
+def tune_command(asked: Asked, folder: Path) -> str:
+    """`atoll tune ...` as it was asked for; a comment where only Python can go on."""
+    if asked.config.objects:
+        return in_python("atoll.tune", "a data object, which no file holds", folder)
     config = msgspec.structs.replace(asked.config, seeds=1)
     words = shlex.split(run_command(config))[3:]
     more = {"--trials": asked.trials, "--seeds": asked.seeds, "--trial-seeds": asked.config.seeds,
@@ -265,9 +272,10 @@ def _check_same(asked: Asked, folder: Path) -> None:
     for name in Asked.__struct_fields__:
         one, two = getattr(before, name), getattr(asked, name)
         if name != "trials" and one != two:
+            how = what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
             raise ConfigError(
-                f"the tuning in '{folder}' was begun with other {name}; go on with --resume "
-                f"{folder}, or choose another --out"
+                f"the tuning in '{folder}' was begun with other options ({how}); go on with "
+                f"--resume {folder}, or choose another --out"
             )
     if asked.trials < before.trials:
         raise ConfigError(

@@ -59,7 +59,8 @@ def seen_text(seen: Seen) -> Group:
     if seen.result:
         parts += _result(seen.result)
     if seen.best:
-        parts += [Text("Best so far, by validation accuracy:"), _best(seen)]
+        far = "" if seen.finished else " so far"
+        parts += [Text(f"Best{far}, by validation accuracy:"), _best(seen)]
     for name, reason in seen.failures:
         parts.append(Text(f"failed: {name}: {reason}", style="red"))
     return Group(*parts)

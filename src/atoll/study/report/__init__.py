@@ -8,6 +8,8 @@ from pathlib import Path
 from atoll.engines.checkpoint import write_atomically
 from atoll.study.report.collect import Collection, collect, main_table, other_tables
 from atoll.study.report.page import page
+from atoll.study.report.printed import printed_tables
+from atoll.study.report.tuning import tuned_tables
 from atoll.study.tables import check_file, write_tables
 
 __all__ = ["Collection", "collect", "write_report"]
@@ -39,4 +41,7 @@ def write_report(
     if out is not None:
         write_atomically(Path(out), page(found, title).encode())
         written.append(Path(out))
-    return found, [*written, *write_tables([main_table(found), *other_tables(found)], files)]
+    tables_of = [table for one in found.reproductions for table in printed_tables(one)]
+    tables_of += tuned_tables(found.tried)
+    tables_of += [main_table(found), *other_tables(found)] if found.shown else []
+    return found, [*written, *write_tables(tables_of, files)]

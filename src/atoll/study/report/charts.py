@@ -69,7 +69,7 @@ def line_chart(
     """Lines with bands, a label at each end, and the data for the pointer's tooltip."""
     lines = [line for line in lines if np.isfinite(line.mean).any()]
     if not lines:
-        return _figure(title, "<p>No such number was measured.</p>")
+        return figure(title, "<p>No such number was measured.</p>")
     low, high = _vertical(lines)
     right = max(float(line.x[-1]) for line in lines) or 1.0
     left = min(float(line.x[0]) for line in lines)
@@ -127,7 +127,7 @@ def line_chart(
         f'<div class="xs" aria-hidden="true">{x_labels}</div>'
         f'<div class="x-name">{escape(x_name)}</div></div>'
     )
-    return _figure(title, body, numbers=_line_numbers(title, lines, x_name))
+    return figure(title, body, numbers=_line_numbers(title, lines, x_name))
 
 
 def json_text(data: object) -> str:
@@ -248,7 +248,8 @@ def table(
     )
 
 
-def _figure(title: str, body: str, numbers: str = "") -> str:
+def figure(title: str, body: str, numbers: str = "") -> str:
+    """A caption, what it is of, and the numbers behind it, folded."""
     more = f"<details><summary>Numbers</summary>{numbers}</details>" if numbers else ""
     return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{body}{more}</figure>'
 

@@ -9,13 +9,16 @@ from typing import Any
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.study.config import RunConfig
-from atoll.study.events import read_events
+from atoll.study.events import failures
+from atoll.study.reproduce import Reproduction
+from atoll.study.reproduce_looks import read_tables
 from atoll.study.show import counted
 from atoll.study.stored import NotFinished, StoredRun, read_json, read_stored
 from atoll.study.tables import Number, ResultTable, number_of
+from atoll.study.tune_read import Tried, read_tried
 
 COLUMN_KEYS = (
-    "data", "clients", "partition", "split", "ratios", "protocol", "fraction", "batch_size",
+    "data", "clients", "protocol", "partition", "split", "ratios", "fraction", "batch_size",
     "schema", "own", "allow",
 )  # fmt: skip
 """What makes another federation or other rules; runs that share them stand side by side."""
@@ -71,6 +74,8 @@ class Collection:
         studies: What each study.json says, by folder.
         aside: Sentences on finished runs that are not shown: trials, points of a grid.
         verdicts: What a comparison says can be told apart, by what it is about.
+        reproductions: Tables of papers beside ours.
+        tried: What tunings tried, method by method.
     """
 
     shown: list[Shown]
@@ -78,6 +83,8 @@ class Collection:
     studies: dict[Path, dict[str, Any]]
     aside: list[str] = field(default_factory=list)
     verdicts: dict[str, list[str]] = field(default_factory=dict)
+    reproductions: list[Reproduction] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -100,9 +107,11 @@ def collect(folders: Sequence[Path]) -> Collection:
             _read_study(folder, found)
         else:
             found.shown.append(Shown(read_stored(folder), {}))
-    if not found.shown:
+    if not found.shown and not any(one.complete for one in found.tried):
         if found.missing or not found.aside:
-            first = found.missing[0].why if found.missing else "it has no cells"
+            first = "it has no runs"
+            if found.missing:
+                first = f"{found.missing[0].name}: {found.missing[0].why}"
             raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
         raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
     _name(found.shown)
@@ -112,7 +121,7 @@ def collect(folders: Sequence[Path]) -> Collection:
 def _read_study(folder: Path, found: Collection) -> None:
     about = read_json(folder / "study.json")
     found.studies[folder] = about
-    failures = _failures(folder)
+    failed = failures(folder)
     trials, before = 0, len(found.shown)
     for cell in about.get("cells", []):
         name, labels = str(cell["name"]), cell.get("labels", {})
@@ -122,17 +131,21 @@ def _read_study(folder: Path, found: Collection) -> None:
             continue
         try:
             if not (path / "config.toml").exists():
-                kind = "failed" if name in failures else "not run yet"
-                found.missing.append(Missing(name, failures.get(name, kind), kind, labels))
+                kind = "failed" if name in failed else "not run yet"
+                found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
                 continue
             found.shown.append(Shown(read_stored(path), labels))
         except NotFinished:
-            kind = "failed" if name in failures else "not finished"
-            found.missing.append(Missing(name, failures.get(name, kind), kind, labels))
+            kind = "failed" if name in failed else "not finished"
+            found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
         except AtollError as error:
             found.missing.append(Missing(name, str(error), "not readable", labels))
     if trials:
         found.aside.append(f"{counted(trials, 'trial')} of '{folder.name}' had no test nodes.")
+    if about.get("kind") == "tune":
+        found.tried.extend(read_tried(folder))
+    if about.get("kind") == "reproduce":
+        found.reproductions.extend(read_tables(folder))
     metric = about.get("request", {}).get("metric")
     found.shown[before:] = _chosen(found.shown[before:], found.aside, metric)
     if (folder / "compare.json").exists():
@@ -192,17 +205,6 @@ def _read_verdicts(said: Mapping[str, Any], verdicts: dict[str, list[str]]) -> N
             verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
 
 
-def _failures(folder: Path) -> dict[str, str]:
-    """The last word on every cell that failed and was not begun again."""
-    failed: dict[str, str] = {}
-    for event in read_events(folder):
-        if event.get("event") == "failed":
-            failed[event["cell"]] = str(event.get("error", "failed"))
-        else:
-            failed.pop(event.get("cell", ""), None)
-    return failed
-
-
 def _once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
@@ -257,11 +259,22 @@ def _tell_apart(same: list[Shown], what: str, facts: Any) -> None:
     differ = [key for key in keys if len({one.get(key) for one in all_facts}) > 1]
     if what == "row":
         differ = [key for key in differ if _differs_inside(same, all_facts, key)]
+    else:
+        differ = _enough(differ, all_facts)
     for one, own in zip(same, all_facts, strict=True):
         parts = [f"{key} {own[key]}" if what == "column" else f"{key}={own[key]}"
                  for key in differ if own.get(key) not in (None, "None")]  # fmt: skip
         if parts:
             setattr(one, what, ", ".join([getattr(one, what), *parts]))
+
+
+def _enough(keys: list[str], facts: list[dict[str, str]]) -> list[str]:
+    """Of the keys those that tell more apart than the ones before: a protocol brings its split."""
+    kept: list[str] = []
+    for key in keys:
+        parts = [{tuple(one.get(k) for k in ks) for one in facts} for ks in (kept, [*kept, key])]
+        kept += [key] if len(parts[1]) > len(parts[0]) else []
+    return kept
 
 
 def _differs_inside(same: list[Shown], facts: list[dict[str, str]], key: str) -> bool:

@@ -9,9 +9,11 @@ from importlib import resources
 from atoll import __version__
 from atoll.study.report.collect import Collection
 from atoll.study.report.federations import heterogeneity, relations
+from atoll.study.report.printed import printed
 from atoll.study.report.records import again, environment
 from atoll.study.report.results import clients, convergence, overview, results
 from atoll.study.report.traffic import cost, crossed
+from atoll.study.report.tuning import tuning
 
 LIGHT = {
     "bg": "#ffffff", "panel": "#f3f5f7", "text": "#1a1f24", "soft": "#56616d", "line": "#e3e7eb",
@@ -29,6 +31,8 @@ DARK = {
 
 SECTIONS = (
     ("overview", "What was run", overview),
+    ("printed", "Printed and ours", printed),
+    ("tuning", "Tuning", tuning),
     ("results", "Results", results),
     ("convergence", "Convergence", convergence),
     ("clients", "Clients", clients),
@@ -39,19 +43,32 @@ SECTIONS = (
     ("environment", "Environment", environment),
     ("again", "Run it again", again),
 )
-SHORT = {"overview": "Overview", "relations": "Similarity", "wire": "Wire", "again": "Again"}
+WITHOUT_RUNS = ("overview", "printed", "tuning", "again")
+"""Sections that have something to say of a tuning that has not been tested."""
+SHORT = {
+    "overview": "Overview",
+    "printed": "Printed",
+    "relations": "Similarity",
+    "wire": "Wire",
+    "again": "Again",
+}
 
 
 def page(found: Collection, title: str | None = None) -> str:
     """The report as HTML."""
     title = title or default_title(found)
+    parts = [
+        (name, head, write(found)) for name, head, write in SECTIONS
+        if found.shown or name in WITHOUT_RUNS
+    ]  # fmt: skip
+    parts = [part for part in parts if part[2]]
     links = "".join(
-        f'<li><a href="#{name}">{SHORT.get(name, head)}</a></li>' for name, head, _ in SECTIONS
+        f'<li><a href="#{name}">{SHORT.get(name, head)}</a></li>' for name, head, _ in parts
     )
     body = "".join(
         f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{head}</h2>'
-        f"{write(found)}</section>"
-        for name, head, write in SECTIONS
+        f"{text}</section>"
+        for name, head, text in parts
     )
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     return f"""<!doctype html>
@@ -95,6 +112,13 @@ def colours() -> str:
 
 def default_title(found: Collection) -> str:
     """What was run, in one line."""
+    if found.reproductions:
+        tables = [f"{one.paper.name}, table {one.table}" for one in found.reproductions]
+        return f"{' and '.join(dict.fromkeys(tables))}, again"
+    if found.tried:
+        names = list(dict.fromkeys(one.method for one in found.tried))
+        on = f" on {' and '.join(found.columns)}" if found.columns else ""
+        return f"{' and '.join(names)}, tuned{on}"
     methods, sets = list(dict.fromkeys(o.row for o in found.shown)), list(found.columns)
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     on = " and ".join(sets) if len(sets) < 4 else f"{len(sets)} federations"

@@ -27,11 +27,16 @@ def again(found: Collection) -> str:
     """Commands and configurations."""
     parts = []
     for folder, about in found.studies.items():
-        if about.get("command"):
+        looks = [str(look["command"]) for look in about.get("looks", []) if "command" in look]
+        commands = looks or [str(about["command"])] if about.get("command") else []
+        if commands:
+            text = escape("\n".join(commands))
             parts.append(
                 f"<p>The whole study, in <code>{escape(folder.name)}</code>:</p>"
-                f"<pre tabindex=0><code>{escape(str(about['command']))}</code></pre>"
+                f"<pre tabindex=0><code>{text}</code></pre>"
             )
+    if not found.shown:
+        return "".join(parts)
     parts.append(
         "<p>One run: save its configuration below as <code>config.toml</code> (it is also in its "
         "folder), then:</p><pre tabindex=0><code>atoll run --config config.toml --out again</code>"

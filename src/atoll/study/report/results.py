@@ -17,6 +17,9 @@ from atoll.study.tables import ResultTable, result_csv
 
 def overview(found: Collection) -> str:
     """What was run, in a few sentences, and what is missing."""
+    aside = "".join(f'<p class="note">{escape(line)}</p>' for line in found.aside)
+    if not found.shown:
+        return f"{_gaps(found)}<p>No run has been tested yet: there are trials alone.</p>{aside}"
     seeds = sorted({one.config.seeds for one in found.shown})
     rounds = sorted({one.config.rounds or 0 for one in found.shown})
     methods = {one.config.method for one in found.shown}
@@ -28,9 +31,8 @@ def overview(found: Collection) -> str:
         f"<li><b>{number}</b> {escape(word)}</li>"
         for number, _, word in (fact.partition(" ") for fact in facts)
     )
-    lines = [f"<p>{line}</p>" for line in _findings(found)]
-    lines += [f'<p class="note">{escape(line)}</p>' for line in found.aside]
-    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{"".join(lines)}{_settings(found)}'
+    lines = "".join(f"<p>{line}</p>" for line in _findings(found))
+    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{_settings(found)}'
 
 
 def _span(numbers: list[int], thing: str) -> str:
