@@ -311,7 +311,7 @@ class FedSagePlus(Method):
         true, there = _rows(graph)[lost.index[nodes]], lost.there[nodes]
 
         def loss(layers: Tree, key: Tensor) -> Tensor:
-            made = self.neighgen.make(layers, drawn.z, places)
+            made = self._made(layers, drawn)
             gaps = made - compared(made, true, there, self._last) @ true
             own = gaps.square().mean(-1)
             others = (made * slopes).sum(-1)
@@ -348,9 +348,17 @@ class FedSagePlus(Method):
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
         places = used_places(used * self._hearing) if sparing else None
-        noisy = z + self._noise(fold(seed, "mend"), graph.ids, z)
-        x = self.neighgen.make(generator["features"], noisy, places)
+        x = self._made_of(generator, graph, z, fold(seed, "mend"), places)
         return self._joined(x, used, places)
+
+    def _made_of(
+        self, generator: Tree, graph: Graph, z: Tensor, key: Tensor, places: Places | None
+    ) -> Tensor:
+        """x̂ from embeddings of all nodes; `key` is that of their noise."""
+        ids = graph.ids
+        if places is not None:
+            z, ids = z[places.nodes], ids[places.nodes]
+        return self.neighgen.make(generator["features"], z + self._noise(key, ids, z), places)
 
     def _joined(self, x: Tensor, used: Tensor, places: Places | None = None) -> Made:
         """Made nodes with edges in both directions, or only in the one that no real node hears."""
@@ -375,8 +383,7 @@ class FedSagePlus(Method):
             # What hidden nodes hear reaches no loss.
             used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
             places = used_places(used)
-            noisy = z + self._noise(key, graph.ids, z)
-            x = self.neighgen.make(params["features"], noisy, places)
+            x = self._made_of(params, graph, z, key, places)
             made = self._joined(x, used, places)
             logits = mended_sage(self.sage, params["classifier"], graph, lost.kept, made, key)
             return (
@@ -409,10 +416,15 @@ class FedSagePlus(Method):
         noisy = z + self._noise(key, graph.ids[nodes], z)
         return Drawn(nodes, noisy, used, mask.sum().clamp(min=1), used_places(used))
 
+    def _made(self, layers: Tree, drawn: Drawn) -> Tensor:
+        """x̂ of drawn nodes."""
+        z = drawn.z if drawn.places is None else drawn.z[drawn.places.nodes]
+        return self.neighgen.make(layers, z, drawn.places)
+
     def _show(self, layers: Tree, drawn: Drawn) -> Shown:
-        made = self.neighgen.make(layers, drawn.z, drawn.places)
-        if drawn.places is not None:
-            made = drawn.places.spread(made)
+        places = drawn.places
+        made = self._made(layers, drawn)
+        made = made if places is None else places.spread(made)
         return Shown(made * drawn.used.unsqueeze(-1))
 
     def _lost(self, graph: Graph, seed: Tensor) -> Lost:

@@ -138,9 +138,12 @@ class NeighGen:
         return z, lost.squeeze(-1)
 
     def make(self, layers: Tree, z: Tensor, places: Places | None = None) -> Tensor:
-        """x̂ from the part `features` and z with noise, (N, latent): (N, p, D), or (R, 1, D)."""
+        """x̂ from the part `features` and noisy z, (N, latent): (N, p, D).
+
+        With places z is that of their nodes alone, and x̂ is (R, 1, D).
+        """
         *hidden, last = layers
-        h = z if places is None else z[places.nodes]
+        h = z
         for layer in hidden:
             h = torch.relu(h @ layer["weight"] + layer["bias"])
         if places is None:
