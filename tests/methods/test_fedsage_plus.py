@@ -308,6 +308,55 @@ def test_a_run_is_the_same_if_everything_is_made(
     close(*([s.generator for s in some if s is not None] for some in states), 1e-10)
 
 
+def test_a_graph_is_mended_once_and_again_after_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    plain = FedSagePlus.derive
+
+    def derive(self: FedSagePlus, graph: Graph, part: Tree) -> Any:
+        calls.append(len(calls))
+        return plain(self, graph, part)
+
+    monkeypatch.setattr(FedSagePlus, "derive", derive)
+    made = Experiment(plus(), small_federation(), rounds=9).begin()
+    made.start()
+    found = []
+    for number in range(9):
+        if number == 5:  # as a run does that goes on from a checkpoint
+            engine = made.simulation.engine
+            engine.import_states([tree_map(torch.clone, s) for s in engine.export_states()])
+        made.advance()
+        found.append(len(calls))
+    programs = len(made.simulation.engine.programs())
+    # Once by itself, when it is first trained on; then the engine keeps it for all that follow.
+    assert found[0] == 2 * programs
+    assert found[1:5] == [found[0]] * 4
+    assert found[5] > found[4]
+    assert found[6:] == [found[5]] * 3
+    # Where it is too much to keep it is made for every step, with the same numbers.
+    monkeypatch.setattr("atoll.engines.fused.MOST_DERIVED", 0)
+    calls.clear()
+    again = run(plus(), rounds=9)
+    assert len(calls) == 3 * 9 * programs
+    close(again.server, made.server)
+
+
+def test_a_generator_that_changes_is_not_taken_for_the_old_one() -> None:
+    simulation = Simulation(small_federation(), plus())
+    method, engine = plus(), simulation.engine
+    method.round(method.init(simulation.clients(-1)), simulation.clients(0))
+    members, states = next(iter(engine.states.stacks.items()))
+    graph = engine._graph(members)
+    given = (method, members, graph)
+    kept = engine.derived.added(*given, states).derived
+    assert engine.derived.added(*given, states).derived is kept
+    states.generator["features"][0]["bias"].add_(1)
+    changed = engine.derived.added(*given, states).derived
+    assert changed is not kept
+    assert not torch.equal(changed.x, kept.x)
+
+
 def test_places_of_several_clients() -> None:
     """Against the same on all slots: products, gradients, sums, and where rows go."""
     generator = torch.Generator().manual_seed(0)

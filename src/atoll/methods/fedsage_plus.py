@@ -27,18 +27,23 @@ each. The published form hides no more: its gradient by the last weights, Σ_v h
 solved as well by whoever has the h_v, if they are fewer than `wide`.
 
 Wire, per client and round:  down  model      up  model (and one weight);   in each exchange   up
-x̂ of `exchanged_nodes` nodes, down what all show, up gradients by it, down the sum of the own ones
+x̂ of `exchanged_nodes` nodes, down what all show (the v-th of these nodes of all clients together,
+without most slots that are not used), up gradients by it, down the sum of the own ones
 Private state: the generator and the key of its noise, later also the classifier's moments.
-Floats per client and round: 2P + 1; in an exchange 2 (K + 1) X for K participants and X =
-exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M); the server then holds K² X.
+Floats per client and round: 2P + 1; in an exchange at most 2 (K + 1) X for K participants and X =
+exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M), of which the server holds K² X; on
+Cora a tenth of the slots is sent on.
 Departures from the reference code: the minimum is one (the released loop ends at the last
 candidate); made nodes are heard; all nodes are mended, not only kept ones; the mended graph's noise
 is drawn once; L_d and L_f run over all kept nodes, as in the paper, not over training nodes alone;
 n̂ starts near one, because a ReLU that starts at zero stays there; the generator is 256 wide
 (`preset=paper`: 2048; Cora, 10 clients: 5.4 GB at most instead of 2.0, and three times as slow).
-The mended graph is made again when it is read, N · p_max · D floats (Cora 78 MB, PubMed 197 MB):
-nothing private has a node axis. `compat` brings faults back: `last` candidate, `one-directional`
-edges, which no real node hears (FedSage+ is then FedSage), `openfgl` both.
+Nothing private has a node axis: the mended graph is derived from the state. On a CPU only slots
+that are used are made (Cora: one in thirty), and `fused` keeps them for later rounds; on a GPU, and
+where they are too many, the graph is mended again for every step, on a GPU in all slots, N · p_max
+· D floats (Cora 78 MB, PubMed 197 MB).
+`compat` brings faults back: `last` candidate, `one-directional` edges, which no real node hears
+(FedSage+ is then FedSage), `openfgl` both.
 """
 
 from __future__ import annotations
@@ -253,12 +258,23 @@ class FedSagePlus(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def derived_from(self, state: Tree) -> Tree:
+        return (state.generator, state.seed) if isinstance(state, Mended) else None
+
+    def derive(self, graph: Graph, part: Tree) -> Made:
+        generator, seed = part
+        return self.mend(graph, generator, seed, sparing=True)
+
+    def _mended(self, graph: Graph, state: Mended) -> Made:
+        kept = isinstance(graph.derived, Made)
+        return graph.derived if kept else self.derive(graph, self.derived_from(state))
+
     def predict(
         self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
     ) -> Tensor:
         if not isinstance(state, Mended):
             return self.net(message, graph, key)
-        made = self.mend(graph, state.generator, state.seed, sparing=True)
+        made = self._mended(graph, state)
         return mended_sage(self.sage, message, graph, graph.real, made, key)
 
     @client_step(discloses={"x": SHOWN})
@@ -329,7 +345,7 @@ class FedSagePlus(Method):
         if isinstance(state, Learning):
             parts = {name: state.generator[name] for name in ("encoder", "degree", "features")}
             state = Mended(parts, state.seed, None)
-        made = self.mend(graph, state.generator, state.seed, sparing=True)
+        made = self._mended(graph, state)
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             logits = mended_sage(self.sage, params, graph, graph.real, made, key)

@@ -52,7 +52,7 @@ class Places:
 
     def summed(self, rows: Tensor) -> Tensor:
         """The sum over the places of each of its nodes: (R, 1, C) -> (n, C)."""
-        first, *rest = rows.squeeze(1).split(self.sizes)
+        first, *rest = torch.split(rows.squeeze(1), list(self.sizes))
         for more in rest:
             first = first + functional.pad(more, (0, 0, 0, len(first) - len(more)))
         return first
@@ -65,7 +65,8 @@ class Places:
     def spread(self, rows: Tensor) -> Tensor:
         """(R, 1, C) -> (N, p, C), zero where no place is."""
         number = torch.arange(1, len(rows) + 1, device=rows.device)
-        here = [functional.pad(k, (0, len(self.nodes) - len(k))) for k in number.split(self.sizes)]
+        slots = torch.split(number, list(self.sizes))
+        here = [functional.pad(slot, (0, len(self.nodes) - len(slot))) for slot in slots]
         which = functional.pad(torch.stack(here, 1), (0, self.shape[1] - len(here)))
         return functional.pad(rows.squeeze(1), (0, 0, 1, 0))[self.onto(which)]
 
