@@ -12,12 +12,21 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
+from atoll.core.fit import gradient
 from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Empty, Tree, leaves, named_leaves, stack, structure, tree_map
 from atoll.engines.simulation import ENGINES, Participants, Simulation
 from atoll.methods import METHODS, FedSage, FedSagePlus
-from atoll.methods.fedsage_plus import Learning, Mended, Pull, degree_loss, feature_loss
+from atoll.methods.fedsage_plus import (
+    Learning,
+    Mended,
+    Pull,
+    degree_loss,
+    feature_loss,
+    gathered,
+    given_back,
+)
 from atoll.nn import GCN, GraphSAGE
 from atoll.nn.neighgen import (
     NeighGen,
@@ -26,6 +35,7 @@ from atoll.nn.neighgen import (
     mended_sage,
     some_neighbours,
 )
+from atoll.nn.places import used_places
 from atoll.study.config import build_method, make_config, resolve
 from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
@@ -248,6 +258,150 @@ def test_every_node_of_the_whole_graph_is_mended_and_always_alike() -> None:
     assert method.mend(graph, params, state.seed).heard.sum(1).tolist() == [2.0] * 13
 
 
+# Only what is used is made
+
+
+@pytest.mark.usefixtures("generous")
+@pytest.mark.parametrize("compat", ["none", "one-directional"])
+def test_what_nobody_hears_need_not_be_made(compat: str) -> None:
+    method = plus(compat=compat)
+    graph = ready(method)[2]
+    generator, params = method.neighgen.init(make_key(5)), method.net.init(make_key(7))
+    every = method.mend(graph, generator, make_key(6))
+    few = method.mend(graph, generator, make_key(6), sparing=True)
+    assert few.places is not None
+    assert len(few.x) == max(1, int(every.heard.sum()))
+    for noise in (None, make_key(9)):  # a made node drops what it would drop among all
+        one, two = (
+            torch.func.vjp(
+                lambda p, made=made, noise=noise: mended_sage(
+                    method.sage, p, graph, graph.real, made, noise
+                ),
+                params,
+            )
+            for made in (every, few)
+        )
+        close(one[0], two[0])
+        close(one[1](torch.cos(one[0])), two[1](torch.cos(one[0])))
+
+
+@pytest.mark.usefixtures("generous")
+@engines
+@pytest.mark.parametrize("bias", [-9.0, 0.0, 9.0])
+def test_a_run_is_the_same_if_everything_is_made(
+    engine: str, bias: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few, some or all slots are used; and clients of one program use different numbers."""
+    plain = NeighGen.init
+
+    def init(self: NeighGen, key: Tensor) -> Tree:
+        params = plain(self, key)
+        params["degree"]["bias"] = params["degree"]["bias"] + bias
+        return params
+
+    monkeypatch.setattr(NeighGen, "init", init)
+    found = run(plus(), engine, fraction=0.75)
+    monkeypatch.setattr("atoll.methods.fedsage_plus.used_places", lambda used: None)
+    expected = run(plus(), engine, fraction=0.75)
+    close(found.server, expected.server, 1e-10)
+    states = (r.simulation.engine.export_states() for r in (found, expected))
+    close(*([s.generator for s in some if s is not None] for some in states), 1e-10)
+
+
+def test_a_graph_is_mended_once_and_again_after_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    plain = FedSagePlus.derive
+
+    def derive(self: FedSagePlus, graph: Graph, part: Tree) -> Any:
+        calls.append(len(calls))
+        return plain(self, graph, part)
+
+    monkeypatch.setattr(FedSagePlus, "derive", derive)
+    made = Experiment(plus(), small_federation(), rounds=9).begin()
+    made.start()
+    found = []
+    for number in range(9):
+        if number == 5:  # as a run does that goes on from a checkpoint
+            engine = made.simulation.engine
+            engine.import_states([tree_map(torch.clone, s) for s in engine.export_states()])
+        made.advance()
+        found.append(len(calls))
+    programs = len(made.simulation.engine.programs())
+    # Once by itself, when it is first trained on; then the engine keeps it for all that follow.
+    assert found[0] == 2 * programs
+    assert found[1:5] == [found[0]] * 4
+    assert found[5] > found[4]
+    assert found[6:] == [found[5]] * 3
+    # Where it is too much to keep it is made for every step, with the same numbers.
+    monkeypatch.setattr("atoll.engines.fused.MOST_DERIVED", 0)
+    calls.clear()
+    again = run(plus(), rounds=9)
+    assert len(calls) == 3 * 9 * programs
+    close(again.server, made.server)
+
+
+def test_a_generator_that_changes_is_not_taken_for_the_old_one() -> None:
+    simulation = Simulation(small_federation(), plus())
+    method, engine = plus(), simulation.engine
+    method.round(method.init(simulation.clients(-1)), simulation.clients(0))
+    members, states = next(iter(engine.states.stacks.items()))
+    graph = engine._graph(members)
+    given = (method, members, graph)
+    kept = engine.derived.added(*given, states).derived
+    assert engine.derived.added(*given, states).derived is kept
+    states.generator["features"][0]["bias"].add_(1)
+    changed = engine.derived.added(*given, states).derived
+    assert changed is not kept
+    assert not torch.equal(changed.x, kept.x)
+
+
+def test_places_of_several_clients() -> None:
+    """Against the same on all slots: products, gradients, sums, and where rows go."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.tensor([[2, 0, 1, 3, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]])
+    used = (torch.arange(4) < counts.unsqueeze(-1)).double()
+    h, weight, bias, out = (
+        torch.randn(3, *shape, generator=generator)
+        for shape in ((5, 6), (6, 4 * 7), (4 * 7,), (7, 2))
+    )
+
+    def few(used: Tensor, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        places = used_places(used)
+        assert places is not None
+        assert places.sizes == (4, 2, 1)
+        assert places.counts == ((3, 2, 1), (0, 0, 0), (4, 0, 0))
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            weight, bias, out = params
+            made = places.tanh_layer(h[places.nodes], weight, bias)
+            heard = places.onto(places.node_product(places.summed(made), out))
+            return places.spread(places.product(made, out)).sin().sum() + heard.cos().sum()
+
+        return gradient(loss, rest, key)
+
+    def every(used: Tensor, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        def loss(params: Tree) -> Tensor:
+            weight, bias, out = params
+            made = torch.tanh(h @ weight + bias).reshape(5, 4, 7) * used.unsqueeze(-1)
+            return (made @ out).sin().sum() + (made.sum(1) @ out).cos().sum()
+
+        return torch.func.grad(loss)(rest)
+
+    key = make_key(0)
+    given = (used, h, weight, bias, out)
+    close(torch.func.vmap(few)(*given), torch.func.vmap(every)(*given))
+
+
+def test_shapes_do_not_depend_on_numbers_that_cannot_be_read() -> None:
+    used = torch.ones(3, 2)
+    assert used_places(used) is not None
+    seen: list[Any] = []
+    torch.func.grad(lambda x: (seen.append(used_places(used * x.detach())), x.sum())[1])(used)
+    assert seen == [None]
+
+
 # What is hidden, and what is drawn
 
 
@@ -414,8 +568,17 @@ def test_a_client_is_pulled_by_the_others_and_not_by_itself(
     method.round(server, Participants(simulation, 0, torch.tensor([0, 1, 3])))
     names = [name for name, *_ in messages]
     assert names == ["learn", "answer", "pull", "answer", "pull", "train"]
-    for (_, shown, reply), (_, pull, _) in zip(messages[1:5:2], messages[2:5:2], strict=True):
-        by, to = reply.slopes, dict(enumerate((0, 1, 3)))
+    moved = [reply.x for name, _, reply in messages if name in ("learn", "pull")]
+    for x, (_, asked, reply), (_, pull, _) in zip(
+        moved, messages[1:5:2], messages[2:5:2], strict=False
+    ):
+        to = dict(enumerate((0, 1, 3)))
+        # What is used is sent, and nothing else but zeros: fewer rows than 3 clients' 3 slots.
+        shown, places = gathered(x)
+        assert torch.equal(asked, shown)
+        assert torch.equal(given_back(shown, places, x.shape), x)
+        assert len(asked) < 9
+        by = torch.stack([given_back(one, places, x.shape) for one in reply.slopes])
         assert bool(shown.any())
         for i, position in to.items():
             others = sum(by[j, i] for j in to if j != i)

@@ -75,6 +75,23 @@ def current_batch() -> Batch | None:
     return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
 
 
+def known(numbers: Tensor) -> list[list[float]] | None:
+    """Every client's numbers, (n,), so that shapes may depend on them.
+
+    None where they must not: on a GPU, which would have to be waited for and might be recording,
+    and under transforms that hide them.
+    """
+    batch = current_batch()
+    if numbers.is_cuda or (batch is None and inside_transform()):
+        return None
+    if batch is None:
+        return [numbers.tolist()]
+    stacked, axis = batch.lower(numbers)
+    with batch.paused():
+        found: list[list[float]] = stacked.movedim(axis, 0).tolist()
+    return found
+
+
 def call(function: type[Function], *args: Any) -> Any:
     """`function.apply(*args)` for a function with a `vmap` rule, at less cost where it can be.
 

@@ -122,6 +122,7 @@ class Graph:
         held_out: The validation and test graphs alone, so that scoring need not predict what
             trains; only where there are mini-batches, and where a simulation has made it.
         training: The training graphs alone, so that mini-batches are cheap; where `held_out` is.
+        derived: What `Method.derive` found, where an engine has kept it.
     """
 
     x: Tensor | Sparse
@@ -141,6 +142,7 @@ class Graph:
     batch_size: int = static(default=0)
     held_out: Graph | None = None
     training: Graph | None = None
+    derived: Any = None
 
     @property
     def num_nodes(self) -> int:

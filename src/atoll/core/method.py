@@ -280,6 +280,18 @@ class Method(ABC):
         """
         return self.net(whole(self.net, graph, message, state), graph, key)
 
+    def derived_from(self, state: Tree) -> Tree:
+        """What `derive` needs of a private state, or of many, stacked; None to derive nothing."""
+        return None
+
+    def derive(self, graph: Graph, part: Tree) -> Tree:
+        """What steps and `predict` need again and again, from the graph and `derived_from`.
+
+        An engine may keep it, as `graph.derived`, as long as both stay as they are. It need not:
+        whoever does not find it there derives it.
+        """
+        raise NotImplementedError
+
     def scored_as(self) -> str:
         """What kind of model `deploy` gives; a method around another one asks that one."""
         return self.deployed

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ from atoll.core.tree import (
     Tree,
     concat,
     inside_transform,
+    leaves,
+    num_bytes,
     stack,
     structure,
     take,
@@ -48,6 +51,9 @@ CHUNK = 256
 
 MOST_KEPT = 256
 """Most lists of positions, and recordings, that are kept."""
+
+MOST_DERIVED = 1 << 29
+"""Most bytes of what clients derive that are kept."""
 
 NODES = 1 << 15
 """Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
@@ -68,6 +74,7 @@ class Fused:
         self.states = _States(len(graphs))
         self.places: dict[tuple[int, ...], Tensor] = {}
         self.recorded: RecordedSteps | None = None
+        self.derived = Derived()
 
     def record_steps(self) -> None:
         """From now on record each step's program and replay it; the rest runs in between."""
@@ -202,6 +209,8 @@ class Fused:
     ) -> tuple[Tree, Tree]:
         """What one bucket computes: a function of tensors alone, so that it can be recorded."""
         graph = self._graph(members)
+        if not self._on_gpu and self.recorded is None and not inside_transform():
+            graph = self.derived.added(step.owner, members, graph, states)
         tree, shared = message.tree, isinstance(message, ToAll)
         # A bucket of everybody has the rows in order: nothing to copy.
         if isinstance(message, ToEach) and len(members) < len(self.graphs):
@@ -278,6 +287,43 @@ class Fused:
     def import_states(self, states: Sequence[Tree]) -> None:
         """Continue from stored private states."""
         self.states.replace(states)
+
+
+class Derived:
+    """What clients derive from their graphs and private states (`Method.derive`), for programs.
+
+    Kept as long as what it was derived from is the same memory, untouched. Not on a GPU, where to
+    derive it again costs less than to carry it through recordings.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, ...], tuple[list[Tensor], Any, Tree]] = {}
+
+    def added(self, owner: Any, members: tuple[int, ...], graph: Graph, states: Tree) -> Graph:
+        """The graph with what its clients derive, if the owner of a step derives anything."""
+        asked = getattr(owner, "derived_from", None)
+        part = None if asked is None else asked(states)
+        if part is None:
+            return graph
+        sources = leaves(part)
+        # As long as they are held here no other tensor lies in their place.
+        mark = [(leaf.data_ptr(), leaf._version) for leaf in sources]
+        if members not in self.kept or self.kept[members][1] != mark:
+            self.kept.pop(members, None)
+            with torch.no_grad():
+                found = _of_program(owner.derive, len(members), graph, part)
+            held = sum(num_bytes(tree) for _, _, tree in self.kept.values())
+            if held + num_bytes(found) > MOST_DERIVED:
+                self.kept.clear()  # of rosters that have gone, or there is too much to keep
+            if num_bytes(found) > MOST_DERIVED:
+                return replace(graph, derived=found)
+            self.kept[members] = sources, mark, found
+        return replace(graph, derived=self.kept[members][2])
+
+
+def _of_program(function: Callable[..., Tree], size: int, graph: Graph, part: Tree) -> Tree:
+    """A function of each client's graph and tree, stacked; a bucket of one has a plain graph."""
+    return vmap_trees(function, graph, part) if size > 1 else function(graph, take(part, 0))
 
 
 class RecordedSteps:

@@ -27,18 +27,23 @@ each. The published form hides no more: its gradient by the last weights, Σ_v h
 solved as well by whoever has the h_v, if they are fewer than `wide`.
 
 Wire, per client and round:  down  model      up  model (and one weight);   in each exchange   up
-x̂ of `exchanged_nodes` nodes, down what all show, up gradients by it, down the sum of the own ones
+x̂ of `exchanged_nodes` nodes, down what all show (the v-th of these nodes of all clients together,
+without most slots that are not used), up gradients by it, down the sum of the own ones
 Private state: the generator and the key of its noise, later also the classifier's moments.
-Floats per client and round: 2P + 1; in an exchange 2 (K + 1) X for K participants and X =
-exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M); the server then holds K² X.
+Floats per client and round: 2P + 1; in an exchange at most 2 (K + 1) X for K participants and X =
+exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M), of which the server holds K² X; on
+Cora a tenth of the slots is sent on.
 Departures from the reference code: the minimum is one (the released loop ends at the last
 candidate); made nodes are heard; all nodes are mended, not only kept ones; the mended graph's noise
 is drawn once; L_d and L_f run over all kept nodes, as in the paper, not over training nodes alone;
 n̂ starts near one, because a ReLU that starts at zero stays there; the generator is 256 wide
 (`preset=paper`: 2048; Cora, 10 clients: 5.4 GB at most instead of 2.0, and three times as slow).
-The mended graph is made again when it is read, N · p_max · D floats (Cora 78 MB, PubMed 197 MB):
-nothing private has a node axis. `compat` brings faults back: `last` candidate, `one-directional`
-edges, which no real node hears (FedSage+ is then FedSage), `openfgl` both.
+Nothing private has a node axis: the mended graph is derived from the state. On a CPU only slots
+that are used are made (Cora: one in thirty), and `fused` keeps them for later rounds; on a GPU, and
+where they are too many, the graph is mended again for every step, on a GPU in all slots, N · p_max
+· D floats (Cora 78 MB, PubMed 197 MB).
+`compat` brings faults back: `last` candidate, `one-directional` edges, which no real node hears
+(FedSage+ is then FedSage), `openfgl` both.
 """
 
 from __future__ import annotations
@@ -72,6 +77,7 @@ from atoll.nn.neighgen import (
     random_order,
     some_neighbours,
 )
+from atoll.nn.places import Places, used_places
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.vgae import node_normal
 
@@ -147,12 +153,14 @@ class Drawn:
         z: Their embeddings, with noise, (M, latent).
         used: One for slots that are used, of nodes that have lost neighbours, (M, p).
         count: How many they are; the rest of M is padding, whose slots are not used.
+        places: Where slots are used, among M; None where all are made.
     """
 
     nodes: Tensor
     z: Tensor
     used: Tensor
     count: Tensor
+    places: Places | None
 
 
 @dataclass(frozen=True)
@@ -240,8 +248,9 @@ class FedSagePlus(Method):
         shown = clients.map(self.learn, ToAll(Empty())).x
         share = shown.new_full((clients.total,), 1 / len(clients))
         for _ in range(self.exchanges):
-            slopes = clients.map(self.answer, ToAll(shown)).slopes
-            others = slopes.sum(0) - slopes.diagonal().movedim(-1, 0)  # nobody answers itself
+            rows, places = gathered(shown)
+            slopes = clients.map(self.answer, ToAll(rows)).slopes
+            others = given_back(from_others(slopes, places // self.p_max), places, shown.shape)
             rows = others.new_zeros(clients.total, *others.shape[1:])
             rows = put(rows, clients.positions, others)
             shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
@@ -249,12 +258,23 @@ class FedSagePlus(Method):
     def deploy(self, server: Tree) -> ToAll:
         return ToAll(server)
 
+    def derived_from(self, state: Tree) -> Tree:
+        return (state.generator, state.seed) if isinstance(state, Mended) else None
+
+    def derive(self, graph: Graph, part: Tree) -> Made:
+        generator, seed = part
+        return self.mend(graph, generator, seed, sparing=True)
+
+    def _mended(self, graph: Graph, state: Mended) -> Made:
+        kept = isinstance(graph.derived, Made)
+        return graph.derived if kept else self.derive(graph, self.derived_from(state))
+
     def predict(
         self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
     ) -> Tensor:
         if not isinstance(state, Mended):
             return self.net(message, graph, key)
-        made = self.mend(graph, state.generator, state.seed)
+        made = self._mended(graph, state)
         return mended_sage(self.sage, message, graph, graph.real, made, key)
 
     @client_step(discloses={"x": SHOWN})
@@ -273,12 +293,12 @@ class FedSagePlus(Method):
         """The gradient of the feature loss with neighbours of random nodes of this client."""
         true, there = self._strangers(graph, shown.shape[1], key)
         # All that was shown as number m meets the same candidates: one product for each m.
-        made = shown.transpose(0, 1).flatten(1, 2)
+        made = shown.movedim(1, 0).flatten(1, -2)
         # A slot that its owner does not use is zero, and nothing is told about it.
         asked = (made != 0).any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
         scale = asked * (2 / made.shape[-1])
         slopes = made * scale - (compared(made, true, there, self._last) * scale) @ true
-        return Answer(slopes.reshape(shown.transpose(0, 1).shape).transpose(0, 1))
+        return Answer(slopes.reshape(shown.movedim(1, 0).shape).movedim(0, 1))
 
     def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of so many random nodes: features, (M, p, D), and which exist, (M, p)."""
@@ -296,14 +316,21 @@ class FedSagePlus(Method):
         lost = self._lost(graph, state.seed)
         found = self.neighgen.encode(state.generator, graph, lost.kept)  # it stays as it is
         drawn = self._drawn(graph, lost, found, state.shown)
-        true, there = _rows(graph)[lost.index[drawn.nodes]], lost.there[drawn.nodes]
-        weight = drawn.used / (drawn.count * self.p_max)
+        nodes, places = drawn.nodes, drawn.places
+        weight, slopes = drawn.used / (drawn.count * self.p_max), message.slopes
+        if places is not None:
+            nodes, weight, slopes = (
+                places.at(nodes),
+                places.at_slots(weight),
+                places.at_slots(slopes),
+            )
+        true, there = _rows(graph)[lost.index[nodes]], lost.there[nodes]
 
         def loss(layers: Tree, key: Tensor) -> Tensor:
-            made = self.neighgen.make(layers, drawn.z)
+            made = self._made(layers, drawn)
             gaps = made - compared(made, true, there, self._last) @ true
             own = gaps.square().mean(-1)
-            others = (made * message.slopes).sum(-1)
+            others = (made * slopes).sum(-1)
             return self.lam_f * message.share * (weight * (own + others)).sum()
 
         layers, moments = fit(loss, state.generator["features"], self._adam, state.moments, 1, key)
@@ -318,7 +345,7 @@ class FedSagePlus(Method):
         if isinstance(state, Learning):
             parts = {name: state.generator[name] for name in ("encoder", "degree", "features")}
             state = Mended(parts, state.seed, None)
-        made = self.mend(graph, state.generator, state.seed)
+        made = self._mended(graph, state)
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             logits = mended_sage(self.sage, params, graph, graph.real, made, key)
@@ -329,18 +356,35 @@ class FedSagePlus(Method):
         update = Update(model, graph.size(self.weight_by))
         return update, Mended(state.generator, state.seed, moments)
 
-    def mend(self, graph: Graph, generator: Tree, seed: Tensor) -> Made:
-        """Generated neighbours of every node of the whole graph; the same for the same seed."""
-        z, lost = self.neighgen.encode(generator, graph, graph.real)
-        x = self.neighgen.make(
-            generator["features"], z + self._noise(fold(seed, "mend"), graph.ids, z)
-        )
-        return self._joined(x, self.neighgen.used(lost))
+    def mend(self, graph: Graph, generator: Tree, seed: Tensor, sparing: bool = False) -> Made:
+        """Generated neighbours of every node of the whole graph; the same for the same seed.
 
-    def _joined(self, x: Tensor, used: Tensor) -> Made:
+        If `sparing`, those that nobody hears may be left out.
+        """
+        z, lost = self.neighgen.encode(generator, graph, graph.real)
+        used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
+        places = used_places(used * self._hearing) if sparing else None
+        x = self._made_of(generator, graph, z, fold(seed, "mend"), places)
+        return self._joined(x, used, places)
+
+    def _made_of(
+        self, generator: Tree, graph: Graph, z: Tensor, key: Tensor, places: Places | None
+    ) -> Tensor:
+        """x̂ from embeddings of all nodes; `key` is that of their noise."""
+        ids = graph.ids
+        if places is not None:
+            z, ids = z[places.nodes], ids[places.nodes]
+        return self.neighgen.make(generator["features"], z + self._noise(key, ids, z), places)
+
+    def _joined(self, x: Tensor, used: Tensor, places: Places | None = None) -> Made:
         """Made nodes with edges in both directions, or only in the one that no real node hears."""
-        deaf = self.compat in ("one-directional", "openfgl")
-        return made_neighbours(x, used * 0 if deaf else used)
+        heard = used * self._hearing
+        return made_neighbours(x, heard if places is None else places.at_slots(heard), places)
+
+    @property
+    def _hearing(self) -> int:
+        """Whether a real node hears those that were made for it, one or zero."""
+        return int(self.compat not in ("one-directional", "openfgl"))
 
     def _learned(self, graph: Graph, state: Learning | None, key: Tensor) -> Learning:
         """The generator after some epochs alone."""
@@ -349,22 +393,33 @@ class FedSagePlus(Method):
             start["classifier"] = self.net.init(fold(key, "classifier"))
             state = Learning(start, key, key, None)
         lost = self._lost(graph, state.seed)
-        true = _rows(graph)[lost.index]
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             z, count = self.neighgen.encode(params, graph, lost.kept)
-            x = self.neighgen.make(params["features"], z + self._noise(key, graph.ids, z))
-            used = self.neighgen.used(count)
-            made = self._joined(x, used)
+            # What hidden nodes hear reaches no loss.
+            used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
+            places = used_places(used)
+            x = self._made_of(params, graph, z, key, places)
+            made = self._joined(x, used, places)
             logits = mended_sage(self.sage, params["classifier"], graph, lost.kept, made, key)
             return (
                 self.lam_d * degree_loss(count, lost.count, lost.kept)
-                + self.lam_f * feature_loss(x, true, used, lost.there, lost.kept, self._last)
+                + self.lam_f * self._lost_features(x, used, places, graph, lost)
                 + self.lam_c * cross_entropy(logits, graph)
             )
 
         generator, _ = fit(loss, state.generator, self._adam, None, self.generator_epochs, key)
         return Learning(generator, state.seed, key, None)
+
+    def _lost_features(
+        self, x: Tensor, used: Tensor, places: Places | None, graph: Graph, lost: Lost
+    ) -> Tensor:
+        """L_f of what was made."""
+        index, there = lost.index, lost.there
+        if places is not None:
+            used, index, there = places.at_slots(used), places.at(index), places.at(there)
+        true = _rows(graph)[index]
+        return feature_loss(x, true, used, there, lost.kept, self._last, places)
 
     def _drawn(self, graph: Graph, lost: Lost, found: tuple[Tensor, Tensor], key: Tensor) -> Drawn:
         """Some kept nodes, from what the encoder found on all."""
@@ -375,10 +430,18 @@ class FedSagePlus(Method):
         mask = (turn < lost.kept.sum()).to(z.dtype)
         used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
         noisy = z + self._noise(key, graph.ids[nodes], z)
-        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1))
+        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1), used_places(used))
+
+    def _made(self, layers: Tree, drawn: Drawn) -> Tensor:
+        """x̂ of drawn nodes."""
+        z = drawn.z if drawn.places is None else drawn.z[drawn.places.nodes]
+        return self.neighgen.make(layers, z, drawn.places)
 
     def _show(self, layers: Tree, drawn: Drawn) -> Shown:
-        return Shown(self.neighgen.make(layers, drawn.z) * drawn.used.unsqueeze(-1))
+        places = drawn.places
+        made = self._made(layers, drawn)
+        made = made if places is None else places.spread(made)
+        return Shown(made * drawn.used.unsqueeze(-1))
 
     def _lost(self, graph: Graph, seed: Tensor) -> Lost:
         return hide_nodes(seed, graph, self.hide, self.p_max)
@@ -395,26 +458,65 @@ class FedSagePlus(Method):
         return Adam(lr=self.generator_lr, weight_decay=1e-4)
 
 
+def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
+    """What participants show, (K, M, p, D), without most of the slots that are not used.
+
+    Returns:
+        Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and which
+        of the K p rows of the same number they were, (Q, M).
+    """
+    rows = shown.movedim(2, 1).flatten(0, 1)
+    used = (rows != 0).any(-1)
+    most = max(1, int(used.sum(0).max()))
+    places = torch.argsort(used.to(torch.uint8), dim=0, descending=True, stable=True)[:most]
+    return rows.gather(0, places.unsqueeze(-1).expand(-1, -1, rows.shape[-1])), places
+
+
+def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
+    """Sum of K answers, (K, Q, M, D), without that of each row's owner, (Q, M): (Q, M, D)."""
+    own = owner.unsqueeze(-1).expand(slopes.shape[1:]).unsqueeze(0)
+    return slopes.sum(0) - slopes.gather(0, own).squeeze(0)
+
+
+def given_back(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    """The opposite of `gathered`, (K, M, p, D), with zeros for what it left out."""
+    count, numbers, slots, wide = shape
+    every = rows.new_zeros(count * slots, numbers, wide)
+    every = every.scatter(0, places.unsqueeze(-1).expand_as(rows), rows)
+    return every.reshape(count, slots, numbers, wide).movedim(1, 2)
+
+
 def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
     """L_d over nodes with mask one."""
     return masked_mean(functional.smooth_l1_loss(guess, count, reduction="none"), mask)
 
 
 def feature_loss(
-    made: Tensor, true: Tensor, used: Tensor, there: Tensor, mask: Tensor, last: bool = False
+    made: Tensor,
+    true: Tensor,
+    used: Tensor,
+    there: Tensor,
+    mask: Tensor,
+    last: bool = False,
+    places: Places | None = None,
 ) -> Tensor:
     """L_f over nodes with mask one.
 
     Args:
-        made: x̂, (n, p, D).
+        made: x̂, (n, s, D).
         true: Candidates, (n, k, D).
-        used: One for the used slots, (n, p).
+        used: One for the used slots, (n, s).
         there: One for the candidates that exist, the first ones, (n, k).
-        mask: (n,).
+        mask: (N,).
         last: Compare with the last candidate, not with the nearest.
+        places: What the n are; None for all N nodes and p slots.
     """
     gaps = made - compared(made, true, there, last) @ true
-    return masked_mean((gaps.square().mean(-1) * used * there[:, :1]).mean(-1), mask)
+    errors = gaps.square().mean(-1) * used * there[:, :1]
+    if places is None:
+        return masked_mean(errors.mean(-1), mask)
+    each = places.onto(places.summed(errors.unsqueeze(-1)).squeeze(-1))
+    return masked_mean(each / places.shape[1], mask)
 
 
 def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
@@ -423,7 +525,8 @@ def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
         best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
     else:
         # |x̂|² is the same for all candidates.
-        apart = true.square().sum(-1).unsqueeze(-2) - 2 * made.detach() @ true.transpose(-1, -2)
+        square = torch.linalg.vector_norm(true, dim=-1).square().unsqueeze(-2)
+        apart = square - 2 * made.detach() @ true.transpose(-1, -2)
         best = torch.where(there.unsqueeze(-2) > 0, apart, torch.inf).argmin(-1)
     candidate = torch.arange(there.shape[-1], device=best.device)
     return (best.unsqueeze(-1) == candidate).to(made.dtype)

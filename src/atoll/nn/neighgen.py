@@ -8,7 +8,10 @@ node is v, so that a layer on the mended graph needs no larger graph:
     h_v  <- W_n (Σ_u h_u + Σ_{k < a_v} h_vk) / (deg_v + a_v) + W_s h_v + b
     h_vk <- W_n h_v + W_s h_vk + b
 
-Shapes: N nodes, p slots for made neighbours, D features, x̂ (N, p, D).
+Most slots are not used (on Cora 29 of 30). Where a number may be read, on a CPU, a neighbour is
+made only where one is used (`nn.places`); elsewhere shapes must not depend on numbers.
+
+Shapes: N nodes, p slots for made neighbours, D features, x̂ (N, p, D), at R places (R, 1, D).
 """
 
 from __future__ import annotations
@@ -24,22 +27,60 @@ from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree, record
 from atoll.nn.init import linear
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
+from atoll.nn.places import Places
 from atoll.nn.sage import GraphSAGE
 
 
 @record
 class Made:
-    """Made neighbours.
+    """Made neighbours, n times s of them: N times p, or R times one at places.
 
     Attributes:
-        x: Their features, (N, p, D).
-        heard: One for those that their node hears, zero for slots that are not used, (N, p).
-        total: Sum of the features that a node hears, (N, D).
+        x: Their features, (n, s, D).
+        heard: One for those that their node hears, zero for slots that are not used, (n, s).
+        total: Sum of the features that a node hears, (N, D), or those of the places' nodes alone.
+        places: Where they are; None if every slot of every node is made.
     """
 
     x: Tensor
     heard: Tensor
     total: Tensor
+    places: Places | None = None
+
+    def at(self, rows: Tensor) -> Tensor:
+        """What belongs to the node of each: (N, C) -> (n, 1, C)."""
+        return (rows if self.places is None else self.places.at(rows)).unsqueeze(1)
+
+    def summed(self, g: Tensor) -> Tensor:
+        """The sum of what a node hears: (n, s, C) -> (N, C), or those of the places' nodes."""
+        return _summed(g, self.heard, self.places)
+
+    def sent(self, total: Tensor, weight: Tensor) -> Tensor:
+        """What `summed` gave times weights, to every node: (N, O)."""
+        if self.places is None:
+            return total @ weight
+        return self.places.onto(self.places.node_product(total, weight))
+
+    def product(self, g: Tensor, weight: Tensor) -> Tensor:
+        """(n, s, C) by (C, O)."""
+        if self.places is not None:
+            return self.places.product(g, weight)
+        # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
+        return (g.flatten(0, 1) @ weight).reshape(*g.shape[:2], -1)
+
+    def dropped(
+        self, g: Tensor, key: Tensor | None, ids: Tensor, net: GraphSAGE, number: int
+    ) -> Tensor:
+        """Dropout of (n, s, C); a slot's noise belongs to its node."""
+        if self.places is not None:
+            return self.places.dropped(g, key, ids, net.dropout, "made", number)
+        flat = dropout(g.flatten(1), key, ids, net.dropout, "made", number)
+        return flat.reshape(g.shape)
+
+
+def _summed(g: Tensor, heard: Tensor, places: Places | None) -> Tensor:
+    g = g * heard.unsqueeze(-1)
+    return g.sum(1) if places is None else places.summed(g)
 
 
 @record
@@ -96,14 +137,19 @@ class NeighGen:
         lost = torch.relu(z @ params["degree"]["weight"] + params["degree"]["bias"])
         return z, lost.squeeze(-1)
 
-    def make(self, layers: Tree, z: Tensor) -> Tensor:
-        """x̂, (n, p, D), from the part `features` and z with noise, (n, latent)."""
+    def make(self, layers: Tree, z: Tensor, places: Places | None = None) -> Tensor:
+        """x̂ from the part `features` and noisy z, (N, latent): (N, p, D).
+
+        With places z is that of their nodes alone, and x̂ is (R, 1, D).
+        """
         *hidden, last = layers
         h = z
         for layer in hidden:
             h = torch.relu(h @ layer["weight"] + layer["bias"])
-        flat = torch.tanh(h @ last["weight"] + last["bias"])
-        return flat.reshape(-1, self.slots, self.features)
+        if places is None:
+            flat = torch.tanh(h @ last["weight"] + last["bias"])
+            return flat.reshape(-1, self.slots, self.features)
+        return places.tanh_layer(h, last["weight"], last["bias"])
 
     def used(self, lost: Tensor) -> Tensor:
         """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""
@@ -111,9 +157,9 @@ class NeighGen:
         return (slot <= lost.detach().unsqueeze(-1)).to(lost.dtype)
 
 
-def made_neighbours(x: Tensor, heard: Tensor) -> Made:
-    """Made nodes, with what a first layer needs of them."""
-    return Made(x, heard, (x * heard.unsqueeze(-1)).sum(1))
+def made_neighbours(x: Tensor, heard: Tensor, places: Places | None = None) -> Made:
+    """Made nodes, with what a first layer needs of them; arguments as in `Made`."""
+    return Made(x, heard, _summed(x, heard, places), places)
 
 
 def mended_sage(
@@ -140,24 +186,21 @@ def mended_sage(
     size = row_sum(whole, adjacency.values.unsqueeze(-1))
     h, g, total = graph.views["x"], None, None
     if made is not None:
-        size = size + made.heard.sum(1, keepdim=True)
+        heard = made.summed(torch.ones_like(made.heard).unsqueeze(-1))
+        size = size + (heard if made.places is None else made.places.onto(heard))
         g, total = made.x, made.total
     for number, layer in enumerate(params):
         if number and isinstance(h, Tensor):
             h = dropout(torch.relu(h), key, graph.ids, net.dropout, "dropout", number)
         if number and made is not None and g is not None:
-            flat = torch.relu(g).flatten(1)
-            flat = dropout(flat, key, graph.ids, net.dropout, "made", number)
-            g = flat.reshape(*made.heard.shape, -1)
-            total = (g * made.heard.unsqueeze(-1)).sum(1)
+            g = made.dropped(torch.relu(g), key, graph.ids, net, number)
+            total = made.summed(g)
         sent = matmul(h, layer["neighbour"])
         gathered = matmul(adjacency, sent)
-        if total is not None:
-            gathered = gathered + total @ layer["neighbour"]
-        if g is not None and number < len(params) - 1:
-            # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
-            own = (g.flatten(0, 1) @ layer["self"]).reshape(*g.shape[:2], -1)
-            g = own + (sent + layer["bias"]).unsqueeze(1)
+        if made is not None and total is not None:
+            gathered = gathered + made.sent(total, layer["neighbour"])
+        if made is not None and g is not None and number < len(params) - 1:
+            g = made.product(g, layer["self"]) + made.at(sent + layer["bias"])
         h = gathered / size.clamp(min=1) + matmul(h, layer["self"]) + layer["bias"]
     assert isinstance(h, Tensor)
     return h

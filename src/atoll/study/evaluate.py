@@ -43,6 +43,14 @@ class Evaluator:
     with_dropout: bool = False
     with_train: bool = True
 
+    def derived_from(self, state: Tree) -> Tree:
+        """As the method says."""
+        return self.method.derived_from(state)
+
+    def derive(self, graph: Graph, part: Tree) -> Tree:
+        """As the method does."""
+        return self.method.derive(graph, part)
+
     @client_step(keeps_state=True)
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
         """Predict and count."""
