@@ -139,6 +139,13 @@ def test_a_kill_between_a_result_and_its_event_is_mended(tmp_path: Path) -> None
         assert events(tmp_path) == [("begin", "local"), ("end", "local")]
 
 
+def test_what_a_killed_process_ran_does_not_run_any_more(tmp_path: Path) -> None:
+    stopped = {"at": 17, "event": "begin", "cell": "fedavg"}
+    (tmp_path / "events.jsonl").write_text(json.dumps(stopped) + "\n")
+    run_cells(tmp_path, cells(), about=ABOUT)
+    assert events(tmp_path)[:3] == [("begin", "fedavg"), ("stopped", "fedavg"), ("begin", "local")]
+
+
 def test_half_a_line_of_a_killed_process_costs_no_other_event(tmp_path: Path) -> None:
     run_cells(tmp_path, cells()[:1], about=ABOUT)
     with (tmp_path / "events.jsonl").open("a") as file:

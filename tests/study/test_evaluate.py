@@ -45,6 +45,9 @@ class Reader:
     def predict(self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None) -> Any:
         return graph.x * message if key is None else graph.x * 0
 
+    def derived_from(self, state: Tree) -> Tree:
+        return None
+
 
 def client(seed: int, nodes: int, classes: int, *, ties: bool = False) -> Graph:
     """Logits as features, random labels (some classes may be missing) and disjoint masks."""

@@ -19,7 +19,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -171,11 +171,11 @@ def run_cells(
         text = json.dumps({**about, "cells": described}, indent=2)
         write_atomically(folder / "study.json", text.encode())
         finished = [cell for cell in cells if read_cell(folder, cell) is not None]
-        _note_ends(folder, finished)
+        done = {cell.name for cell in finished}
+        _note_ends(folder, cells, done)
         observer.begin(cells, len(finished))
         groups = _groups(folder, cells, at_once)
         outcomes: dict[str, Outcome] = {}
-        done = {cell.name for cell in finished}
         waiting = [cell.config for cell in cells if cell.name not in done]
         count = min(choose_jobs(jobs, waiting), len(groups) - len(done))
         if count > 1:
@@ -349,12 +349,12 @@ def check_same(cell: Cell, to: Path) -> None:
         )
 
 
-def _note_ends(folder: Path, finished: Sequence[Cell]) -> None:
-    """Complete the events where a kill came between a cell's result and the line that it ended."""
+def _note_ends(folder: Path, cells: Sequence[Cell], finished: Container[str]) -> None:
+    """Complete the events of a process that was killed: nothing runs while the folder is held."""
     last = {event["cell"]: event["event"] for event in read_events(folder)}
-    for cell in finished:
+    for cell in cells:
         if last.get(cell.name) == "begin":
-            note(folder, "end", cell)
+            note(folder, "end" if cell.name in finished else "stopped", cell)
 
 
 def note(folder: Path, event: str, cell: Cell, **more: Any) -> None:
