@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import click
@@ -63,7 +62,7 @@ class Work:
         began, took = time.time(), {}
         try:
             result = run_config(cell.config, observer=Until(talk), divide=self.federations)
-            _keep(result, self.folder / "cells" / cell.name)
+            result.save(self.folder / "cells" / cell.name, tables=False)
             problem, took = "", result.seconds()
         except Stopped:
             problem = "time was up"
@@ -96,14 +95,6 @@ class Until:
 
     def should_stop(self) -> bool:
         return bool(self.talk.should_stop())
-
-
-def _keep(result: Any, to: Path) -> None:
-    with TemporaryDirectory(dir=to.parent) as whole:
-        result.save(whole)
-        to.mkdir(exist_ok=True)
-        for name in ("config.toml", "result.json"):  # the result last: it says that all is there
-            (Path(whole) / name).replace(to / name)
 
 
 @dataclass

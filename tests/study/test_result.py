@@ -168,3 +168,5 @@ def test_saving_writes_whole_files_and_nothing_else(tmp_path: Path) -> None:
     ledger = list(csv.reader((tmp_path / "new" / "ledger.csv").read_text().splitlines()))
     assert ledger[0] == ["seed", "round", "step", "client", "bytes_down", "bytes_up"]
     assert ledger[1] == ["0", "0", "train", "0", "7", "11"]
+    found.save(tmp_path / "small", tables=False)
+    assert {file.name for file in (tmp_path / "small").iterdir()} == {"config.toml", "result.json"}

@@ -168,8 +168,13 @@ class Result:
             "out": None if self.out is None else str(self.out), **privacy,
         }  # fmt: skip
 
-    def save(self, out: str | Path) -> None:
-        """Write everything into a folder; each file appears whole or not at all."""
+    def save(self, out: str | Path, *, tables: bool = True) -> None:
+        """Write everything into a folder; each file appears whole or not at all.
+
+        Args:
+            out: The folder.
+            tables: Whether the numbers of every round and client go along, which may be many.
+        """
         out = Path(out)
         whole = {
             **self.summary(),
@@ -183,10 +188,10 @@ class Result:
             "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
         }
         text = json.dumps(whole, indent=2, allow_nan=False, default=str)
-        tables = {"metrics": self._metrics_table(), "ledger": self._ledger_table()}
+        wanted = {"metrics": self._metrics_table, "ledger": self._ledger_table} if tables else {}
         files = {
             "config.toml": config_text(self.config).encode(),
-            **dict(_file(name, table) for name, table in tables.items()),
+            **dict(_file(name, table()) for name, table in wanted.items()),
             "result.json": text.encode(),  # last: its presence says that the run is finished
         }
         for name, content in files.items():
