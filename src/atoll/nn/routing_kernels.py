@@ -11,7 +11,7 @@ CUDA, and only where Triton is installed, which every GPU build of torch brings 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -109,9 +109,7 @@ _PLAIN = ["entries"]
 
 
 @triton.jit
-def _place(
-    node: Any, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
-) -> Any:
+def _place(node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr):
     """Where the row of a node lies, (K_WIDE, H_WIDE), and which of that is there."""
     k, j = tl.arange(0, K_WIDE), tl.arange(0, H_WIDE)
     place = node.to(tl.int64) * (K * H) + k[:, None] * H + j[None, :]
@@ -119,7 +117,7 @@ def _place(
 
 
 @triton.jit
-def _unit(total: Any, NOWHERE: tl.constexpr) -> Any:
+def _unit(total, NOWHERE: tl.constexpr):
     """What makes rows as long as one; zero for a row without a direction."""
     length = tl.sqrt(tl.sum(total * total, axis=1))
     return tl.where(length > NOWHERE, 1.0 / length, 0.0)
@@ -127,10 +125,10 @@ def _unit(total: Any, NOWHERE: tl.constexpr) -> Any:
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _forward(
-    start: Any, u: Any, after: Any, share: Any, starts: Any, ends: Any, sources: Any, entries: Any,
+    start, u, after, share, starts, ends, sources, entries,
     NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
     H_WIDE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """With p = softmax_k <x̂_s, u_t>:  u <- normalise(x̂_t + Σ_s p x̂_s)."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
@@ -150,10 +148,10 @@ def _forward(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _sum_again(
-    start: Any, after: Any, scale: Any, share: Any, starts: Any, ends: Any, sources: Any,
-    entries: Any, NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
+    start, after, scale, share, starts, ends, sources,
+    entries, NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
     H_WIDE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """The same u from known shares, and what its sum was multiplied with."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
@@ -171,11 +169,11 @@ def _sum_again(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _backward(
-    start: Any, u: Any, scale: Any, by_u: Any, by_sum: Any, by_u_before: Any, u_before: Any,
-    scale_before: Any, by_start: Any, share: Any, share_before: Any, by_score: Any, starts: Any,
-    ends: Any, sources: Any, entries: Any, FIRST: tl.constexpr, NOWHERE: tl.constexpr,
+    start, u, scale, by_u, by_sum, by_u_before, u_before,
+    scale_before, by_start, share, share_before, by_score, starts,
+    ends, sources, entries, FIRST: tl.constexpr, NOWHERE: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """One pass back, at its targets; on the way the u that it began with is made again."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
@@ -211,10 +209,10 @@ def _backward(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _to_sources(
-    by_sum: Any, u_before: Any, by_start: Any, share: Any, by_score: Any, starts: Any, ends: Any,
-    targets: Any, order: Any, entries: Any, K: tl.constexpr, H: tl.constexpr,
+    by_sum, u_before, by_start, share, by_score, starts, ends,
+    targets, order, entries, K: tl.constexpr, H: tl.constexpr,
     K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """One pass back, at its sources: always summed in the same order, hence not by atomics."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
