@@ -22,7 +22,7 @@ from rich.console import Console
 
 COLUMNS = (
     "paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "printed_std",
-    "protocol", "ours", "std", "seeds",
+    "protocol", "ours", "std", "seeds", "device",
 )  # fmt: skip
 MEMORY = 3 << 30
 """Bytes of federations that each process keeps."""
@@ -170,9 +170,11 @@ def table(found: Sequence[Any], folder: Path) -> list[list[Any]]:
             continue  # gains over a baseline need more than a result
         one = row.printed
         for rules, ours in filled(row, outcomes, Gains()).ours.items():
+            devices = {outcomes[cell.name].summary["device"] for cell in row.cells[rules]}
             lines.append([
                 paper.name, number, one.dataset, one.setting, one.clients, one.method, one.metric,
                 one.value, one.std, rules, round(ours.mean, 2), round(ours.std or 0, 2), ours.seeds,
+                "+".join(sorted(devices)),
             ])  # fmt: skip
     return lines
 
