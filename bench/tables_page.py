@@ -55,7 +55,7 @@ def comes_out(cell: Cell) -> bool:
 
 def paper_line(cell: Cell) -> Line:
     """The line under the paper's own protocol."""
-    return next((line for rules, line in cell.items() if rules != "strict"), cell["strict"])
+    return min(cell.items(), key=lambda one: one[0] == "strict")[1]
 
 
 def sections(cells: Iterable[Cell]) -> Iterator[str]:
@@ -70,7 +70,8 @@ def sections(cells: Iterable[Cell]) -> Iterator[str]:
         for (dataset, setting, metric), some in tables.items():
             near = sum(map(comes_out, some))
             how = ", ".join([SETTINGS.get(part, part) for part in setting.split(";")])
-            yield f"**{dataset}**, {how} ({METRICS.get(metric, metric)}; {near} of {len(some)}):\n"
+            what = METRICS.get(metric, metric)
+            yield f"**{dataset}**, {how} ({what}; {near} of {len(some)} come out):\n"
             yield from grid(some)
             yield ""
 

@@ -1,0 +1,60 @@
+"""The page of the papers' tables says what its CSV file says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from bench.tables_page import MARKS, tables_page
+from click.testing import CliRunner
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+HEAD = (
+    "paper,table,dataset,setting,clients,method,metric,printed,printed_std,protocol,ours,std,seeds,"
+    "device\n"
+)
+
+
+def made(tmp_path: Path, lines: str) -> str:
+    (tmp_path / "t.csv").write_text(HEAD + lines)
+    (tmp_path / "p.md").write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
+    done = CliRunner().invoke(tables_page, [str(tmp_path / "t.csv"), str(tmp_path / "p.md")])
+    assert done.exit_code == 0, done.output
+    return (tmp_path / "p.md").read_text()
+
+
+def test_numbers_that_come_out_are_bold(tmp_path: Path) -> None:
+    text = made(
+        tmp_path,
+        "fediih,1,Cora,metis-overlap,30,Local,acc,81.34,0.28,fediih,82.84,0.31,5,cuda\n"
+        "fediih,1,Cora,metis-overlap,30,Local,acc,81.34,0.28,strict,80.0,0.5,5,cuda\n"
+        "fediih,1,Cora,metis-overlap,50,Local,acc,81.34,0.28,fediih,82.85,0.31,5,cuda\n"
+        "fediih,1,Cora,metis-overlap,50,GCFL,acc,70,5.0,fediih,75.0,0.31,5,cuda\n",
+    )
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "**Cora**, METIS, overlapping (accuracy; 2 of 3 come out):" in text
+    assert "| | 30 clients | 50 clients |" in text
+    assert "| Local | 81.3 → **82.8 ± 0.3**, 80.0 ± 0.5 | 81.3 → 82.8 ± 0.3 |" in text
+    assert "| GCFL | – | 70.0 → **75.0 ± 0.3** |" in text  # within the printed spread
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(HEAD)
+    (tmp_path / "p.md").write_text("text\n")
+    done = CliRunner().invoke(tables_page, [str(tmp_path / "t.csv"), str(tmp_path / "p.md")])
+    assert done.exit_code == 1
+    assert "needs the lines" in done.output
+    assert (tmp_path / "p.md").read_text() == "text\n"
+
+
+def test_the_page_in_the_documentation_is_up_to_date(tmp_path: Path) -> None:
+    for name in ("tables.csv", "tables.md"):
+        shutil.copy(RESULTS / name, tmp_path)
+    arguments = [str(tmp_path / "tables.csv"), str(tmp_path / "tables.md")]
+    done = CliRunner().invoke(tables_page, arguments)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "tables.md").read_text() == (RESULTS / "tables.md").read_text()
+    numbers, near = done.output.split()[0], done.output.split()[3]
+    assert f"{near} of the {numbers} come out" in (RESULTS / "tables.md").read_text()
