@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
+from atoll.study.reproduce import TOLERANCE, verdict
+from atoll.study.reproduce_show import METRIC_WORDS
+
 MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"
-NEAR = 1.5
-"""Points from the print within which a number comes out, unless the print has a larger spread."""
 
 Line = Mapping[str, str]
 Cell = dict[str, Line]
@@ -48,9 +48,8 @@ def by_number(lines: Iterable[Line]) -> list[Cell]:
 def comes_out(cell: Cell) -> bool:
     """Whether ours, under the paper's own protocol, is near the print."""
     line = paper_line(cell)
-    return abs(float(line["ours"]) - float(line["printed"])) <= max(
-        NEAR, float(line["printed_std"] or 0)
-    )
+    limit = max(TOLERANCE, float(line["printed_std"] or 0))
+    return verdict(float(line["ours"]) - float(line["printed"]), limit) == "reproduced"
 
 
 def paper_line(cell: Cell) -> Line:
@@ -70,14 +69,13 @@ def sections(cells: Iterable[Cell]) -> Iterator[str]:
         for (dataset, setting, metric), some in tables.items():
             near = sum(map(comes_out, some))
             how = ", ".join([SETTINGS.get(part, part) for part in setting.split(";")])
-            what = METRICS.get(metric, metric)
+            what = METRIC_WORDS.get(metric, metric)
             yield f"**{dataset}**, {how} ({what}; {near} of {len(some)} come out):\n"
             yield from grid(some)
             yield ""
 
 
 PAPERS = {"fedath": "FedATH", "fediih": "FedIIH", "fedtad": "FedTAD", "gcfl": "GCFL"}
-METRICS = {"acc": "accuracy", "auc": "AUC", "f1": "macro F1"}
 SETTINGS = {
     "louvain-nonoverlap": "Louvain",
     "metis-nonoverlap": "METIS",
@@ -91,8 +89,8 @@ def grid(cells: Iterable[Cell]) -> Iterator[str]:
     for cell in cells:
         line = paper_line(cell)
         rows.setdefault(line["method"], {})[line["clients"]] = cell
-    clients = sorted({number for row in rows.values() for number in row}, key=_in_order)
-    yield "| | " + " | ".join(f"{number} clients" if number else "" for number in clients) + " |"
+    clients = sorted({number for row in rows.values() for number in row}, key=int)
+    yield "| | " + " | ".join(f"{number} clients" for number in clients) + " |"
     yield "|---" * (len(clients) + 1) + "|"
     for method, row in rows.items():
         shown = [words(row[number]) if number in row else "–" for number in clients]
@@ -110,8 +108,3 @@ def words(cell: Cell) -> str:
 
 def _number(line: Line) -> str:
     return f"{float(line['ours']):.1f} ± {float(line['std']):.1f}"
-
-
-def _in_order(number: str) -> tuple[int, str]:
-    digits = re.match(r"\d+", number)
-    return (int(digits[0]) if digits else 0, number)

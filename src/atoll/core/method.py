@@ -290,7 +290,7 @@ class Method(ABC):
         An engine may keep it, as `graph.derived`, as long as both stay as they are. It need not:
         whoever does not find it there derives it.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has `derived_from`, so it needs `derive`")
 
     def scored_as(self) -> str:
         """What kind of model `deploy` gives; a method around another one asks that one."""

@@ -218,9 +218,10 @@ class _RouteBack(Function):
         kernels = _kernels(x)
         if kernels is not None:
             h, by_last = (t.reshape(len(x), factors, -1) for t in (x, grad))
-            start = h * _scale(h)
+            scale = _scale(h)
+            start = h * scale
             by_start = kernels.route_back(by_last, start, shares, kernels.Adjacency.of(matrix))
-            return _scale_back(by_start, start, _scale(h)).flatten(1)
+            return _scale_back(by_start, start, scale).flatten(1)
         edges = _Edges.of(matrix, factors)
         h = _by_factor(x, factors)
         start_scale = _scale(h)

@@ -56,12 +56,12 @@ def route(start: Tensor, adjacency: Adjacency, iterations: int) -> tuple[Tensor,
     nodes, factors, hidden = start.shape
     entries = adjacency.sources.shape[0]
     shares = start.new_zeros(iterations, factors, entries)  # padding keeps its zeros
-    u = start
+    u, scale = start, start.new_empty(nodes, factors)
     for share in shares:
         after = torch.empty_like(start)
         _forward[(nodes,)](
-            start, u, after, share, adjacency.starts, adjacency.ends, adjacency.sources, entries,
-            NOWHERE=NOWHERE, **_sizes(factors, hidden),
+            start, u, after, scale, share, adjacency.starts, adjacency.ends, adjacency.sources,
+            entries, KNOWN=False, NOWHERE=NOWHERE, **_sizes(factors, hidden),
         )  # fmt: skip
         u = after
     return u, shares
@@ -74,9 +74,9 @@ def route_back(grad: Tensor, start: Tensor, shares: Tensor, adjacency: Adjacency
     sizes = _sizes(factors, hidden)
     by_start, by_score = torch.zeros_like(start), torch.zeros_like(shares[0])
     by_u, u, scale = grad.contiguous(), torch.empty_like(start), start.new_empty(nodes, factors)
-    _sum_again[(nodes,)](
-        start, u, scale, shares[-1], adjacency.starts, adjacency.ends, adjacency.sources, entries,
-        NOWHERE=NOWHERE, **sizes,
+    _forward[(nodes,)](
+        start, start, u, scale, shares[-1], adjacency.starts, adjacency.ends, adjacency.sources,
+        entries, KNOWN=True, NOWHERE=NOWHERE, **sizes,
     )  # fmt: skip
     for number in reversed(range(len(shares))):
         by_sum, by_u_before, u_before = (torch.empty_like(start) for _ in range(3))
@@ -117,6 +117,28 @@ def _place(node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE:
 
 
 @triton.jit
+def _row(
+    rows, node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
+):  # fmt: skip
+    """The row of a node, zero where nothing is there."""
+    place, there = _place(node, K, H, K_WIDE, H_WIDE)
+    return tl.load(rows + place, mask=there, other=0.0)
+
+
+@triton.jit
+def _at_edge(numbers, edge, entries, K: tl.constexpr, K_WIDE: tl.constexpr):
+    """A number of each factor at an edge."""
+    k = tl.arange(0, K_WIDE)
+    return tl.load(numbers + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+
+
+@triton.jit
+def _keep_at_edge(numbers, edge, entries, found, K: tl.constexpr, K_WIDE: tl.constexpr):
+    k = tl.arange(0, K_WIDE)
+    tl.store(numbers + k.to(tl.int64) * entries + edge, found, mask=k < K)
+
+
+@triton.jit
 def _unit(total, NOWHERE: tl.constexpr):
     """What makes rows as long as one; zero for a row without a direction."""
     length = tl.sqrt(tl.sum(total * total, axis=1))
@@ -125,42 +147,25 @@ def _unit(total, NOWHERE: tl.constexpr):
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _forward(
-    start, u, after, share, starts, ends, sources, entries,
+    start, u, after, scale, share, starts, ends, sources, entries, KNOWN: tl.constexpr,
     NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
     H_WIDE: tl.constexpr,
 ):  # fmt: skip
-    """With p = softmax_k <x̂_s, u_t>:  u <- normalise(x̂_t + Σ_s p x̂_s)."""
+    """With p = softmax_k <x̂_s, u_t>, or a known p:  u <- normalise(x̂_t + Σ_s p x̂_s)."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     k = tl.arange(0, K_WIDE)
-    mine = tl.load(u + place, mask=there, other=0.0)
-    total = tl.load(start + place, mask=there, other=0.0)
+    mine = _row(u, node, K, H, K_WIDE, H_WIDE)
+    total = _row(start, node, K, H, K_WIDE, H_WIDE)
     for edge in range(tl.load(starts + node), tl.load(ends + node)):
-        at, _ = _place(tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
-        row = tl.load(start + at, mask=there, other=0.0)
-        score = tl.where(k < K, tl.sum(mine * row, axis=1), -float("inf"))
-        raised = tl.exp(score - tl.max(score, axis=0))
-        p = raised / tl.sum(raised, axis=0)
-        tl.store(share + k.to(tl.int64) * entries + edge, p, mask=k < K)
-        total += p[:, None] * row
-    tl.store(after + place, total * _unit(total, NOWHERE)[:, None], mask=there)
-
-
-@triton.jit(do_not_specialize=_PLAIN)
-def _sum_again(
-    start, after, scale, share, starts, ends, sources,
-    entries, NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
-    H_WIDE: tl.constexpr,
-):  # fmt: skip
-    """The same u from known shares, and what its sum was multiplied with."""
-    node = tl.program_id(0)
-    place, there = _place(node, K, H, K_WIDE, H_WIDE)
-    k = tl.arange(0, K_WIDE)
-    total = tl.load(start + place, mask=there, other=0.0)
-    for edge in range(tl.load(starts + node), tl.load(ends + node)):
-        at, _ = _place(tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
-        row = tl.load(start + at, mask=there, other=0.0)
-        p = tl.load(share + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+        row = _row(start, tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
+        if KNOWN:
+            p = _at_edge(share, edge, entries, K, K_WIDE)
+        else:
+            score = tl.where(k < K, tl.sum(mine * row, axis=1), -float("inf"))
+            raised = tl.exp(score - tl.max(score, axis=0))
+            p = raised / tl.sum(raised, axis=0)
+            _keep_at_edge(share, edge, entries, p, K, K_WIDE)
         total += p[:, None] * row
     unit = _unit(total, NOWHERE)
     tl.store(after + place, total * unit[:, None], mask=there)
@@ -169,35 +174,33 @@ def _sum_again(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _backward(
-    start, u, scale, by_u, by_sum, by_u_before, u_before,
-    scale_before, by_start, share, share_before, by_score, starts,
-    ends, sources, entries, FIRST: tl.constexpr, NOWHERE: tl.constexpr,
-    K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
+    start, u, scale, by_u, by_sum, by_u_before, u_before, scale_before, by_start, share,
+    share_before, by_score, starts, ends, sources, entries, FIRST: tl.constexpr,
+    NOWHERE: tl.constexpr, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr,
+    H_WIDE: tl.constexpr,
 ):  # fmt: skip
     """One pass back, at its targets; on the way the u that it began with is made again."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     k = tl.arange(0, K_WIDE)
-    unit = tl.load(u + place, mask=there, other=0.0)
-    grad = tl.load(by_u + place, mask=there, other=0.0)
+    unit = _row(u, node, K, H, K_WIDE, H_WIDE)
+    grad = _row(by_u, node, K, H, K_WIDE, H_WIDE)
     own_scale = tl.load(scale + node * K + k, mask=k < K, other=0.0)
     by_total = (grad - unit * tl.sum(unit * grad, axis=1)[:, None]) * own_scale[:, None]
     tl.store(by_sum + place, by_total, mask=there)
-    own = tl.load(by_start + place, mask=there, other=0.0)
+    own = _row(by_start, node, K, H, K_WIDE, H_WIDE)
     tl.store(by_start + place, own + by_total, mask=there)
-    total = tl.load(start + place, mask=there, other=0.0)
+    total = _row(start, node, K, H, K_WIDE, H_WIDE)
     mine = tl.zeros_like(total)
     for edge in range(tl.load(starts + node), tl.load(ends + node)):
-        at, _ = _place(tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
-        row = tl.load(start + at, mask=there, other=0.0)
-        p = tl.load(share + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+        row = _row(start, tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
+        p = _at_edge(share, edge, entries, K, K_WIDE)
         by_p = tl.sum(by_total * row, axis=1)
         slope = p * (by_p - tl.sum(p * by_p, axis=0))
-        tl.store(by_score + k.to(tl.int64) * entries + edge, slope, mask=k < K)
+        _keep_at_edge(by_score, edge, entries, slope, K, K_WIDE)
         mine += slope[:, None] * row
         if not FIRST:
-            q = tl.load(share_before + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
-            total += q[:, None] * row
+            total += _at_edge(share_before, edge, entries, K, K_WIDE)[:, None] * row
     tl.store(by_u_before + place, mine, mask=there)
     if FIRST:
         tl.store(u_before + place, total, mask=there)
@@ -209,20 +212,17 @@ def _backward(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _to_sources(
-    by_sum, u_before, by_start, share, by_score, starts, ends,
-    targets, order, entries, K: tl.constexpr, H: tl.constexpr,
-    K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
+    by_sum, u_before, by_start, share, by_score, starts, ends, targets, order, entries,
+    K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr,
 ):  # fmt: skip
     """One pass back, at its sources: always summed in the same order, hence not by atomics."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
-    k = tl.arange(0, K_WIDE)
-    total = tl.load(by_start + place, mask=there, other=0.0)
+    total = _row(by_start, node, K, H, K_WIDE, H_WIDE)
     for number in range(tl.load(starts + node), tl.load(ends + node)):
-        at, _ = _place(tl.load(targets + number), K, H, K_WIDE, H_WIDE)
-        edge = tl.load(order + number)
-        p = tl.load(share + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
-        slope = tl.load(by_score + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
-        total += p[:, None] * tl.load(by_sum + at, mask=there, other=0.0)
-        total += slope[:, None] * tl.load(u_before + at, mask=there, other=0.0)
+        target, edge = tl.load(targets + number), tl.load(order + number)
+        p = _at_edge(share, edge, entries, K, K_WIDE)
+        slope = _at_edge(by_score, edge, entries, K, K_WIDE)
+        total += p[:, None] * _row(by_sum, target, K, H, K_WIDE, H_WIDE)
+        total += slope[:, None] * _row(u_before, target, K, H, K_WIDE, H_WIDE)
     tl.store(by_start + place, total, mask=there)

@@ -127,10 +127,6 @@ class Replay:
             return self._as_it_is(server, number, with_train)
         return self._rehearse(server, number, with_train)
 
-    def shown(self, number: int) -> int | None:
-        """What a recorded round may know of its number: that of one like it."""
-        return None if self.stage is None else number
-
     def _as_it_is(self, server: Tree, number: int, with_train: bool) -> tuple[Tree, Round]:
         server, outcome = self.play(server, self.simulation.clients(number), with_train)
         return server, Round(number, outcome)
@@ -140,7 +136,7 @@ class Replay:
         self.engine.regroup()
         before = shapes(server), states.layout(), shapes(list(states.stacks.values()))
         kept = states.copy()
-        tape = Tape(self.simulation.root, number, self.shown(number))
+        tape = Tape(self.simulation.root, number, shown(self.stage, number))
         try:
             check_place((server, kept[1]), self.simulation.root.device)
             with no_reads(self.simulation.root.device) as watch:
@@ -211,6 +207,11 @@ class Replay:
         if how != self.how:
             log.info("%s", how)
         self.how = how
+
+
+def shown(stage: Hashable, number: int) -> int | None:
+    """What a recorded round may know of its number: that of one like it."""
+    return None if stage is None else number
 
 
 def first_line(reason: str) -> str:

@@ -32,7 +32,7 @@ from atoll.study.experiment import (
     Run,
     Saver,
 )
-from atoll.study.replay import Round, Take, check_place, fetched, first_line, rounds_ahead
+from atoll.study.replay import Round, Take, check_place, fetched, first_line, rounds_ahead, shown
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Sweep:
     def _rehearse(self, number: int, with_train: bool) -> Round:
         assert self.carried is not None
         root = self.runs[0].simulation.root
-        blank = Tape(root, number, None if self.stage is None else number)
+        blank = Tape(root, number, shown(self.stage, number))
         try:
             with no_reads(root.device) as watch:
                 tape, after, outcome = self._play(blank, with_train, self.carried, self.fixed)
