@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph, Sparse, cast, make_graph, sparse_matrix, with_views
+from atoll.core.graph import (
+    SMALL,
+    Graph,
+    Sparse,
+    cast,
+    make_graph,
+    moved,
+    sparse_matrix,
+    with_views,
+)
+from atoll.core.tree import leaves
 
 entries = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 4), st.floats(-9, 9).filter(bool)), max_size=12
@@ -124,6 +134,20 @@ def test_padding_does_not_count_in_sizes():
 def test_an_unknown_weight_is_refused_rather_than_taken_for_nodes():
     with pytest.raises(ConfigError, match=r"unknown weight 'trian'; did you mean 'train'\?"):
         small().size("trian")
+
+
+def test_small_tensors_travel_together_and_arrive_as_they_were():
+    graphs = (small(views={"x": lambda g: g.x}), small())
+    large = torch.arange(SMALL + 1)
+    there, big, none = moved((graphs, large, torch.zeros(0, 3)), "cpu")
+    assert big is large  # where it was
+    assert none.shape == (0, 3)
+    for graph, copy in zip(graphs, there, strict=True):
+        assert copy.y.data_ptr() != graph.y.data_ptr()
+        for one, other in zip(leaves(graph), leaves(copy), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+    assert there[0].y.untyped_storage().data_ptr() == there[1].y.untyped_storage().data_ptr()
 
 
 def test_cast_changes_floating_point_tensors_alone():

@@ -17,6 +17,7 @@ from atoll.engines.simulation import prepared
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.nn.disengcn import DisenGCN, route
+from atoll.nn.ops import matmul, with_values
 from atoll.testing import small_federation
 
 pytestmark = [
@@ -182,3 +183,29 @@ def test_routing(factors: int, hidden: int) -> None:
 
     for cpu, gpu in zip(*both(routed), strict=True):
         torch.testing.assert_close(cpu, gpu, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 64, 100])
+def test_sparse_products(columns: int) -> None:
+    """Forwards and backwards, in the dense factor and in the values, of clients side by side."""
+    draw = torch.Generator().manual_seed(columns)
+    federation = small_federation()
+    net = GCN(federation.features, 3)
+    wide = max(graph.num_nodes for graph in federation.graphs) + 1
+    x = torch.randn(len(federation), wide, columns, generator=draw)
+    weight = torch.randn(x.shape, generator=draw)
+
+    def product(device: str) -> tuple[torch.Tensor, ...]:
+        graphs = prepared(federation.graphs, net.views, device)
+        adjacency = stack_graphs(graphs).views["gcn"]
+        there, by = x.to(device).requires_grad_(), weight.to(device)
+        scale = adjacency.values.clone().requires_grad_()
+
+        def one(edges, values, dense):
+            return matmul(with_values(replace(edges, dense=None), values), dense)
+
+        found = torch.func.vmap(one)(adjacency, scale, there)
+        return found.detach(), *torch.autograd.grad((found * by).sum(), (scale, there))
+
+    for cpu, gpu in zip(*both(product), strict=True):
+        torch.testing.assert_close(cpu, gpu, rtol=1e-4, atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from atoll.core.errors import ConfigError
@@ -23,7 +24,7 @@ from atoll.study.papers import (
     rough_seconds,
 )
 from atoll.study.protocols import PROTOCOLS
-from atoll.study.reproduce import Wanted, averaged
+from atoll.study.reproduce import Wanted, averaged, named_cell
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRINTED = {"fedath": 456, "fediih": 852, "fedtad": 239, "gcfl": 78}
@@ -145,6 +146,14 @@ def test_settings_are_those_of_the_results_pages() -> None:
     assert (method.tau, method.epochs, method.net.layers, method.net.hidden) == (5, 1, 3, 128)
     arxiv = iih.config("ogbn-arxiv", "metis-nonoverlap", "Local", clients=5)
     assert arxiv.ratios == (0.05, 0.475, 0.475)
+
+
+def test_clients_of_a_single_class_are_accepted_where_the_paper_has_them() -> None:
+    config = read_paper("fediih").config("Amazon-Photo", "metis-nonoverlap", "FedAvg", clients=20)
+    assert config.allow == ("single-class",)
+    # What is accepted changes no number, hence no name.
+    strictly = msgspec.structs.replace(config, allow=())
+    assert named_cell(config, {}).name == named_cell(strictly, {}).name
 
 
 def test_strict_keeps_method_and_budget_and_changes_the_rules() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, StepError
 from atoll.core.message import ToAll
 from atoll.core.method import client_step
 from atoll.core.random import make_key
@@ -229,10 +229,20 @@ def test_clients_that_need_different_programs_part_the_runs() -> None:
     same(run_together(asked), [experiment.run() for experiment in asked])
 
 
-def test_no_memory_for_all_at_once(monkeypatch) -> None:
+@pytest.mark.parametrize("within_a_step", [False, True])
+def test_no_memory_for_all_at_once(within_a_step: bool, monkeypatch, caplog) -> None:
     def full(*_):
-        raise torch.OutOfMemoryError("no memory left")
+        try:
+            raise torch.OutOfMemoryError("no memory left")
+        except torch.OutOfMemoryError as reason:
+            if within_a_step:
+                raise StepError(0, "train", 1, "no memory left") from reason
+            raise
 
-    monkeypatch.setattr("atoll.study.sweep.stack_graphs", full)
+    monkeypatch.setattr(
+        "atoll.study.sweep.Sweep._play" if within_a_step else "atoll.study.sweep.stack_graphs", full
+    )
     asked = experiments()
-    same(run_together(asked), [experiment.run() for experiment in asked])
+    with caplog.at_level("INFO", "atoll.study.sweep"):
+        same(run_together(asked), [experiment.run() for experiment in asked])
+    assert "half of them may do" in caplog.text

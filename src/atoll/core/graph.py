@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
 from atoll.core.batched import call
 from atoll.core.errors import unknown
-from atoll.core.tree import Tree, inside_transform, record, static, tree_map
+from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
 
 
 @record
@@ -349,6 +350,30 @@ def make_graph(
         batch_size=batch_size,
     )
     return graph if views is None else with_views(graph, views)
+
+
+def moved(tree: Tree, device: torch.device | str) -> Tree:
+    """The tree on `device`. Small tensors travel together: a copy to a GPU makes everybody wait."""
+    found = {id(leaf): leaf for leaf in leaves(tree)}
+    small: dict[torch.dtype, list[Tensor]] = {}
+    for leaf in found.values():
+        if leaf.numel() <= SMALL:
+            small.setdefault(leaf.dtype, []).append(leaf)
+    there: dict[int, Tensor] = {}
+    for some in small.values():
+        # Each begins where a GPU reads fast: after a multiple of so many numbers.
+        parts = [functional.pad(leaf.flatten(), (0, -leaf.numel() % ALIGNED)) for leaf in some]
+        packed = torch.split(torch.cat(parts).to(device), [len(part) for part in parts])
+        for leaf, part in zip(some, packed, strict=True):
+            there[id(leaf)] = part[: leaf.numel()].view(leaf.shape)
+    return tree_map(lambda leaf: there[id(leaf)] if id(leaf) in there else leaf.to(device), tree)
+
+
+SMALL = 1 << 18
+"""Most numbers of a tensor that travels with others."""
+
+ALIGNED = 64
+"""Numbers that fill a line of a cache, whatever their type."""
 
 
 def cast(tree: Tree, *, dtype: torch.dtype, device: torch.device | str) -> Tree:

@@ -40,7 +40,7 @@ from atoll.core.tree import (
     vmap_trees,
 )
 from atoll.core.varied import Undecided
-from atoll.engines.recording import NotRecordable, Recording, no_reads, shapes
+from atoll.engines.recording import NotRecordable, Recording, new_pool, no_reads, shapes
 from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
 
@@ -336,7 +336,7 @@ class RecordedSteps:
     def __init__(self) -> None:
         self.seen: set[Any] = set()
         self.recordings: dict[Any, Recording | None] = {}
-        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        self.pool = new_pool(torch.cuda.is_available())
 
     def run(
         self, what: Any, program: Callable[..., tuple[Tree, Tree]], *inputs: Tree

@@ -106,6 +106,11 @@ class Recording:
         return self.replay()
 
 
+def new_pool(cuda: bool) -> Any:
+    """Memory for recordings. One whose recordings are gone cannot be used again."""
+    return torch.cuda.graph_pool_handle() if cuda else None
+
+
 def shapes(tree: Tree) -> tuple[Any, ...]:
     """All that must be equal for a recording to take a tree in the place of another one.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.core.batches import with_parts
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation, Lazily, each
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, with_views
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, moved, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key
@@ -170,8 +170,11 @@ def prepared(
         ready: Graph = cast(with_views(there, views), dtype=dtype, device=device)
         return ready
 
+    cuda = torch.device(device).type == "cuda"
+    if cuda and not isinstance(graphs, Lazily):
+        graphs = moved(tuple(graphs), device)
     placed = each(one, graphs)
-    if torch.device(device).type == "cuda":
+    if cuda:
         placed = with_dense_views(placed, beside)
     # Most graphs of a client train: predicting them to score the others would cost much.
     return each(with_parts, placed)

@@ -22,7 +22,6 @@ edge of weight zero is none.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
-from atoll.nn.ops import NO_SECOND_DERIVATIVE, _bags, matmul
+from atoll.nn.ops import NO_SECOND_DERIVATIVE, _bags, matmul, on_gpu
 
 CACHED = 1 << 20
 """Most numbers of a per-node tensor that a routing pass works on at once, on a CPU."""
@@ -274,7 +273,7 @@ class _RouteBack(Function):
 
 def _kernels(x: Tensor) -> Any:
     """`routing_kernels`, where they can work on x; None elsewhere."""
-    if not x.is_cuda or x.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+    if not on_gpu(x):
         return None
     from atoll.nn import routing_kernels
 

@@ -254,11 +254,11 @@ def absent(data: str, root: str | None) -> str:
 
 @cache
 def _of_file(template: str, data: str, settings: bool) -> Options:
-    """Rounds, epochs and shares of a setting's file, and its hyper-parameters if they are meant."""
+    """What a setting's file says of data and training; its hyper-parameters if they are meant."""
     if not template:
         return {}
     raw = read_config(RECIPES / template.format(data=data))
-    names = ("rounds", "epochs", "ratios", *(["set"] if settings else []))
+    names = ("rounds", "epochs", "ratios", "allow", *(["set"] if settings else []))
     return {name: raw[name] for name in names if name in raw}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError
 from atoll.core.tree import Tree, leaves, record, stack, tree_map
 from atoll.engines.fused import Fused
-from atoll.engines.recording import NotRecordable, Recording, Tape, no_reads, shapes
+from atoll.engines.recording import NotRecordable, Recording, Tape, new_pool, no_reads, shapes
 from atoll.engines.simulation import Participants, Simulation, client_diverged, server_diverged
 from atoll.study.evaluate import Scores
 
@@ -107,8 +106,7 @@ class Replay:
         self.tries = 0
         self.played = 0  # rounds of this stage
         self.how = ""
-        cuda = simulation.root.is_cuda
-        self.pool: Any = torch.cuda.graph_pool_handle() if cuda else None
+        self.pool = new_pool(simulation.root.is_cuda)
 
     def ready(self, number: int, with_train: bool) -> bool:
         """Whether a round is a replay, so that nothing waits for it."""
@@ -119,6 +117,7 @@ class Replay:
         if self.stage_of(number) != self.stage:
             self.stage, self.played = self.stage_of(number), 0
             self.takes.clear()
+            self.pool = new_pool(self.simulation.root.is_cuda)
         self.played += 1
         if with_train in self.takes:
             return self._replay(self.takes[with_train], server, number)

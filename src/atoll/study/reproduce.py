@@ -289,9 +289,10 @@ def _cell(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> Cell:
 def named_cell(config: RunConfig, labels: Mapping[str, Any]) -> Cell:
     """A cell whose name says what it is and tells it from every other configuration.
 
-    Where the data lie is no part of it, nor is the number of seeds: more of them continue a cell.
+    Where the data lie is no part of it, nor which clients would be accepted, nor the number of
+    seeds: more of them continue a cell.
     """
-    text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1))
+    text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1, allow=()))
     words = [plain_name(config.data).lower(), config.clients, config.method, config.protocol]
     stem = "-".join(str(word) for word in words if word is not None)
     return Cell(f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", config, dict(labels))

@@ -24,7 +24,7 @@ from atoll.core.graph import Graph
 from atoll.core.tree import Tree, stack, take, tree_map, vmap_trees
 from atoll.core.varied import Points, Undecided, points
 from atoll.engines.fused import Fused, stack_graphs
-from atoll.engines.recording import Recording, Tape, no_reads, shapes
+from atoll.engines.recording import Recording, Tape, new_pool, no_reads, shapes
 from atoll.engines.simulation import Simulation
 from atoll.study.experiment import (
     Experiment,
@@ -87,8 +87,8 @@ class Sweep:
         self.carried: tuple[Tree, Tree] | None = None
         self.fixed: tuple[Tree, Tree, Tree] | None = None
         self.takes: dict[bool, Take] = {}
-        cuda = torch.device(experiments[0].device).type == "cuda"
-        self.pool: Any = torch.cuda.graph_pool_handle() if cuda else None
+        self.cuda = torch.device(experiments[0].device).type == "cuda"
+        self.pool = new_pool(self.cuda)
         if self.apart:
             return
         self.points = points([experiment.method for experiment in experiments])
@@ -134,13 +134,11 @@ class Sweep:
     def _advance_together(self, number: int) -> None:
         lead, began = self.runs[0], time.perf_counter()
         if self.carried is None:
-            try:
-                self.carried, self.fixed = self._stacked()
-                check_place(self.carried, self.runs[0].simulation.root.device)
-            except Exception as reason:
+            with _or_apart():
                 # Too large, or too different: in halves or one by one they can still be run.
-                self.carried = self.fixed = None
-                raise _apart(reason) from reason
+                carried, fixed = self._stacked()
+                check_place(carried, self.runs[0].simulation.root.device)
+            self.carried, self.fixed = carried, fixed
         rounds: list[Round] = []
         left = lead.experiment.rounds - number
         for ahead in range(rounds_ahead(left, len(self.runs) * lead.history.seconds[-1])):
@@ -218,12 +216,9 @@ class Sweep:
         assert self.carried is not None
         root = self.runs[0].simulation.root
         blank = Tape(root, number, shown(self.stage, number))
-        try:
-            with no_reads(root.device) as watch:
-                tape, after, outcome = self._play(blank, with_train, self.carried, self.fixed)
-        except Exception as reason:
-            # Whatever it is: one by one the runs give the same results, or the true error.
-            raise _apart(reason) from reason
+        # Whatever goes wrong: one by one the runs give the same results, or the true error.
+        with _or_apart(), no_reads(root.device) as watch:
+            tape, after, outcome = self._play(blank, with_train, self.carried, self.fixed)
         if shapes(after) != shapes(self.carried):
             raise _Apart("what the server or the clients keep changes its shape")
         tape.sums.clear()  # they are in the outcome, where they have an axis for the runs
@@ -241,12 +236,10 @@ class Sweep:
 
         salts = tape.salts_of(range(self.runs[0].experiment.rounds))
         held = keeps, self.fixed, dict(_engine(self.runs[0]).places)
-        try:
+        with _or_apart():
             recording = Recording(
                 program, *carried, salts[0], carried=2, pool=self.pool, keeps=held
             )
-        except Exception as reason:
-            raise _apart(reason) from reason
         if not self.takes:
             log.info("%d runs are trained at once", len(self.runs))
         self.takes[with_train] = Take(recording, tape, salts)
@@ -301,6 +294,7 @@ class Sweep:
         self.settle()
         self.carried = self.fixed = None
         self.takes.clear()
+        self.pool = new_pool(self.cuda)
 
     def part(self, reason: str) -> None:
         """Go on one by one."""
@@ -336,9 +330,15 @@ def out_of_memory(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _apart(reason: Exception) -> Exception:
-    """What to raise where runs cannot be one program: memory that is full may do for fewer."""
-    return reason if out_of_memory(reason) else _Apart(str(reason))
+@contextmanager
+def _or_apart() -> Iterator[None]:
+    """What goes wrong within keeps runs from being one program; full memory may do for fewer."""
+    try:
+        yield
+    except Exception as reason:
+        if isinstance(reason, _Apart) or out_of_memory(reason):
+            raise
+        raise _Apart(str(reason)) from reason
 
 
 def _engine(run: Run) -> Fused:

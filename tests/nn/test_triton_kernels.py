@@ -1,4 +1,4 @@
-"""A GPU's routing kernels against torch's operations, in Triton's interpreter: no GPU is needed."""
+"""A GPU's kernels against torch's operations, in Triton's interpreter: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-CODE = """
+ROUTING = """
 import torch
 from atoll.core.graph import sparse_matrix
 from atoll.engines.fused import stack_sparse
@@ -42,10 +42,36 @@ print("equal")
 """
 
 
+SPARSE = """
+import torch
+from torch.nn import functional
+from atoll.nn import sparse_kernels
+
+draw = torch.Generator().manual_seed(0)
+# The last is more columns than a program takes; the second has a bag longer than it looks ahead.
+for rows, nodes, entries, columns in ((7, 9, 30, 5), (3, 40, 1500, 3), (5, 8, 24, 130)):
+    lengths = torch.randint(0, 2 * entries // rows, (rows,), generator=draw)
+    starts = (lengths.cumsum(0) - lengths).clamp(max=entries).int()
+    index, other = torch.randint(nodes, (2, entries), generator=draw, dtype=torch.int32)
+    x, y = torch.randn(2, nodes, columns, generator=draw)
+    weight = torch.randn(entries, generator=draw)
+    weight[entries // 2 :] = 0  # padding
+    for given in (weight, None):
+        plain = functional.embedding_bag(index, x, starts, mode="sum", per_sample_weights=given)
+        ours = sparse_kernels.bags(x, index, starts, given)
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)
+    dots = (x[index.long()] * y[other.long()]).sum(-1)
+    ours = sparse_kernels.entry_dots(x, y, index, other)
+    torch.testing.assert_close(ours, dots, rtol=1e-5, atol=1e-4)
+print("equal")
+"""
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_equal_the_operations_they_replace() -> None:
+@pytest.mark.parametrize("code", [ROUTING, SPARSE], ids=["routing", "sparse"])
+def test_kernels_equal_the_operations_they_replace(code: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False,
     )  # fmt: skip
     assert done.stdout == "equal\n", done.stderr
