@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import click
 
@@ -16,12 +17,15 @@ MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"
 Line = Mapping[str, str]
 Cell = dict[str, Line]
 """One printed number: its line under each protocol."""
+Contest = tuple[float, list[float]]
+"""A method's number and its rivals'."""
 
 
 @click.command("tables-page")
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("page", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def tables_page(table: Path, page: Path) -> None:
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture, too.")
+def tables_page(table: Path, page: Path, plot: Path | None) -> None:
     """Write the numbers of TABLE, a CSV file, between the marks of PAGE."""
     with table.open(newline="", encoding="utf-8") as file:
         cells = by_number(csv.DictReader(file))
@@ -30,8 +34,10 @@ def tables_page(table: Path, page: Path) -> None:
     if text.count(begin) != 1 or text.count(end) != 1:
         raise click.ClickException(f"{page} needs the lines '{begin}' and '{end}', once each")
     before, after = text.split(begin)[0], text.split(end)[1]
-    made = "\n".join(sections(cells))
+    made = "\n".join([*summary(cells), "", *sections(cells)])
     page.write_text(f"{before}{begin}\n\n{made}\n{end}{after}", encoding="utf-8")
+    if plot is not None:
+        draw(cells, plot)
     near = sum(comes_out(cell) for cell in cells)
     click.echo(f"{len(cells)} printed numbers, {near} come out")
 
@@ -49,12 +55,101 @@ def comes_out(cell: Cell) -> bool:
     """Whether ours, under the paper's own protocol, is near the print."""
     line = paper_line(cell)
     limit = max(TOLERANCE, float(line["printed_std"] or 0))
-    return verdict(float(line["ours"]) - float(line["printed"]), limit) == "reproduced"
+    return verdict(_ours(cell) - _printed(cell), limit) == "reproduced"
 
 
 def paper_line(cell: Cell) -> Line:
     """The line under the paper's own protocol."""
     return min(cell.items(), key=lambda one: one[0] == "strict")[1]
+
+
+def summary(cells: Sequence[Cell]) -> Iterator[str]:
+    """A row for each paper: whose numbers come out, and where its own method is first."""
+    head = (
+        "paper", "its own method comes out", "variants of it", "baselines",
+        "baselines, ours − printed", "its method first, and points over the best other: printed",
+        "here", "under `strict`",
+    )  # fmt: skip
+    yield "## In short\n"
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" * len(head) + "|"
+    for paper in dict.fromkeys(paper_line(cell)["paper"] for cell in cells):
+        name = PAPERS.get(paper, paper)
+        some = [cell for cell in cells if paper_line(cell)["paper"] == paper]
+        own = [cell for cell in some if paper_line(cell)["method"] == name]
+        variants = [cell for cell in some if _is_own(cell, name) and cell not in own]
+        others = [cell for cell in some if not _is_own(cell, name)]
+        away = mean([_ours(cell) - _printed(cell) for cell in others] or [0.0])
+        places = [*contests(some, name)]
+        leads = [[place[i][0] - max(place[i][1]) for place in places] for i in range(3)]
+        shown = [f"{sum(map(comes_out, part))} of {len(part)}" for part in (own, variants, others)]
+        shown += [f"{away:+.1f} on average", *map(_first, leads)]
+        yield f"| {name} | " + " | ".join(shown) + " |"
+
+
+def _first(leads: Sequence[float]) -> str:
+    """How often a method leads, and by how much on average."""
+    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}, {mean(leads or [0.0]):+.1f}"
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Printed across, ours up, a dot for each number; a panel for each paper."""
+    from matplotlib.figure import Figure
+
+    papers = list(dict.fromkeys(paper_line(cell)["paper"] for cell in cells))
+    figure = Figure(figsize=(4 * len(papers), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(papers), sharex=True, sharey=True, squeeze=False)[0]
+    for panel, paper in zip(panels, papers, strict=True):
+        name = PAPERS.get(paper, paper)
+        some = [cell for cell in cells if paper_line(cell)["paper"] == paper]
+        for label, colour, size, part in (
+            ("baselines", "0.6", 12, [cell for cell in some if not _is_own(cell, name)]),
+            ("its own method", "tab:blue", 22, [cell for cell in some if _is_own(cell, name)]),
+        ):
+            x, y = [_printed(cell) for cell in part], [_ours(cell) for cell in part]
+            panel.scatter(x, y, size, colour, alpha=0.7, linewidths=0, label=label)
+        panel.axline((60, 60), slope=1, color="black", linewidth=0.8)
+        panel.set(title=f"{name}'s tables", xlabel="printed", aspect="equal")
+        panel.legend(loc="upper left", frameon=False)
+    panels[0].set_ylabel("ours, under the paper's protocol")
+    figure.savefig(path, dpi=130)
+
+
+def contests(cells: Iterable[Cell], name: str) -> Iterator[tuple[Contest, Contest, Contest]]:
+    """The paper's method and its rivals as printed, here, and under `strict`, cell by cell.
+
+    Only where a cell has both protocols of the paper's method and of at least five others.
+    """
+    groups: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        line = paper_line(cell)
+        if "strict" in cell:
+            key = tuple(line[part] for part in ("table", "dataset", "setting", "clients", "metric"))
+            groups.setdefault(key, {})[line["method"]] = cell
+    for group in groups.values():
+        rivals = [cell for cell in group.values() if not _is_own(cell, name)]
+        if name in group and len(rivals) >= 5:
+            yield tuple(  # type: ignore[misc]  # three of them
+                (read(group[name]), [read(cell) for cell in rivals])
+                for read in (_printed, _ours, _strict)
+            )
+
+
+def _is_own(cell: Cell, name: str) -> bool:
+    """Whether a row is the paper's own method or a variant of it."""
+    return paper_line(cell)["method"].startswith(name)
+
+
+def _printed(cell: Cell) -> float:
+    return float(paper_line(cell)["printed"])
+
+
+def _ours(cell: Cell) -> float:
+    return float(paper_line(cell)["ours"])
+
+
+def _strict(cell: Cell) -> float:
+    return float(cell["strict"]["ours"])
 
 
 def sections(cells: Iterable[Cell]) -> Iterator[str]:

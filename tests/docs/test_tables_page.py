@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import matplotlib.image
 from bench.tables_page import MARKS, tables_page
 from click.testing import CliRunner
 
@@ -38,6 +39,32 @@ def test_numbers_that_come_out_are_bold(tmp_path: Path) -> None:
     assert "| | 30 clients | 50 clients |" in text
     assert "| Local | 81.3 → **82.8 ± 0.3**, 80.0 ± 0.5 | 81.3 → 82.8 ± 0.3 |" in text
     assert "| GCFL | – | 70.0 → **75.0 ± 0.3** |" in text  # within the printed spread
+
+
+def test_the_summary_says_whose_numbers_come_out_and_who_is_first(tmp_path: Path) -> None:
+    rivals = "".join(
+        f"fediih,1,Cora,metis-overlap,30,M{i},acc,70,,{rules},{ours},0.3,5,cuda\n"
+        for i in range(5)
+        for rules, ours in (("fediih", 75), ("strict", 70))
+    )
+    own = (
+        "fediih,1,Cora,metis-overlap,30,FedIIH,acc,73,,fediih,73.5,0.3,5,cuda\n"
+        "fediih,1,Cora,metis-overlap,30,FedIIH,acc,73,,strict,71,0.3,5,cuda\n"
+        "fediih,1,Cora,metis-overlap,30,FedIIH w/o VI,acc,99,,fediih,70,0.3,5,cuda\n"
+    )
+    row = "| FedIIH | 1 of 1 | 0 of 1 | 0 of 5 | +5.0 on average "
+    row += "| 1 of 1, +3.0 | 0 of 1, -1.5 | 1 of 1, +1.0 |"
+    assert row in made(tmp_path, rivals + own)
+
+
+def test_the_picture_has_a_panel_for_each_paper(tmp_path: Path) -> None:
+    (tmp_path / "p.md").write_text(f"{MARKS[0]}\n{MARKS[1]}\n")
+    shown = ["--plot", str(tmp_path / "t.png")]
+    table = str(RESULTS / "tables.csv")
+    done = CliRunner().invoke(tables_page, [table, str(tmp_path / "p.md"), *shown])
+    assert done.exit_code == 0, done.output
+    width, height = matplotlib.image.imread(tmp_path / "t.png").shape[1::-1]
+    assert width > 2 * height  # three beside each other
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
