@@ -17,8 +17,6 @@ MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"
 Line = Mapping[str, str]
 Cell = dict[str, Line]
 """One printed number: its line under each protocol."""
-Contest = tuple[float, list[float]]
-"""A method's number and its rivals'."""
 
 
 @click.command("tables-page")
@@ -77,38 +75,51 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
     )
     yield "| " + " | ".join(head) + " |"
     yield "|---" * len(head) + "|"
-    for paper in dict.fromkeys(paper_line(cell)["paper"] for cell in cells):
-        name = PAPERS.get(paper, paper)
-        some = [cell for cell in cells if paper_line(cell)["paper"] == paper]
+    for name, some in by_paper(cells).items():
         own = [cell for cell in some if paper_line(cell)["method"] == name]
         variants = [cell for cell in some if _is_own(cell, name) and cell not in own]
         others = [cell for cell in some if not _is_own(cell, name)]
-        away = mean([_ours(cell) - _printed(cell) for cell in others] or [0.0])
-        places = [*contests(some, name)]
-        leads = [[place[i][0] - max(place[i][1]) for place in places] for i in range(3)]
+        away = [_ours(cell) - _printed(cell) for cell in others]
+        ahead = [*leads(some, name)]
         shown = [f"{sum(map(comes_out, part))} of {len(part)}" for part in (own, variants, others)]
-        shown += [f"{away:+.1f}", *map(_first, leads)]
+        shown += [_mean(away), *(_first([row[i] for row in ahead]) for i in range(3))]
         yield f"| {name} | " + " | ".join(shown) + " |"
 
 
 def _first(leads: Sequence[float]) -> str:
     """How often a method leads, and by how much on average."""
-    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}, {mean(leads or [0.0]):+.1f}"
+    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}, {_mean(leads)}"
+
+
+def _mean(points: Sequence[float]) -> str:
+    return f"{mean(points):+.1f}" if points else "–"
+
+
+def by_paper(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """The cells of each paper, by the name of its method."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        paper = paper_line(cell)["paper"]
+        found.setdefault(PAPERS.get(paper, paper), []).append(cell)
+    return found
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
     """Printed across, ours up, a dot for each number; a panel for each paper."""
     from matplotlib.figure import Figure
 
-    papers = list(dict.fromkeys(paper_line(cell)["paper"] for cell in cells))
+    papers = by_paper(cells)
     figure = Figure(figsize=(3 * len(papers), 3.3), layout="constrained")
     panels = figure.subplots(1, len(papers), sharex=True, sharey=True, squeeze=False)[0]
-    for panel, paper in zip(panels, papers, strict=True):
-        name = PAPERS.get(paper, paper)
-        some = [cell for cell in cells if paper_line(cell)["paper"] == paper]
+    for panel, (name, some) in zip(panels, papers.items(), strict=True):
         for label, colour, size, part in (
             ("baselines", "0.6", 12, [cell for cell in some if not _is_own(cell, name)]),
-            ("its own method", "tab:blue", 22, [cell for cell in some if _is_own(cell, name)]),
+            (
+                "its own, and variants",
+                "tab:blue",
+                22,
+                [cell for cell in some if _is_own(cell, name)],
+            ),
         ):
             x, y = [_printed(cell) for cell in part], [_ours(cell) for cell in part]
             panel.scatter(x, y, size, colour, alpha=0.7, linewidths=0, label=label)
@@ -119,8 +130,8 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     figure.savefig(path, dpi=170)
 
 
-def contests(cells: Iterable[Cell], name: str) -> Iterator[tuple[Contest, Contest, Contest]]:
-    """The paper's method and its rivals as printed, here, and under `strict`, cell by cell.
+def leads(cells: Iterable[Cell], name: str) -> Iterator[list[float]]:
+    """Points of the paper's method over the best other one: as printed, here, under `strict`.
 
     Only where a cell has both protocols of the paper's method and of at least five others.
     """
@@ -133,10 +144,10 @@ def contests(cells: Iterable[Cell], name: str) -> Iterator[tuple[Contest, Contes
     for group in groups.values():
         rivals = [cell for cell in group.values() if not _is_own(cell, name)]
         if name in group and len(rivals) >= 5:
-            yield tuple(  # type: ignore[misc]  # three of them
-                (read(group[name]), [read(cell) for cell in rivals])
+            yield [
+                read(group[name]) - max(read(cell) for cell in rivals)
                 for read in (_printed, _ours, _strict)
-            )
+            ]
 
 
 def _is_own(cell: Cell, name: str) -> bool:

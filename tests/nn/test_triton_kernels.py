@@ -23,12 +23,12 @@ def adjacency(seed, nodes, entries):
     return sparse_matrix(place // nodes, place % nodes, ones, (nodes, nodes), square=True)
 
 # Clients of different sizes: padded nodes and edges must do nothing.
-stacked = stack_sparse([adjacency(0, 7, 16), adjacency(1, 5, 4), adjacency(2, 3, 0)], 8)
+stacked = stack_sparse([adjacency(0, 9, 30), adjacency(1, 6, 8), adjacency(2, 4, 0)], 11)
 names = ("offsets", "columns", "rows", "values", "t_offsets", "t_columns", "t_order")
 matrix = [getattr(stacked, name).flatten() for name in names]
-for factors, hidden, passes in ((3, 5, 2), (1, 8, 1)):
+for factors, hidden, passes in ((3, 5, 4), (1, 8, 1), (2, 4, 2)):
     draw = torch.Generator().manual_seed(factors)
-    x, grad = torch.randn(2, 24, factors * hidden, generator=draw)
+    x, grad = torch.randn(2, 33, factors * hidden, generator=draw)
     x[3] = 0  # a row without a direction
     plain, shares = disengcn._Route.forward(factors, passes, x, *matrix)
     slope = disengcn._RouteBack.forward(factors, shares, grad, x, *matrix)

@@ -338,10 +338,9 @@ def check_same(cell: Cell, to: Path) -> None:
     text = path.read_text(encoding="utf-8")
     before = make_config(**parse_config(text, f"'{path}'"))
     # The same data may lie elsewhere by now; and what is accepted changes no number.
-    may = {"seeds": before.seeds, "data_root": before.data_root, "allow": before.allow}
-    as_before = msgspec.structs.replace(cell.config, **may)
+    now = msgspec.structs.replace(cell.config, data_root=before.data_root, allow=before.allow)
+    as_before = msgspec.structs.replace(now, seeds=before.seeds)
     if text != _asked(replace(cell, config=as_before)) or before.seeds > cell.config.seeds:
-        now = msgspec.structs.replace(cell.config, data_root=before.data_root, allow=before.allow)
         raise ConfigError(
             f"'{to}' was begun with other options "
             f"({what_differs(before, now) or 'Python objects, now others'}); give the study a "
