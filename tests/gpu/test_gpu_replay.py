@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -199,3 +201,25 @@ def test_a_number_in_main_memory_is_not_frozen() -> None:
     ]
     for scored, scores in runs[0].history.scores.items():
         np.testing.assert_array_equal(scores, runs[1].history.scores[scored])
+
+
+FULL = """
+import torch
+from atoll.engines.recording import Recording, new_pool
+
+number = torch.zeros(1, device="cuda")
+held = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(64)]
+torch.cuda.empty_cache()
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+try:
+    Recording(lambda x: (x + 1,), number, pool=new_pool(True))
+except torch.OutOfMemoryError:
+    print("refused")
+"""
+
+
+def test_full_memory_before_a_recording_is_an_exception() -> None:
+    command = [sys.executable, "-c", FULL]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "refused\n"), ran.stderr

@@ -64,11 +64,17 @@ class Recording:
     def _captured(self, function: Callable[..., Any], pool: Any) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
+        device = self.targets[0].device
+        capture = torch.cuda.graph(graph, pool=pool)
+        with torch.cuda.device(device), torch.cuda.stream(capture.capture_stream):
+            # Torch aborts the process if the two numbers it needs to begin do not fit into memory.
+            # They fit beside this one, and if it does not fit itself, that is an exception.
+            spare = torch.empty(1, device=device)
         # Garbage may hold older graphs, and none may go while another one is captured.
         collects = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.device(self.targets[0].device), torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.device(device), capture:
                 outputs = self._settled(function(*self.inputs))
         except BaseException:
             torch.cuda.set_stream(before)  # torch leaves its own behind when a capture fails
@@ -76,6 +82,7 @@ class Recording:
         finally:
             if collects:
                 gc.enable()
+            del spare
 
         def replay() -> Any:
             graph.replay()
