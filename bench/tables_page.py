@@ -125,8 +125,8 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             panel.scatter(x, y, size, colour, alpha=0.7, linewidths=0, label=label)
         panel.axline((60, 60), slope=1, color="black", linewidth=0.8)
         panel.set(title=f"{name}'s tables", xlabel="printed", aspect="equal")
-        panel.legend(loc="upper left", frameon=False)
     panels[0].set_ylabel("ours, under the paper's protocol")
+    panels[-1].legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=170)
 
 
