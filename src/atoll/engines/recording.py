@@ -65,11 +65,12 @@ class Recording:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
         device = self.targets[0].device
-        capture = torch.cuda.graph(graph, pool=pool)
-        with torch.cuda.device(device), torch.cuda.stream(capture.capture_stream):
+        with torch.cuda.device(device):
+            capture = torch.cuda.graph(graph, pool=pool)  # its stream is on the current device
             # Torch aborts the process if the two numbers it needs to begin do not fit into memory.
             # They fit beside this one, and if it does not fit itself, that is an exception.
-            spare = torch.empty(1, device=device)
+            with torch.cuda.stream(capture.capture_stream):
+                spare = torch.empty(1, device=device)
         # Garbage may hold older graphs, and none may go while another one is captured.
         collects = gc.isenabled()
         gc.disable()
