@@ -3,7 +3,8 @@
 Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of each
 only config.toml and result.json are kept, so that a folder with all of them is small; runs.jsonl
 has a line for each that ended, with its seconds. What is finished is never run again: call it again
-to go on, or with `--jobs 0` to write the table alone.
+to go on, or with `--jobs 0` to write the table alone. Nor is what the table given has already, so
+that the folder need not travel to another machine; another table begins anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ COLUMNS = (
     "paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "printed_std",
     "protocol", "ours", "std", "seeds", "device",
 )  # fmt: skip
+KEY = ("paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "protocol")
+"""The columns that a line is known by."""
+Key = tuple[str, ...]
 MEMORY = 3 << 30
 """Bytes of federations that each process keeps."""
 TOLD = 30
@@ -42,7 +46,9 @@ def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterat
         paper = read_paper(name)
         for table, recipe in paper.recipe.tables.items():
             rows = [] if recipe.reason else plan_table(paper, table, wanted)
-            yield from ((paper, table, row) for row in rows if not row.reason)
+            for row in rows:
+                if not row.reason and row.baseline is None:  # gains need more than a result
+                    yield paper, table, row
 
 
 @dataclass
@@ -158,25 +164,55 @@ def run_all(
     return runs.problems
 
 
-def table(found: Sequence[Any], folder: Path) -> list[list[Any]]:
-    """A line for each printed number and protocol whose runs are all there."""
+def read_table(path: Path | None) -> dict[Key, list[str]]:
+    """The lines of a table; none if there is no such file yet."""
+    if path is None or not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = csv.DictReader(file)
+        if tuple(lines.fieldnames or ()) != COLUMNS:
+            raise click.ClickException(f"{path} has other columns than a table of this command")
+        return {tuple(line[name] for name in KEY): list(line.values()) for line in lines}
+
+
+def keys_of(paper: Any, number: str, row: Any) -> list[Key]:
+    """What the lines of a printed number are known by, one a protocol."""
+    one = row.printed
+    about = one.dataset, one.setting, one.clients, one.method, one.metric, one.value
+    return [tuple(map(str, (paper.name, number, *about, rules))) for rules in row.cells]
+
+
+def is_known(known: Mapping[Key, list[str]], keys: Sequence[Key], seeds: int) -> bool:
+    """Whether a table has all these lines, with so many seeds."""
+    at = COLUMNS.index("seeds")
+    return all(key in known and int(known[key][at]) >= seeds for key in keys)
+
+
+def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) -> list[list[Any]]:
+    """A line for each printed number and protocol: from its runs, else as it is known.
+
+    Known lines that are not asked for (other papers, data that are elsewhere) come last.
+    """
     from atoll.study.cells import read_cell
     from atoll.study.reproduce import Gains, filled, needed
 
-    lines = []
+    lines: dict[Key, list[Any]] = {}
     for paper, number, row in found:
+        keys = keys_of(paper, number, row)
         outcomes = {cell.name: read_cell(folder, cell) for cell in needed(row)}
-        if row.baseline is not None or None in outcomes.values():
-            continue  # gains over a baseline need more than a result
-        one = row.printed
-        for rules, ours in filled(row, outcomes, Gains()).ours.items():
-            devices = {outcomes[cell.name].summary["device"] for cell in row.cells[rules]}
-            lines.append([
+        if None in outcomes.values():
+            lines |= {key: known[key] for key in keys if key in known}
+            continue
+        one, ours = row.printed, filled(row, outcomes, Gains()).ours
+        for key, (rules, cells) in zip(keys, row.cells.items(), strict=True):
+            devices = {outcomes[cell.name].summary["device"] for cell in cells}
+            mean, std = ours[rules].mean, ours[rules].std
+            lines[key] = [
                 paper.name, number, one.dataset, one.setting, one.clients, one.method, one.metric,
-                one.value, one.std, rules, round(ours.mean, 2), round(ours.std or 0, 2), ours.seeds,
+                one.value, one.std, rules, round(mean, 2), round(std or 0, 2), ours[rules].seeds,
                 "+".join(sorted(devices)),
-            ])  # fmt: skip
-    return lines
+            ]  # fmt: skip
+    return list((lines | {key: line for key, line in known.items() if key not in lines}).values())
 
 
 @click.command("tables")
@@ -189,7 +225,8 @@ def table(found: Sequence[Any], folder: Path) -> list[list[Any]]:
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the runs; a second call goes on there.")  # fmt: skip
-@click.option("--csv", "to", type=click.Path(dir_okay=False, path_type=Path), help="To write.")
+@click.option("--csv", "to", type=click.Path(dir_okay=False, path_type=Path),
+              help="The table to write; numbers that it has are kept, not run.")  # fmt: skip
 def tables(
     data_root: Path | None,
     papers: str,
@@ -205,12 +242,17 @@ def tables(
 
     console = Console(stderr=True, highlight=False)
     found = list(planned(papers.split(","), data_root, seeds))
-    cells = unique(cell for _, _, row in found for cell in needed(row))
+    known = read_table(to)
+    unknown = [row for *at, row in found if not is_known(known, keys_of(*at, row), seeds)]
+    cells = unique(cell for row in unknown for cell in needed(row))
     left = [cell for cell in cells if read_cell(out, cell) is None]
-    console.print(f"{len(found)} printed numbers, {len(cells)} runs, {len(left)} to do")
+    console.print(
+        f"{len(found)} printed numbers, {len(found) - len(unknown)} of them known; "
+        f"{len(cells)} runs, {len(left)} to do"
+    )
     began = time.time()
     problems = run_all(left, out, jobs, 60 * minutes, console) if jobs else []
-    lines = table(found, out)
+    lines = table(found, out, known)
     if to is not None:
         with to.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -220,5 +262,5 @@ def tables(
     still = sum(read_cell(out, cell) is None for cell in cells)
     console.print(
         f"{len(left) - still} runs in {time.time() - began:.0f} s, {still} left; "
-        f"{len(lines)} numbers are complete"
+        f"{len(lines)} lines in the table"
     )

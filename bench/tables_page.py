@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -62,37 +63,54 @@ def paper_line(cell: Cell) -> Line:
 
 
 def summary(cells: Sequence[Cell]) -> Iterator[str]:
-    """A row for each paper: whose numbers come out, and where its own method is first."""
-    head = (
-        "", "own method", "its variants", "baselines", "ours − printed", "first: printed", "here",
-        "`strict`",
-    )  # fmt: skip
+    """A column for each paper: whose numbers come out, and where its own method is first."""
+    papers = by_paper(cells)
+    about = [about_paper(some, name) for name, some in papers.items()]
     yield "## In short\n"
     yield (
-        "How many numbers come out; how far the baselines are from the print on average; in how "
-        "many cells the paper's method is first, and by how many points on average (below zero: "
-        "the best other one is).\n"
+        "Cells are compared in which the paper's method has at least five rivals. Its lead over "
+        "the best of them is below zero where that one is better.\n"
     )
-    yield "| " + " | ".join(head) + " |"
-    yield "|---" * len(head) + "|"
-    for name, some in by_paper(cells).items():
-        own = [cell for cell in some if paper_line(cell)["method"] == name]
-        variants = [cell for cell in some if _is_own(cell, name) and cell not in own]
-        others = [cell for cell in some if not _is_own(cell, name)]
-        away = [_ours(cell) - _printed(cell) for cell in others]
-        ahead = [*leads(some, name)]
-        shown = [f"{sum(map(comes_out, part))} of {len(part)}" for part in (own, variants, others)]
-        shown += [_mean(away), *(_first([row[i] for row in ahead]) for i in range(3))]
-        yield f"| {name} | " + " | ".join(shown) + " |"
+    yield "| | " + " | ".join(papers) + " |"
+    yield "|---" * (len(papers) + 1) + "|"
+    for fact in about[0] if about else ():
+        yield f"| {fact} | " + " | ".join(one[fact] for one in about) + " |"
+
+
+def about_paper(cells: Sequence[Cell], name: str) -> dict[str, str]:
+    """Facts about a paper's numbers, in words."""
+    own = [cell for cell in cells if paper_line(cell)["method"] == name]
+    variants = [cell for cell in cells if _is_own(cell, name) and cell not in own]
+    others = [cell for cell in cells if not _is_own(cell, name)]
+    ahead = [*leads(cells, name)]
+    behind = sum(lead.clearly_behind for lead in ahead)
+    return {
+        "numbers of its method that come out": _near(own),
+        "of its variants": _near(variants),
+        "of the baselines": _near(others),
+        "its method: mean distance from the print (with the sign)": _away(own),
+        "the baselines": _away(others),
+        "its method is first in print; mean lead": _first([lead.printed for lead in ahead]),
+        "here": _first([lead.ours for lead in ahead]),
+        "here, under `strict`": _first([lead.strict for lead in ahead]),
+        "here behind the first by more than both spreads": f"{behind} of {len(ahead)}",
+    }
+
+
+def _near(cells: Sequence[Cell]) -> str:
+    return f"{sum(map(comes_out, cells))} of {len(cells)}"
+
+
+def _away(cells: Sequence[Cell]) -> str:
+    """How far ours are from the print on average, without and with the sign."""
+    points = [_ours(cell) - _printed(cell) for cell in cells]
+    return f"{mean(map(abs, points)):.1f} ({mean(points):+.1f})" if points else "–"
 
 
 def _first(leads: Sequence[float]) -> str:
     """How often a method leads, and by how much on average."""
-    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}, {_mean(leads)}"
-
-
-def _mean(points: Sequence[float]) -> str:
-    return f"{mean(points):+.1f}" if points else "–"
+    average = f"; {mean(leads):+.1f}" if leads else ""
+    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}{average}"
 
 
 def by_paper(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -130,11 +148,23 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     figure.savefig(path, dpi=170)
 
 
-def leads(cells: Iterable[Cell], name: str) -> Iterator[list[float]]:
-    """Points of the paper's method over the best other one: as printed, here, under `strict`.
+@dataclass(frozen=True)
+class Lead:
+    """Points of the paper's method over the best other one of a cell, each time the best there."""
 
-    Only where a cell has both protocols of the paper's method and of at least five others.
-    """
+    printed: float
+    ours: float
+    strict: float
+    spreads: float
+    """Of the method and of the best other one here, together."""
+
+    @property
+    def clearly_behind(self) -> bool:
+        return -self.ours > self.spreads
+
+
+def leads(cells: Iterable[Cell], name: str) -> Iterator[Lead]:
+    """Where a cell has both protocols of the paper's method and of at least five others."""
     groups: dict[tuple[str, ...], dict[str, Cell]] = {}
     for cell in cells:
         line = paper_line(cell)
@@ -144,10 +174,11 @@ def leads(cells: Iterable[Cell], name: str) -> Iterator[list[float]]:
     for group in groups.values():
         rivals = [cell for cell in group.values() if not _is_own(cell, name)]
         if name in group and len(rivals) >= 5:
-            yield [
-                read(group[name]) - max(read(cell) for cell in rivals)
-                for read in (_printed, _ours, _strict)
-            ]
+            own, best = group[name], max(rivals, key=_ours)
+            yield Lead(
+                *(read(own) - max(map(read, rivals)) for read in (_printed, _ours, _strict)),
+                spreads=sum(float(paper_line(cell)["std"]) for cell in (own, best)),
+            )
 
 
 def _is_own(cell: Cell, name: str) -> bool:

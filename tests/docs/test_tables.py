@@ -1,0 +1,79 @@
+"""A table goes on where it is: what it has is neither run again nor lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from bench.tables import COLUMNS, is_known, keys_of, read_table, table
+
+from atoll.study.cells import Cell
+from atoll.study.config import RunConfig
+from atoll.study.papers import Printed
+from atoll.study.reproduce import Row
+
+RULES = ("fedtad", "strict")
+PAPER = SimpleNamespace(name="fedtad")
+
+
+def printed_number(method: str) -> tuple[Any, str, Row]:
+    printed = Printed("1", "Cora", "louvain-nonoverlap", "5", method, "acc", 82.0, None)
+    cells = {rules: (Cell(f"{method}-{rules}", RunConfig(seeds=5)),) for rules in RULES}
+    return PAPER, "1", Row(printed, cells, ("accuracy",))
+
+
+def line(method: str, rules: str, ours: str, seeds: int = 5, paper: str = "fedtad") -> list[str]:
+    about = f"{paper},1,Cora,louvain-nonoverlap,5,{method},acc,82.0,,{rules}"
+    return f"{about},{ours},0.5,{seeds},cuda".split(",")
+
+
+def written(tmp_path: Path, *lines: list[str]) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text("".join(",".join(one) + "\n" for one in (COLUMNS, *lines)))
+    return path
+
+
+def run(folder: Path, name: str, accuracy: float) -> None:
+    (folder / "cells" / name).mkdir(parents=True)
+    found = {"mean": accuracy, "std": 0.01, "per_seed": [accuracy] * 5}
+    summary = {"seeds": 5, "device": "cpu", "metrics": {"accuracy": found}}
+    (folder / "cells" / name / "result.json").write_text(json.dumps(summary))
+
+
+def test_a_number_is_known_with_all_protocols_and_enough_seeds(tmp_path: Path) -> None:
+    both = [line("FedAvg", rules, "81.0") for rules in RULES]
+    keys = keys_of(*printed_number("FedAvg"))
+    assert is_known(read_table(written(tmp_path, *both)), keys, 5)
+    assert not is_known(read_table(written(tmp_path, *both)), keys, 6)
+    assert not is_known(read_table(written(tmp_path, both[0])), keys, 5)
+    assert not is_known(read_table(written(tmp_path, *both)), keys_of(*printed_number("X")), 5)
+    assert read_table(tmp_path / "none.csv") == {}
+    assert read_table(None) == {}
+
+
+def test_runs_come_before_what_is_known_and_nothing_known_is_lost(tmp_path: Path) -> None:
+    other = line("FedAvg", "strict", "70.0", paper="fediih")
+    known = [line(method, rules, "81.0") for method in ("FedAvg", "FedTAD") for rules in RULES]
+    path = written(tmp_path, other, *known)
+    for rules in RULES:
+        run(tmp_path, f"FedTAD-{rules}", 0.77)
+    run(tmp_path, "FedAvg-strict", 0.66)  # without its other protocol
+    asked = [printed_number(method) for method in ("FedTAD", "FedAvg", "FedProx")]
+    lines = table(asked, tmp_path, read_table(path))
+    assert [list(map(str, one))[5:] for one in lines] == [
+        ["FedTAD", "acc", "82.0", "None", "fedtad", "77.0", "1.0", "5", "cpu"],
+        ["FedTAD", "acc", "82.0", "None", "strict", "77.0", "1.0", "5", "cpu"],
+        known[0][5:],
+        known[1][5:],
+        other[5:],
+    ]
+
+
+def test_a_file_that_is_no_such_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(click.ClickException, match="other columns"):
+        read_table(tmp_path / "t.csv")
