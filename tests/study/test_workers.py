@@ -102,7 +102,10 @@ def test_where_no_process_can_begin_that_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 PARENT = """
+import signal
 import sys
+# A job in the background of a shell ignores it, and so do the tests that run there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from test_workers import Lead, work
 from atoll.study.workers import run_tasks
