@@ -25,7 +25,7 @@ from atoll.study.reproduce import (
     unique,
     verdict,
 )
-from atoll.study.reproduce_show import reproduction_table
+from atoll.study.reproduce_show import reproduction_table, write_table
 
 ATH = read_paper("fedath")
 
@@ -182,3 +182,21 @@ def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_
         text = console.export_text()
         assert "…" not in text
         assert text.count("80.2 ± 11.2") >= sum(not row.reason for row in rows)
+
+
+def test_files_tell_cells_without_a_run_apart(everything_here: None, tmp_path: Path) -> None:
+    paper, wanted = read_paper("gcfl"), Wanted()
+    rows = tuple(
+        row if row.printed.dataset == "MOLECULES" else replace(row, reason="no data")
+        for row in plan_table(paper, "4", wanted)
+    )
+    found = Reproduction(paper, "4", rows, wanted.rules(paper), None, 3)
+    markdown = write_table(found, tmp_path, tex=True)[1].read_text()
+    heads = [line.split(" | ")[:4] for line in markdown.splitlines() if line.startswith("| ")][2:]
+    assert len({tuple(head) for head in heads}) == len(rows)
+    assert ["| MIX", "13", "self-train", "accuracy"] in heads
+    assert "MOLECULES," not in markdown  # which is not true of all rows
+    assert "MIX & 13 & self-train & accuracy" in (tmp_path / "table-4.tex").read_text()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(reproduction_table(found))
+    assert "MOLECULES, multiDS, 7 clients" in console.export_text()

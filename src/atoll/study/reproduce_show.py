@@ -64,9 +64,13 @@ def _keys(found: Reproduction, row: Row, names: Sequence[str]) -> list[str]:
     return [";".join(own) if name == "setting" else _key(row, name) for name in names]
 
 
-def _columns(found: Reproduction) -> tuple[list[str], list[str]]:
-    """Columns that tell rows apart, and those of numbers."""
-    rows = [row for row in found.rows if not row.reason] or list(found.rows)
+def with_runs(found: Reproduction) -> Sequence[Row]:
+    """The rows that have a run; all if none has."""
+    return [row for row in found.rows if not row.reason] or found.rows
+
+
+def _columns(found: Reproduction, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Columns that tell these rows apart, and those of numbers."""
     several = [
         name for name in _KEYS if name == "method" or len({_key(row, name) for row in rows}) > 1
     ]
@@ -74,12 +78,11 @@ def _columns(found: Reproduction) -> tuple[list[str], list[str]]:
     return several, numbers + ([STRICT, "diff."] if STRICT in found.rules else [])
 
 
-def _constant(found: Reproduction) -> str:
-    """What all rows have in common."""
-    names, _ = _columns(found)
-    first = next((row for row in found.rows if not row.reason), found.rows[0])
-    texts = [_key(first, name) for name in _KEYS if name not in names]
-    clients = first.printed.clients
+def _constant(found: Reproduction, rows: Sequence[Row]) -> str:
+    """What these rows have in common."""
+    names, _ = _columns(found, rows)
+    texts = [_key(rows[0], name) for name in _KEYS if name not in names]
+    clients = rows[0].printed.clients
     return ", ".join(f"{text} clients" if text == clients else text for text in texts)
 
 
@@ -93,7 +96,7 @@ def reproduction_table(found: Reproduction, whole: Reproduction | None = None) -
     also have what earlier looks found, the `whole`.
     """
     shown = [row for row in found.rows if not row.reason]
-    parts: list[Any] = [Text(heading(found), style="bold"), Text(how(found)), Text()]
+    parts: list[Any] = [Text(heading(found), style="bold"), Text(how(found, with_runs(found))), Text()]
     parts += [*_tables(found, shown), Text()] if shown else []
     parts += [Text(line) for line in summary_lines(found)]
     more = len(whole.rows) - len(found.rows) if whole else 0
@@ -105,7 +108,7 @@ def reproduction_table(found: Reproduction, whole: Reproduction | None = None) -
 
 def _tables(found: Reproduction, shown: Sequence[Row]) -> list[Any]:
     """One table; where that is too wide for a terminal, one below each problem's name."""
-    names, numbers = _columns(found)
+    names, numbers = _columns(found, shown)
     head = [*names, *numbers[:5]]
     place = len(names) + 3
     blocks: dict[tuple[str, str, str], list[list[str]]] = {}
@@ -154,10 +157,10 @@ def heading(found: Reproduction) -> str:
     return f"{found.paper.name}, table {found.table}: {shows}"
 
 
-def how(found: Reproduction) -> str:
-    """How it was run, and what all rows have in common."""
+def how(found: Reproduction, rows: Sequence[Row]) -> str:
+    """How it was run, and what these rows have in common."""
     short = f", only {counted(found.rounds, 'round')}" if found.rounds is not None else ""
-    common = _constant(found)
+    common = _constant(found, rows)
     own = {one.seeds for row in found.rows for one in row.ours.values()} or {found.seeds}
     seeds = f"{min(own)} to " if len(own) > 1 else ""
     return (
@@ -254,12 +257,12 @@ def _csv(found: Reproduction) -> str:
 
 
 def _markdown(found: Reproduction) -> str:
-    names, numbers = _columns(found)
+    names, numbers = _columns(found, found.rows)
     head = [*names, *numbers]
     lines = [
         f"# {heading(found)}",
         "",
-        f"{found.paper.recipe.title}. {how(found)}.",
+        f"{found.paper.recipe.title}. {how(found, found.rows)}.",
         "",
         _bar(head),
     ]
@@ -274,7 +277,7 @@ def _bar(cells: Sequence[str]) -> str:
 
 
 def _tex(found: Reproduction) -> str:
-    names, numbers = _columns(found)
+    names, numbers = _columns(found, found.rows)
     head = [*names, *numbers]
     wide = ["l" if n in (*names, "verdict") and n != "clients" else "r" for n in head]
     lines = [

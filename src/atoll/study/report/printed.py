@@ -20,6 +20,7 @@ from atoll.study.reproduce_show import (
     how,
     summary_lines,
     value_text,
+    with_runs,
 )
 from atoll.study.tables import Number, ResultTable, result_csv
 
@@ -51,7 +52,7 @@ def _table(found: Reproduction) -> str:
 
 def _about(found: Reproduction) -> str:
     """Whose numbers these are, and how ours were made."""
-    words = how(found)
+    words = how(found, with_runs(found))
     return f"{found.paper.recipe.title}. {words[0].upper()}{words[1:]}."
 
 
