@@ -1,6 +1,6 @@
 """`python -m bench tables`: every run of the papers' tables, many processes side by side.
 
-Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of each
+Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of most
 only config.toml and result.json are kept, so that a folder with all of them is small; runs.jsonl
 has a line for each that ended, with its seconds. What is finished is never run again: call it again
 to go on, or with `--jobs 0` to write the table alone. Nor is what the table given has already, so
@@ -46,16 +46,21 @@ def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterat
         paper = read_paper(name)
         for table, recipe in paper.recipe.tables.items():
             rows = [] if recipe.reason else plan_table(paper, table, wanted)
-            for row in rows:
-                if not row.reason and row.baseline is None:  # gains need more than a result
-                    yield paper, table, row
+            yield from ((paper, table, row) for row in rows if not row.reason)
 
 
 @dataclass
 class Work:
-    """What each process does with a cell: run it, keep little, and say what it took."""
+    """What each process does with a cell: run it, keep little, and say what it took.
+
+    Attributes:
+        folder: Of all cells.
+        whole: Names of those of which everything is kept: their clients are compared.
+        federations: What this process has divided.
+    """
 
     folder: Path
+    whole: frozenset[str]
     federations: Any = None
 
     def __call__(self, cell: Any, talk: Any) -> None:
@@ -66,9 +71,14 @@ class Work:
         warnings.simplefilter("ignore")
         self.federations = self.federations or Federations(limit=MEMORY)
         began, took = time.time(), {}
+        to, whole = self.folder / "cells" / cell.name, cell.name in self.whole
         try:
-            result = run_config(cell.config, observer=Until(talk), divide=self.federations)
-            result.save(self.folder / "cells" / cell.name, tables=False)
+            result = run_config(
+                cell.config, out=to if whole else None, resuming=whole, observer=Until(talk),
+                divide=self.federations,
+            )  # fmt: skip
+            if not whole:
+                result.save(to, tables=False)
             problem, took = "", result.seconds()
         except Stopped:
             problem = "time was up"
@@ -145,22 +155,29 @@ class Runs:
     refused = died
 
 
+def compared(rows: Sequence[Any]) -> Iterator[Any]:
+    """The cells whose clients are compared with a baseline's."""
+    from atoll.study.reproduce import needed
+
+    yield from (cell for row in rows if row.baseline is not None for cell in needed(row))
+
+
 def run_all(
-    cells: Sequence[Any], folder: Path, jobs: int, seconds: float, console: Console
+    cells: Sequence[Any], work: Work, jobs: int, seconds: float, console: Console
 ) -> list[str]:
     """Run what can be run in that time; what went wrong."""
     from atoll.study.federations import group_of
     from atoll.study.schedule import Schedule, cost_of
     from atoll.study.workers import Task, run_tasks
 
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    (work.folder / "cells").mkdir(parents=True, exist_ok=True)
     tasks = [
         Task(cell.name, cell, group_of(cell.config), cost_of(cell.config)) for cell in cells
     ]  # fmt: skip
     schedule = Schedule(tasks, dearest_first=False)
-    with (folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
+    with (work.folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
         runs = Runs(schedule, time.time() + seconds, console, lines, len(cells))
-        run_tasks(runs, Work(folder), jobs=jobs, threads=1)
+        run_tasks(runs, work, jobs=jobs, threads=1)
     return runs.problems
 
 
@@ -196,6 +213,7 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
     from atoll.study.cells import read_cell
     from atoll.study.reproduce import Gains, filled, needed
 
+    gains = Gains()
     lines: dict[Key, list[Any]] = {}
     for paper, number, row in found:
         keys = keys_of(paper, number, row)
@@ -203,13 +221,14 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
         if None in outcomes.values():
             lines |= {key: known[key] for key in keys if key in known}
             continue
-        one, ours = row.printed, filled(row, outcomes, Gains()).ours
+        one, ours = row.printed, filled(row, outcomes, gains).ours
         for key, (rules, cells) in zip(keys, row.cells.items(), strict=True):
             devices = {outcomes[cell.name].summary["device"] for cell in cells}
             mean, std = ours[rules].mean, ours[rules].std
             lines[key] = [
                 paper.name, number, one.dataset, one.setting, one.clients, one.method, one.metric,
-                one.value, one.std, rules, round(mean, 2), round(std or 0, 2), ours[rules].seeds,
+                one.value, one.std, rules, round(mean, 2), None if std is None else round(std, 2),
+                ours[rules].seeds,
                 "+".join(sorted(devices)),
             ]  # fmt: skip
     return list((lines | {key: line for key, line in known.items() if key not in lines}).values())
@@ -218,7 +237,7 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
 @click.command("tables")
 @click.option("--data-root", envvar="ATOLL_DATA", type=click.Path(path_type=Path),
               help="Folder of the data sets; ATOLL_DATA by default.")  # fmt: skip
-@click.option("--papers", default="fedath,fediih,fedtad", show_default=True)
+@click.option("--papers", default="fedath,fediih,fedtad,gcfl", show_default=True)
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=0),
               help="Processes; 0 runs nothing.")  # fmt: skip
@@ -251,7 +270,8 @@ def tables(
         f"{len(cells)} runs, {len(left)} to do"
     )
     began = time.time()
-    problems = run_all(left, out, jobs, 60 * minutes, console) if jobs else []
+    work = Work(out, frozenset(cell.name for cell in compared(unknown)))
+    problems = run_all(left, work, jobs, 60 * minutes, console) if jobs else []
     lines = table(found, out, known)
     if to is not None:
         with to.open("w", newline="", encoding="utf-8") as file:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
 import click
 
-from atoll.study.reproduce import TOLERANCE, verdict
-from atoll.study.reproduce_show import METRIC_WORDS
+from atoll.study.papers import read_paper
+from atoll.study.reproduce import GAINS, tolerance, verdict
+from atoll.study.reproduce_show import METRIC_WORDS, value_text
 
 MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"
 
@@ -53,8 +55,12 @@ def by_number(lines: Iterable[Line]) -> list[Cell]:
 def comes_out(cell: Cell) -> bool:
     """Whether ours, under the paper's own protocol, is near the print."""
     line = paper_line(cell)
-    limit = max(TOLERANCE, float(line["printed_std"] or 0))
+    std = float(line["printed_std"]) if line["printed_std"] else None
+    limit = tolerance(_recipe(line["paper"]), line["metric"], std)
     return verdict(_ours(cell) - _printed(cell), limit) == "reproduced"
+
+
+_recipe = cache(read_paper)
 
 
 def paper_line(cell: Cell) -> Line:
@@ -83,7 +89,7 @@ def about_paper(cells: Sequence[Cell], name: str) -> dict[str, str]:
     variants = [cell for cell in cells if _is_own(cell, name) and cell not in own]
     others = [cell for cell in cells if not _is_own(cell, name)]
     ahead = [*leads(cells, name)]
-    behind = sum(lead.clearly_behind for lead in ahead)
+    behind = f"{sum(lead.clearly_behind for lead in ahead)} of {len(ahead)}" if ahead else "–"
     return {
         "numbers of its method that come out": _near(own),
         "of its variants": _near(variants),
@@ -93,7 +99,7 @@ def about_paper(cells: Sequence[Cell], name: str) -> dict[str, str]:
         "its method is first in print; mean lead": _first([lead.printed for lead in ahead]),
         "here": _first([lead.ours for lead in ahead]),
         "here, under `strict`": _first([lead.strict for lead in ahead]),
-        "here behind the first by more than both spreads": f"{behind} of {len(ahead)}",
+        "here behind the first by more than both spreads": behind,
     }
 
 
@@ -102,15 +108,16 @@ def _near(cells: Sequence[Cell]) -> str:
 
 
 def _away(cells: Sequence[Cell]) -> str:
-    """How far ours are from the print on average, without and with the sign."""
-    points = [_ours(cell) - _printed(cell) for cell in cells]
+    """How far our scores are from the print on average, without and with the sign."""
+    points = [_ours(cell) - _printed(cell) for cell in cells if not _is_gain(cell)]
     return f"{mean(map(abs, points)):.1f} ({mean(points):+.1f})" if points else "–"
 
 
 def _first(leads: Sequence[float]) -> str:
     """How often a method leads, and by how much on average."""
-    average = f"; {mean(leads):+.1f}" if leads else ""
-    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}{average}"
+    if not leads:
+        return "–"
+    return f"{sum(lead > 0 for lead in leads)} of {len(leads)}; {mean(leads):+.1f}"
 
 
 def by_paper(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -126,7 +133,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     """Printed across, ours up, a dot for each number; a panel for each paper."""
     from matplotlib.figure import Figure
 
-    papers = by_paper(cells)
+    papers = by_paper(cell for cell in cells if not _is_gain(cell))
     figure = Figure(figsize=(3 * len(papers), 3.3), layout="constrained")
     panels = figure.subplots(1, len(papers), sharex=True, sharey=True, squeeze=False)[0]
     for panel, (name, some) in zip(panels, papers.items(), strict=True):
@@ -186,6 +193,11 @@ def _is_own(cell: Cell, name: str) -> bool:
     return paper_line(cell)["method"].startswith(name)
 
 
+def _is_gain(cell: Cell) -> bool:
+    """Whether it is what clients gain, which is no score."""
+    return paper_line(cell)["metric"] in GAINS
+
+
 def _printed(cell: Cell) -> float:
     return float(paper_line(cell)["printed"])
 
@@ -198,22 +210,32 @@ def _strict(cell: Cell) -> float:
     return float(cell["strict"]["ours"])
 
 
-def sections(cells: Iterable[Cell]) -> Iterator[str]:
-    """A heading for each table of each paper, and a table for each data set and setting."""
+def sections(cells: Sequence[Cell]) -> Iterator[str]:
+    """A heading for each table of each paper, and a table for each data set and setting.
+
+    What clients gain stands beside their accuracy; other metrics have tables of their own.
+    """
     grouped: dict[tuple[str, str], dict[tuple[str, str, str], list[Cell]]] = {}
+    gains = {(line["paper"], line["table"]) for line in map(paper_line, filter(_is_gain, cells))}
     for cell in cells:
         line = paper_line(cell)
-        inner = line["dataset"], line["setting"], line["metric"]
-        grouped.setdefault((line["paper"], line["table"]), {}).setdefault(inner, []).append(cell)
+        table = line["paper"], line["table"]
+        inner = line["dataset"], line["setting"], "" if table in gains else line["metric"]
+        grouped.setdefault(table, {}).setdefault(inner, []).append(cell)
     for (paper, table), tables in grouped.items():
         yield f"## {PAPERS.get(paper, paper)}, Table {table}\n"
-        for (dataset, setting, metric), some in tables.items():
+        for (dataset, setting, _), some in tables.items():
             near = sum(map(comes_out, some))
             how = ", ".join([SETTINGS.get(part, part) for part in setting.split(";")])
-            what = METRIC_WORDS.get(metric, metric)
+            what = ", ".join(METRIC_WORDS.get(metric, metric) for metric in _all(some, "metric"))
             yield f"**{dataset}**, {how} ({what}; {near} of {len(some)} come out):\n"
             yield from grid(some)
             yield ""
+
+
+def _all(cells: Iterable[Cell], name: str) -> list[str]:
+    """What there is in a column, each once."""
+    return list(dict.fromkeys(paper_line(cell)[name] for cell in cells))
 
 
 PAPERS = {"fedath": "FedATH", "fediih": "FedIIH", "fedtad": "FedTAD", "gcfl": "GCFL"}
@@ -221,20 +243,29 @@ SETTINGS = {
     "louvain-nonoverlap": "Louvain",
     "metis-nonoverlap": "METIS",
     "metis-overlap": "METIS, overlapping",
+    "oneDS": "one data set for all clients",
+    "multiDS": "a data set for each client",
 }
 
 
-def grid(cells: Iterable[Cell]) -> Iterator[str]:
-    """Methods down, numbers of clients across."""
-    rows: dict[str, dict[str, Cell]] = {}
+def grid(cells: Sequence[Cell]) -> Iterator[str]:
+    """Methods down, numbers of clients across, and metrics if there are several."""
+    rows: dict[str, dict[tuple[str, str], Cell]] = {}
     for cell in cells:
         line = paper_line(cell)
-        rows.setdefault(line["method"], {})[line["clients"]] = cell
-    clients = sorted({number for row in rows.values() for number in row}, key=int)
-    yield "| | " + " | ".join(f"{number} clients" for number in clients) + " |"
-    yield "|---" * (len(clients) + 1) + "|"
+        rows.setdefault(line["method"], {})[line["clients"], line["metric"]] = cell
+    metrics = _all(cells, "metric")
+    columns = [
+        (number, metric) for number in sorted(_all(cells, "clients"), key=int) for metric in metrics
+    ]
+    heads = [
+        f"{number} clients" + (f", {METRIC_WORDS.get(metric, metric)}" if len(metrics) > 1 else "")
+        for number, metric in columns
+    ]
+    yield "| | " + " | ".join(heads) + " |"
+    yield "|---" * (len(heads) + 1) + "|"
     for method, row in rows.items():
-        shown = [words(row[number]) if number in row else "–" for number in clients]
+        shown = [words(row[column]) if column in row else "–" for column in columns]
         yield f"| {method} | " + " | ".join(shown) + " |"
 
 
@@ -242,10 +273,13 @@ def words(cell: Cell) -> str:
     """The print → ours, bold if it comes out; then ours under `strict`."""
     line = paper_line(cell)
     ours = _number(line)
-    text = f"{float(line['printed']):.1f} → " + (f"**{ours}**" if comes_out(cell) else ours)
+    printed = value_text(float(line["printed"]), None, line["metric"])
+    text = f"{printed} → " + (f"**{ours}**" if comes_out(cell) else ours)
     strict = cell.get("strict")
     return text if strict is None or strict is line else f"{text}, {_number(strict)}"
 
 
 def _number(line: Line) -> str:
-    return f"{float(line['ours']):.1f} ± {float(line['std']):.1f}"
+    return value_text(
+        float(line["ours"]), float(line["std"]) if line["std"] else None, line["metric"]
+    )

@@ -66,6 +66,24 @@ def test_the_summary_says_whose_numbers_come_out_and_who_is_first(tmp_path: Path
     assert facts["here behind the first by more than both spreads"] == "1 of 1"
 
 
+def test_what_clients_gain_stands_beside_their_accuracy(tmp_path: Path) -> None:
+    start = "gcfl,3,NCI1,oneDS,30"
+    text = made(
+        tmp_path,
+        f"{start},GCFL,acc,73.3,5.2,gcfl,76.0,0.9,5,cuda\n"
+        f"{start},GCFL,acc,73.3,5.2,strict,62.9,1.3,5,cuda\n"
+        f"{start},GCFL,min_gain,-4.6,,gcfl,-12.9,,5,cuda\n"
+        f"{start},GCFL,ratio_improved,26,,gcfl,27,,5,cuda\n"
+        f"{start},FedAvg,ratio_improved,26,,gcfl,28.0,,5,cuda\n",
+    )
+    assert "all clients (accuracy, min gain, improved; 1 of 4 come out):" in text
+    assert "| | 30 clients, accuracy | 30 clients, min gain | 30 clients, improved |" in text
+    # The printed spread is one of clients, and widens nothing.
+    assert "| GCFL | 73.3 → 76.0 ± 0.9, 62.9 ± 1.3 | -4.6 → -12.9 | 26 → **27** |" in text
+    assert "| FedAvg | – | – | 26 → 28 |" in text
+    assert "mean distance from the print (with the sign) | 2.7 (+2.7) |" in text
+
+
 def test_the_picture_has_a_panel_for_each_paper(tmp_path: Path) -> None:
     (tmp_path / "p.md").write_text(f"{MARKS[0]}\n{MARKS[1]}\n")
     shown = ["--plot", str(tmp_path / "t.png")]
@@ -73,7 +91,7 @@ def test_the_picture_has_a_panel_for_each_paper(tmp_path: Path) -> None:
     done = CliRunner().invoke(tables_page, [table, str(tmp_path / "p.md"), *shown])
     assert done.exit_code == 0, done.output
     width, height = matplotlib.image.imread(tmp_path / "t.png").shape[1::-1]
-    assert width > 2 * height  # three beside each other
+    assert width > 3 * height  # beside each other
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from atoll.study.reproduce import (
     Ours,
     Reproduction,
     Wanted,
-    _tolerance,
     chosen,
     filled,
     needed,
     parse_only,
     plan_table,
+    tolerance,
     unique,
     verdict,
 )
@@ -45,13 +45,11 @@ def test_verdicts(difference: float, tolerance: float, word: str) -> None:
 
 
 def test_a_printed_spread_widens_the_tolerance_only_if_it_is_one_of_runs() -> None:
-    wide = next(one for one in read_paper("fediih").printed if (one.std or 0) > 1.5)
-    assert _tolerance(read_paper("fediih"), wide) == wide.std
-    gcfl = read_paper("gcfl")
-    assert {_tolerance(gcfl, one) for one in gcfl.printed if one.metric == "acc"} == {1.5}
-    assert {_tolerance(gcfl, one) for one in gcfl.printed if one.metric == "ratio_improved"} == {
-        1.0
-    }
+    assert tolerance(read_paper("fediih"), "acc", 2.5) == 2.5
+    assert tolerance(read_paper("fediih"), "acc", 0.5) == 1.5
+    assert tolerance(read_paper("gcfl"), "acc", 5.3) == 1.5
+    assert tolerance(read_paper("gcfl"), "min_gain", None) == 1.5
+    assert tolerance(read_paper("gcfl"), "ratio_improved", None) == 1.0
 
 
 def test_only_takes_names_with_commas_and_several_of_one_column() -> None:

@@ -254,14 +254,15 @@ def _planned(
     return Row(
         one, cells, tuple(METRICS.get(part.metric, part.metric) for part in parts),
         _cell(paper, base, own, wanted) if base else None,
-        tolerance=_tolerance(paper, one), note=paper.recipe.methods[one.method].note,
+        tolerance=tolerance(paper, one.metric, one.std), note=paper.recipe.methods[one.method].note,
     )  # fmt: skip
 
 
-def _tolerance(paper: Paper, one: Printed) -> float:
-    if one.metric == "ratio_improved":
+def tolerance(paper: Paper, metric: str, std: float | None) -> float:
+    """How far ours may lie from a printed number of a paper, in its unit."""
+    if metric == "ratio_improved":
         return 1.0
-    own = one.std if paper.recipe.spread == "of runs" else None
+    own = std if paper.recipe.spread == "of runs" else None
     return max(TOLERANCE, own or 0.0)
 
 

@@ -96,7 +96,11 @@ def reproduction_table(found: Reproduction, whole: Reproduction | None = None) -
     also have what earlier looks found, the `whole`.
     """
     shown = [row for row in found.rows if not row.reason]
-    parts: list[Any] = [Text(heading(found), style="bold"), Text(how(found, with_runs(found))), Text()]
+    parts: list[Any] = [
+        Text(heading(found), style="bold"),
+        Text(how(found, with_runs(found))),
+        Text(),
+    ]
     parts += [*_tables(found, shown), Text()] if shown else []
     parts += [Text(line) for line in summary_lines(found)]
     more = len(whole.rows) - len(found.rows) if whole else 0
