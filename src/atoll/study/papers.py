@@ -232,8 +232,8 @@ def read_paper(name: str) -> Paper:
 
 def _printed(row: dict[str, str], scale: float) -> Printed:
     count, slash, _ = row["mean"].partition("/")
-    value = float(count) if slash else scale * float(row["mean"])
-    std = scale * float(row["std"]) if row["std"] else None
+    value = float(count) if slash else round(scale * float(row["mean"]), 6)  # 64.74, not 64.7399…
+    std = round(scale * float(row["std"]), 6) if row["std"] else None
     named = {key: row[key] for key in ("table", "dataset", "setting", "clients", "method")}
     return Printed(**named, metric=row["metric"], value=value, std=std)
 
