@@ -80,11 +80,13 @@ def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
     with _naming(task):
         check_frozen(method)
         check_steps(method, federation, rounds)
-        check_engines(method, federation, rounds)
-        check_engines(method, federation, rounds, fraction=0.5)
-        check_client_order(method, federation, rounds)
-        check_client_order(method, federation, rounds, fraction=0.5)
-        check_node_order(method, federation, rounds)
+        for fraction in (1.0, 0.5):
+            # The run that the others are compared with is made once.
+            straight = _run(method, federation, "serial", rounds, fraction)
+            check_engines(method, federation, rounds, fraction, straight)
+            check_client_order(method, federation, rounds, fraction, straight)
+            if fraction == 1:
+                check_node_order(method, federation, rounds, straight)
         check_engines(method, one_client(federation), rounds)
         check_resume(method, federation, rounds)
         check_replay(method, federation, rounds)
@@ -105,11 +107,18 @@ def check_frozen(method: Method) -> None:
 
 
 def check_engines(
-    method: Method, federation: Federation, rounds: int, fraction: float = 1.0
+    method: Method,
+    federation: Federation,
+    rounds: int,
+    fraction: float = 1.0,
+    straight: Run | None = None,
 ) -> None:
-    """Serial, wire and fused give the same server tree, private states and scores."""
+    """Serial, wire and fused give the same server tree, private states and scores.
+
+    `straight`, here and below, is the serial run if it has been made already.
+    """
     share = f" with {fraction:.0%} of the clients in a round" if fraction < 1 else ""
-    reference = _run(method, federation, "serial", rounds, fraction)
+    reference = straight or _run(method, federation, "serial", rounds, fraction)
     for engine in ("wire", "fused"):
         other = _run(method, federation, engine, rounds, fraction)
         _same_runs(reference, other, f"engines serial and {engine} disagree{share}")
@@ -119,11 +128,15 @@ def check_engines(
 
 
 def check_client_order(
-    method: Method, federation: Federation, rounds: int, fraction: float = 1.0
+    method: Method,
+    federation: Federation,
+    rounds: int,
+    fraction: float = 1.0,
+    straight: Run | None = None,
 ) -> None:
     """Listing the clients in another order changes nothing but the order of the results."""
     order = [2, 0, 3, 1]
-    straight = _run(method, federation, "serial", rounds, fraction)
+    straight = straight or _run(method, federation, "serial", rounds, fraction)
     turned = _run(method, federation.reordered(order), "serial", rounds, fraction)
     for scored, scores in straight.history.scores.items():
         _close(
@@ -133,11 +146,13 @@ def check_client_order(
         )
 
 
-def check_node_order(method: Method, federation: Federation, rounds: int) -> None:
+def check_node_order(
+    method: Method, federation: Federation, rounds: int, straight: Run | None = None
+) -> None:
     """Numbering each client's nodes differently changes nothing."""
     graphs = tuple(relabelled(graph, seed) for seed, graph in enumerate(federation.graphs))
     moved = dataclasses.replace(federation, graphs=graphs)
-    straight = _run(method, federation, "serial", rounds)
+    straight = straight or _run(method, federation, "serial", rounds)
     turned = _run(method, moved, "serial", rounds)
     problem = "the numbering of the nodes changes"
     _same_trees(straight.server, turned.server, f"{problem} the server's tree")
