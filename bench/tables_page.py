@@ -130,13 +130,16 @@ def by_paper(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Printed across, ours up, a dot for each number; a panel for each paper."""
+    """Printed across, ours up, a dot for each number; a panel for each paper, two in a row."""
     from matplotlib.figure import Figure
 
     papers = by_paper(cell for cell in cells if not _is_gain(cell))
-    figure = Figure(figsize=(3 * len(papers), 3.3), layout="constrained")
-    panels = figure.subplots(1, len(papers), sharex=True, sharey=True, squeeze=False)[0]
-    for panel, (name, some) in zip(panels, papers.items(), strict=True):
+    rows = (len(papers) + 1) // 2
+    figure = Figure(figsize=(7, 3.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+    for panel in panels.flat[len(papers) :]:
+        panel.set_visible(False)
+    for panel, (name, some) in zip(panels.flat, papers.items(), strict=False):
         for label, colour, size, part in (
             ("baselines", "0.6", 12, [cell for cell in some if not _is_own(cell, name)]),
             (
@@ -149,9 +152,10 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             x, y = [_printed(cell) for cell in part], [_ours(cell) for cell in part]
             panel.scatter(x, y, size, colour, alpha=0.7, linewidths=0, label=label)
         panel.axline((60, 60), slope=1, color="black", linewidth=0.8)
-        panel.set(title=f"{name}'s tables", xlabel="printed", aspect="equal")
-    panels[0].set_ylabel("ours, under the paper's protocol")
-    panels[-1].legend(loc="lower right", frameon=False)
+        panel.set(title=f"{name}'s tables", aspect="equal")
+    panels.flat[len(papers) - 1].legend(loc="lower right", frameon=False)
+    figure.supxlabel("printed")
+    figure.supylabel("ours, under the paper's protocol")
     figure.savefig(path, dpi=170)
 
 
