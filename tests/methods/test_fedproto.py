@@ -367,7 +367,7 @@ class WithWeights(FedProto):
 
 @pytest.mark.parametrize("method", [ByThePaper, WithWeights])
 def test_contract_with_options(method: type[FedProto]) -> None:
-    check_method(method)
+    check_method(method, rounds=2)
 
 
 @pytest.mark.parametrize("net", [SGC(FEATURES, CLASSES), GCN(FEATURES, CLASSES, layers=1)])

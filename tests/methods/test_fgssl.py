@@ -276,7 +276,7 @@ class AsOpenFGLRuns(FGSSL):
 
 @pytest.mark.parametrize("method", [AsTheAuthorsRun, AsOpenFGLRuns])
 def test_contract_of_the_variants(method: type[FGSSL]) -> None:
-    check_method(method)
+    check_method(method, rounds=2)
 
 
 # Reductions and awkward clients

@@ -240,7 +240,7 @@ class Headed(MOON):
 
 
 def test_contract_with_a_head() -> None:
-    check_method(Headed)
+    check_method(Headed, rounds=2)
 
 
 @pytest.mark.parametrize("net", [NODE_NET, GRAPH_NET])
