@@ -9,9 +9,12 @@ from atoll.testing import check_method
 
 # The same steps, a few times instead of very many.
 SHORTER = {"fedsage+": {"generator_epochs": 2, "exchanges": 2, "wide": 8}}
+# Whose later rounds are unlike the first two; else the second reads all that the first has left.
+THREE_ROUNDS = ("adafgl", "fedsage+", "gcfl")
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_contract(name):
     method = METHODS[name]
-    check_method(partial(method, **SHORTER[name]) if name in SHORTER else method)
+    make = partial(method, **SHORTER[name]) if name in SHORTER else method
+    check_method(make, rounds=3 if name in THREE_ROUNDS else 2)
