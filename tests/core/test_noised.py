@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError
@@ -47,6 +47,7 @@ floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(floats, min_size=1, max_size=9), st.floats(1e-6, 1e6))
+@example([3.38449161611322e38, 3.384492021761412e38], 0.25)
 def test_no_update_is_longer_than_the_clip(numbers, clip):
     half = len(numbers) // 2
     update = {"a": torch.tensor(numbers[:half]), "b": [torch.tensor(numbers[half:])]}

@@ -47,7 +47,8 @@ def clipped(update: Tree, clip: float) -> Tree:
     length = torch.stack(squares).sum().sqrt()
     # A norm beyond all numbers still gives a bounded update: nothing of it.
     share = clip / length.clamp(min=clip)
-    return tree_map(lambda leaf: leaf * share.to(leaf.dtype), update)
+    # In double: as a float a tiny share would be rounded by more than the clip allows.
+    return tree_map(lambda leaf: (leaf.double() * share).to(leaf.dtype), update)
 
 
 @dataclass(frozen=True)
