@@ -10,6 +10,7 @@ that the folder need not travel to another machine; another table begins anew.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 import warnings
@@ -256,6 +257,7 @@ def tables(
     to: Path | None,
 ) -> None:
     """The papers' tables under their own protocols and under `strict`."""
+    from atoll.engines.checkpoint import write_atomically
     from atoll.study.cells import read_cell
     from atoll.study.reproduce import needed, unique
 
@@ -274,9 +276,9 @@ def tables(
     problems = run_all(left, work, jobs, 60 * minutes, console) if jobs else []
     lines = table(found, out, known)
     if to is not None:
-        with to.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([COLUMNS, *lines])
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines])
+        write_atomically(to, text.getvalue().encode())  # it may be all that is left of its runs
     for problem in problems:
         console.print(problem, markup=False)
     still = sum(read_cell(out, cell) is None for cell in cells)

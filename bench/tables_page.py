@@ -14,6 +14,7 @@ import click
 from atoll.study.papers import read_paper
 from atoll.study.reproduce import GAINS, tolerance, verdict
 from atoll.study.reproduce_show import METRIC_WORDS, value_text
+from bench.tables import KEY
 
 MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"
 
@@ -47,8 +48,8 @@ def by_number(lines: Iterable[Line]) -> list[Cell]:
     """The lines of each printed number together."""
     found: dict[tuple[str, ...], Cell] = {}
     for line in lines:
-        names = ("paper", "table", "dataset", "setting", "clients", "method", "metric", "printed")
-        found.setdefault(tuple(line[name] for name in names), {})[line["protocol"]] = line
+        *number, protocol = (line[name] for name in KEY)
+        found.setdefault(tuple(number), {})[protocol] = line
     return list(found.values())
 
 
