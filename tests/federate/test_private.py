@@ -13,6 +13,7 @@ from test_coordinator import Killed, lose, same
 
 import atoll
 from atoll.core.errors import DataError
+from atoll.core.method import Step, declared_step, declared_steps
 from atoll.core.noised import keyed_noise
 from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves, tree_map
@@ -24,9 +25,11 @@ from atoll.federate.data import read_site_data, write_clients
 from atoll.federate.disclosure import disclosure
 from atoll.federate.noise import SECRET, normals, site_secret
 from atoll.federate.policy import Policy
-from atoll.federate.site import Site
+from atoll.federate.site import Site, owners
+from atoll.methods import METHODS
 from atoll.study.accounting import epsilon, release
-from atoll.study.config import config_text, make_config
+from atoll.study.config import build_method, config_text, make_config
+from atoll.study.privacy import make_privacy, with_privacy
 from atoll.testing import small_federation
 
 CLIP, NOISE = 0.5, 2.0
@@ -338,6 +341,63 @@ def test_a_packet_cannot_reach_the_step_without_noise(owner, tmp_path):
     answer = ask(site, model_for(site), owner=owner)
     assert answer.head["failure"] == "bad"
     assert not site.account.releases
+
+
+def names_of(*objects):
+    """Every attribute name of the objects and of their classes, and of what they are made of."""
+    found = set()
+    for one in objects:
+        found |= set(dir(one)) | set(vars(one))
+    return sorted(found | {"own", "base", "base.train", "train.owner", "__dict__", "", "method"})
+
+
+def test_a_packet_reaches_no_step_but_the_declared_ones(tmp_path):
+    """Every attribute name of the wrapper, the base, its net and the evaluator is tried."""
+    site = make_site(tmp_path)
+    begin(site)
+    message, job = model_for(site), site.job
+    private = job.owners["method"]
+    answered = set()
+    for owner in (*job.owners, "method.base", "base"):
+        for name in names_of(private, private.base, private.base.net, job.owners["evaluator"]):
+            before = len(site.account.releases)
+            answer = ask(site, message, owner=owner, step=name, key=len(answered))
+            if "failure" in answer.head:
+                assert answer.head["failure"] == "bad"
+                continue
+            answered.add((owner, name))
+            event = site.audit.events(event="sent")[-1]
+            if owner == "method":  # clipped, noised, charged and logged
+                assert len(site.account.releases) == before + 1
+                assert event["release"] in site.account.releases
+                assert float(decode(answer.body).weight) == 1.0
+            else:
+                assert not any(bool(leaf.gt(0).any()) for leaf in leaves(decode(answer.body)))
+    assert answered == {("method", "train"), ("evaluator", "score")}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("private", [False, True])
+def test_only_steps_of_a_class_can_be_named(name, private):
+    """Of every method, wrapped and bare: a name gives the object's own declared step or nothing."""
+    federation = small_federation()
+    config = make_config(method=name)
+    method = build_method(config, federation.features, federation.classes)
+    if private:
+        if method.why_not_private():
+            pytest.skip(f"{name} cannot be private: {method.why_not_private()}")
+        method = with_privacy(method, make_privacy(DP))
+    for owner in owners(method).values():
+        for attribute in names_of(owner, method, method.net):
+            step = declared_step(owner, attribute)
+            if step is not None:
+                assert step.owner is owner
+                assert step.name == attribute
+                assert attribute in {one.name for one in declared_steps(owner)}
+    if private:
+        assert [step.name for step in declared_steps(method)] == ["train"]
+        assert not any(isinstance(getattr(method, n, None), Step) for n in dir(method)
+                       if n != "train")  # fmt: skip
 
 
 def crafted(message, change):

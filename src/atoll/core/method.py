@@ -7,6 +7,7 @@ client's graph, what it received, its private state, a key); `round` calls them 
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -124,19 +125,43 @@ class StepDefinition:
     def __get__(self, instance: object | None, owner: type) -> Step | StepDefinition:
         if instance is None:
             return self
-        return Step(owner=instance, function=self.function, name=self.name, **self.options)
+        options = dict(self.options)
+        if callable(options.get("vectorize")):
+            options["vectorize"] = options["vectorize"](instance)
+        return Step(owner=instance, function=self.function, name=self.name, **options)
+
+
+def declared_step(owner: object, name: str) -> Step | None:
+    """The step that the owner's class declares with `client_step` under this name, if any.
+
+    A name from a packet is looked up here and never with `getattr`: an attribute or a property may
+    return a step of another object, which would run without that object's protections.
+    """
+    definition = inspect.getattr_static(type(owner), name, None)
+    return definition.__get__(owner, type(owner)) if type(definition) is StepDefinition else None
+
+
+def declared_steps(owner: object) -> list[Step]:
+    """Every step that the owner's class declares."""
+    names = dict.fromkeys(name for cls in type(owner).__mro__ for name in vars(cls))
+    found = (declared_step(owner, name) for name in names)
+    return [step for step in found if step is not None]
 
 
 @overload
 def client_step(function: Callable[..., Any]) -> StepDefinition: ...
 @overload
 def client_step(
-    *, vectorize: bool = ..., keeps_state: bool = ..., discloses: Mapping[str, str] = ...
+    *,
+    vectorize: bool | Callable[[Any], bool] = ...,
+    keeps_state: bool = ...,
+    discloses: Mapping[str, str] = ...,
 ) -> Callable[[Callable[..., Any]], StepDefinition]: ...
 def client_step(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
-    The state is None on a client's first visit. See `Step` for the options.
+    The state is None on a client's first visit. See `Step` for the options. A method around
+    another one gives `vectorize` as a function of itself.
 
     Examples:
         >>> import atoll

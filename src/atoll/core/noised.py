@@ -23,7 +23,7 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.message import Message
-from atoll.core.method import Clients, Method, Step
+from atoll.core.method import Clients, Method, Step, client_step
 from atoll.core.random import fold, normal
 from atoll.core.tree import Empty, Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
 
@@ -120,18 +120,15 @@ class Noised(Method):
     def too_short(self, rounds: int) -> str:
         return self.base.too_short(rounds)
 
-    @property
-    def own(self) -> Step:
-        """The method's step; one that can be private has no other."""
-        step: Step = self.base.train  # type: ignore[attr-defined]  # by its name, not by its class
-        return step
+    @client_step(vectorize=lambda method: method.base.train.vectorize)
+    def train(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """Run the base's step and release its reply clipped and noised.
 
-    @property
-    def train(self) -> Step:
-        """The method's own step, and what becomes of its reply."""
-        own = self.own
-        # What a field discloses of the private state, the noise covers.
-        return Step(owner=self, function=_noised_step, name=own.name, vectorize=own.vectorize)
+        No attribute of this class returns the base's step: its reply is not private. The noise
+        covers what a field of that reply discloses of the private state.
+        """
+        reply, state = self.base.train(graph, message, state, key)  # type: ignore[attr-defined]
+        return self.release(reply, message, key), state
 
     def release(self, reply: Any, received: Tree, key: Tensor) -> Any:
         """What may leave, of a reply to the received model."""
@@ -151,13 +148,6 @@ class Noised(Method):
         # A site's noise is finer than the model's numbers: added first, it is rounded with them.
         model = tree_map(lambda x, u, n: (u + scale * n + x).to(x.dtype), received, update, noise)
         return replace(reply, model=model, weight=torch.ones_like(reply.weight))
-
-
-def _noised_step(
-    method: Noised, graph: Graph, message: Tree, state: Tree, key: Tensor
-) -> tuple[Tree, Tree]:
-    reply, state = method.own(graph, message, state, key)
-    return method.release(reply, message, key), state
 
 
 class _OneUpdate:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
-from atoll.core.method import Method, Step, StepDefinition
+from atoll.core.method import Method, Step, declared_steps
 from atoll.core.noised import Noised
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, num_bytes
@@ -125,10 +125,7 @@ def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
 def steps_of(method: Method) -> Iterator[Step]:
     """Every step of a method and of those that it is a plug on."""
     for owner in owners_of(method).values():
-        for cls in type(owner).__mro__:
-            for name, value in vars(cls).items():
-                if isinstance(value, StepDefinition):
-                    yield getattr(owner, name)
+        yield from declared_steps(owner)
 
 
 def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 from atoll import __version__
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
-from atoll.core.method import Method, Step
+from atoll.core.method import Method, Step, declared_step
 from atoll.core.noised import Noised
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
@@ -262,9 +262,8 @@ class Job:
             if name != EVALUATOR or not known.issuperset(flags):
                 raise WireError(f"'{name}' takes no flags {sorted(flags)} from a packet")
             owner = replace(owner, **{key: bool(value) for key, value in flags.items()})
-        # `getattr` alone would let a packet read anything that is called a name.
-        step = getattr(owner, head["step"], None) if str(head["step"]).isidentifier() else None
-        if not isinstance(step, Step):
+        step = None if owner is None else declared_step(owner, str(head["step"]))
+        if step is None:
             raise WireError(f"there is no step '{head['step']}' of '{name}'")
         return step
 
