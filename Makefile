@@ -1,6 +1,7 @@
 # make demo   set up, then run the main job on built-in data
 # make test   set up, then lint, types, layers and all tests
 # make test-federation  set up, then whole federations on loopback, their faults and refusals
+# make sizes  set up, then measure the source against the limits of the house
 # make docs   set up, then build the documentation into site/; make docs-serve shows it as it grows
 # make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-federation check docs docs-serve bench clean
+.PHONY: demo test test-federation check sizes docs docs-serve bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/atoll demo
@@ -17,13 +18,17 @@ test: $(VENV)/installed-dev check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-federation: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 0 -m federation tests/federate
+	$(BIN)/python -m pytest -n 0 -m federation tests/deploy
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/english.py
+
+sizes: $(VENV)/installed-dev
+	$(BIN)/python tools/sizes.py -v
 
 docs: $(VENV)/installed-dev
 	$(BIN)/zensical build --clean --strict

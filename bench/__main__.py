@@ -167,8 +167,8 @@ EVERYTHING = "local,fedavg,fedprox,scaffold,moon,feddc,fedproto,fedgta,fedtad"
 )
 def everything(*, data_root: Path | None, peer_env: Path, flower_env: Path, out: Path) -> None:
     """All of it on this machine, in less than ten minutes."""
-    from atoll.data.datasets import load_dataset
-    from atoll.data.federate import federate
+    from atoll.data.divide import federate
+    from atoll.data.public.registry import load_dataset
 
     console = Console()
     work = Work(_with_cora(data_root), rounds=6)

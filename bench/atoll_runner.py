@@ -14,7 +14,7 @@ import sys
 import time
 
 from atoll.cli import main
-from atoll.study.experiment import Run
+from atoll.experiment.rounds import Run
 
 
 def timed(arguments: list[str]) -> dict[str, object]:

@@ -114,8 +114,8 @@ def _keep(out: Path | None, result: dict[str, Any]) -> None:
 
 def _floor(data_root: Path) -> dict[str, Any]:
     """The least time of a round of FedAvg, by its bytes and flops."""
-    from atoll.data.datasets import load_dataset
-    from atoll.data.federate import federate
+    from atoll.data.divide import federate
+    from atoll.data.public.registry import load_dataset
 
     cora = load_dataset("cora", data_root).undirected_simple()
     work = round_of_fedavg(federate(cora, clients=10, partition="louvain", seed=0))

@@ -50,7 +50,7 @@ def make(folder: Path, args: argparse.Namespace) -> None:
 
 def load(folder: Path) -> None:
     from atoll.data import own_tables  # noqa: F401  (imported before the baseline is taken)
-    from atoll.data.own import load_own
+    from atoll.data.own.reader import load_own
 
     before = peak()
     start, cpu = time.perf_counter(), time.process_time()

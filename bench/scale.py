@@ -46,9 +46,9 @@ def run_case(options: tuple[str, ...], rounds: int, threads: int) -> dict[str, A
 
 def divide_arxiv(root: Path, out: Path) -> dict[str, float]:
     """The real topology with generated features, divided by Louvain and saved in one file."""
-    from atoll.data.datasets import load_dataset
-    from atoll.data.federate import federate
-    from atoll.data.one_file import save_federation
+    from atoll.data.archive import save_federation
+    from atoll.data.divide import federate
+    from atoll.data.public.registry import load_dataset
 
     start = time.perf_counter()
     source = load_dataset("ogbn-arxiv-structure", root).undirected_simple()
@@ -66,7 +66,7 @@ def measure(
     data_root: Path | None, rounds: int, threads: int, tell: Callable[[str], object]
 ) -> dict[str, dict[str, Any]]:
     """Every case; that of ogbn-arxiv only where its topology is."""
-    from atoll.data.datasets import is_present
+    from atoll.data.public.registry import is_present
 
     found = {}
     for name, options in CASES.items():

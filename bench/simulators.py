@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from atoll.core.federation import Federation
-from atoll.data.federate import federate
+from atoll.data.divide import federate
 from atoll.data.synthetic import Archipelago, make_lagoon
 from bench.processes import capture, environment
 

@@ -39,8 +39,8 @@ PATIENCE = 15
 
 def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterator[Any]:
     """(paper, table, row) of every printed number that has a run and whose data are here."""
-    from atoll.study.papers import read_paper
-    from atoll.study.reproduce import Wanted, plan_table
+    from atoll.studies.reproduce.recipes import read_paper
+    from atoll.studies.reproduce.table import Wanted, plan_table
 
     wanted = Wanted(both=True, seeds=seeds, root=None if data_root is None else str(data_root))
     for name in papers:
@@ -65,9 +65,9 @@ class Work:
     federations: Any = None
 
     def __call__(self, cell: Any, talk: Any) -> None:
-        from atoll.study.federations import Federations
-        from atoll.study.machine import device_answers
-        from atoll.study.run import Stopped, run_config
+        from atoll.experiment.hardware import device_answers
+        from atoll.experiment.run import Stopped, run_config
+        from atoll.studies.federations import Federations
 
         warnings.simplefilter("ignore")
         self.federations = self.federations or Federations(limit=MEMORY)
@@ -100,7 +100,7 @@ def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> 
 
 @dataclass
 class Until:
-    """Ends a run when the parent says so (`study.run.Observer`)."""
+    """Ends a run on the parent's request (`experiment.run.Observer`)."""
 
     talk: Any
 
@@ -116,7 +116,7 @@ class Until:
 
 @dataclass
 class Runs:
-    """Gives out cells, the cheapest first, until time is up (`study.workers.Lead`)."""
+    """Gives out cells, the cheapest first, until time is up (`studies.workers.Lead`)."""
 
     schedule: Any
     end: float
@@ -158,7 +158,7 @@ class Runs:
 
 def compared(rows: Sequence[Any]) -> Iterator[Any]:
     """The cells whose clients are compared with a baseline's."""
-    from atoll.study.reproduce import needed
+    from atoll.studies.reproduce.table import needed
 
     yield from (cell for row in rows if row.baseline is not None for cell in needed(row))
 
@@ -167,9 +167,9 @@ def run_all(
     cells: Sequence[Any], work: Work, jobs: int, seconds: float, console: Console
 ) -> list[str]:
     """Run what can be run in that time; what went wrong."""
-    from atoll.study.federations import group_of
-    from atoll.study.schedule import Schedule, cost_of
-    from atoll.study.workers import Task, run_tasks
+    from atoll.studies.federations import group_of
+    from atoll.studies.schedule import Schedule, cost_of
+    from atoll.studies.workers import Task, run_tasks
 
     (work.folder / "cells").mkdir(parents=True, exist_ok=True)
     tasks = [
@@ -211,8 +211,8 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
 
     Known lines that are not asked for (other papers, data that are elsewhere) come last.
     """
-    from atoll.study.cells import read_cell
-    from atoll.study.reproduce import Gains, filled, needed
+    from atoll.studies.reproduce.table import Gains, filled, needed
+    from atoll.studies.study import read_cell
 
     gains = Gains()
     lines: dict[Key, list[Any]] = {}
@@ -258,8 +258,8 @@ def tables(
 ) -> None:
     """The papers' tables under their own protocols and under `strict`."""
     from atoll.engines.checkpoint import write_atomically
-    from atoll.study.cells import read_cell
-    from atoll.study.reproduce import needed, unique
+    from atoll.studies.reproduce.table import needed, unique
+    from atoll.studies.study import read_cell
 
     console = Console(stderr=True, highlight=False)
     found = list(planned(papers.split(","), data_root, seeds))

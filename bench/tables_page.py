@@ -11,9 +11,9 @@ from statistics import mean
 
 import click
 
-from atoll.study.papers import read_paper
-from atoll.study.reproduce import GAINS, tolerance, verdict
-from atoll.study.reproduce_show import METRIC_WORDS, value_text
+from atoll.studies.reproduce.recipes import read_paper
+from atoll.studies.reproduce.show import METRIC_WORDS, value_text
+from atoll.studies.reproduce.table import GAINS, tolerance, verdict
 from bench.tables import KEY
 
 MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"

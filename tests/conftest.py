@@ -15,8 +15,8 @@ import torch
 from filelock import FileLock
 
 from atoll.core.errors import DataError
-from atoll.data.datasets import dataset_info, is_present
-from atoll.data.fetch import fetch
+from atoll.data.public.fetch import fetch
+from atoll.data.public.registry import dataset_info, is_present
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = REPOSITORY.parent / "shared" / "data"

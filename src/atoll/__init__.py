@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from atoll.api import load, partition, save
     from atoll.core.federation import Federation
     from atoll.core.method import Method, client_step
-    from atoll.study.compare import compare
-    from atoll.study.experiment import Experiment
-    from atoll.study.result import Result
-    from atoll.study.run import resume, run
-    from atoll.study.stored import read_result
-    from atoll.study.tune import tune
+    from atoll.experiment.result import Result
+    from atoll.experiment.rounds import Experiment
+    from atoll.experiment.run import resume, run
+    from atoll.experiment.stored import read_result
+    from atoll.studies.compare.comparison import compare
+    from atoll.studies.tune.tuning import tune
 
 _HOMES = {
     "load": "atoll.api",
     "partition": "atoll.api",
     "save": "atoll.api",
-    "compare": "atoll.study.compare",
-    "run": "atoll.study.run",
-    "resume": "atoll.study.run",
-    "read_result": "atoll.study.stored",
-    "tune": "atoll.study.tune",
-    "Experiment": "atoll.study.experiment",
-    "Result": "atoll.study.result",
+    "compare": "atoll.studies.compare.comparison",
+    "run": "atoll.experiment.run",
+    "resume": "atoll.experiment.run",
+    "read_result": "atoll.experiment.stored",
+    "tune": "atoll.studies.tune.tuning",
+    "Experiment": "atoll.experiment.rounds",
+    "Result": "atoll.experiment.result",
     "Federation": "atoll.core.federation",
     "Method": "atoll.core.method",
     "client_step": "atoll.core.method",

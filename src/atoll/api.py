@@ -7,10 +7,10 @@ from typing import Any
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
-from atoll.data.federate import federate
-from atoll.data.graph_sets import federate_graphs
+from atoll.data.archive import is_federation_file, load_federation, save_federation
+from atoll.data.divide import federate
+from atoll.data.divide_graphs import federate_graphs
 from atoll.data.load import load as load_any
-from atoll.data.one_file import is_federation_file, load_federation, save_federation
 from atoll.data.source import GraphGroup, GraphSet, Source
 
 

@@ -176,7 +176,7 @@ def test_a_bug_is_called_one(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("atoll.study.run.run_config", broken)
+    monkeypatch.setattr("atoll.experiment.run.run_config", broken)
     result = cli(*SMALL, code=1)
     assert result.stderr == (
         "internal error: ZeroDivisionError: oh; `atoll --debug ...` shows where\n"
@@ -187,7 +187,7 @@ def test_a_full_disk_is_one_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> No
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("atoll.study.run.write_atomically", full)
+    monkeypatch.setattr("atoll.experiment.run.write_atomically", full)
     result = cli(*SMALL, "--out", "a", "--quiet", code=2)
     assert result.stderr == "error: No space left on device 'a/config.toml'\n"
 

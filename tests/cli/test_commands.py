@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from atoll.data.datasets import DATASETS
+from atoll.data.public.registry import DATASETS
 from atoll.methods import METHODS
 
 THREE_BANKS = Path(__file__).resolve().parents[2] / "examples" / "three-banks"

@@ -11,7 +11,7 @@ from atoll.core.fit import fit
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Method, client_step
-from atoll.core.mix import average
+from atoll.core.aggregate import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.tree import Tree, record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.study import run as study_run
+from atoll.experiment import run as study_run
 
 LAGOON = ("--data", "lagoon:nodes=200", "--clients", 3)
 SHORT = ("--rounds", 2, "--json", "--quiet")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.study.config import make_config, read_config
+from atoll.experiment.config import make_config, read_config
 
 TUNE = (
     "tune", "fedavg", "fedprox", "--data", "lagoon:nodes=150", "--clients", 2, "--rounds", 3,

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from atoll.core.aggregate import average, put, spread
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, joined, kept, private
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average, put, spread
+from atoll.core.private_layers import Private, joined, kept, private
 from atoll.core.random import fold, make_key, normal
 from atoll.core.tree import Empty, Tree, leaves, record, tree_map
 from atoll.methods import FedAvg, Local

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.data.datasets import DATASETS
 from atoll.data.load import is_own, load, own_options
+from atoll.data.public.registry import DATASETS
 from atoll.data.source import Source
 
 

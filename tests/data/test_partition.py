@@ -12,7 +12,6 @@ import pytest
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from atoll.data.datasets import load_dataset
 from atoll.data.partition import Partition, divide
 from atoll.data.partition.communities import groups_of, networkx_louvain, scikit_louvain
 from atoll.data.partition.packing import (
@@ -24,6 +23,7 @@ from atoll.data.partition.packing import (
     stay,
     top_up,
 )
+from atoll.data.public.registry import load_dataset
 from atoll.data.source import GraphSet, Source
 
 

@@ -12,8 +12,8 @@ import torch
 from scipy.sparse.csgraph import connected_components
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.datasets import load_dataset
 from atoll.data.partition import divide
+from atoll.data.public.registry import load_dataset
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
 from atoll.data.split import SPLITS, split
 

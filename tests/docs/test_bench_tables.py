@@ -11,10 +11,10 @@ import click
 import pytest
 from bench.tables import COLUMNS, is_known, keys_of, read_table, table
 
-from atoll.study.cells import Cell
-from atoll.study.config import RunConfig
-from atoll.study.papers import Printed
-from atoll.study.reproduce import Row
+from atoll.experiment.config import RunConfig
+from atoll.studies.reproduce.recipes import Printed
+from atoll.studies.reproduce.table import Row
+from atoll.studies.study import Cell
 
 RULES = ("fedtad", "strict")
 PAPER = SimpleNamespace(name="fedtad")

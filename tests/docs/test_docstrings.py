@@ -6,10 +6,10 @@ import doctest
 from pathlib import Path
 
 import pytest
-from pages import ROOT
 
 import atoll
 from atoll.testing import check_method
+from tests.docs.pages import ROOT
 
 PUBLIC = {name: getattr(atoll, name) for name in atoll.__all__}
 EXAMPLES = {"atoll": atoll, **PUBLIC, "testing.check_method": check_method}

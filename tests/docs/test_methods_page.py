@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from pages import ROOT
 
+from atoll.experiment.config import make_config, resolve
 from atoll.methods import METHODS
-from atoll.study.config import make_config, resolve
+from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 ROWS = re.findall(

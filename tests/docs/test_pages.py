@@ -13,14 +13,14 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from pages import PAGES, ROOT, Block, blocks, name, parse, words_of
 
 from atoll.cli import main
-from atoll.commands.common import pair
-from atoll.data.datasets import GROUPS, dataset_info, plain_name
+from atoll.cli.common import pair
+from atoll.data.public.registry import GROUPS, dataset_info, plain_name
 from atoll.data.synthetic import built_in
+from atoll.experiment.config import RunConfig, make_config, read_config, resolve
 from atoll.methods import method_class
-from atoll.study.config import RunConfig, make_config, read_config, resolve
+from tests.docs.pages import PAGES, ROOT, Block, blocks, name, parse, words_of
 
 SMALL = {"rounds": 2, "seeds": 2, "trials": 2}
 """The most that a command of a page is run with."""

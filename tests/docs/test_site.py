@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import ROOT
+
+from tests.docs.pages import ROOT
 
 CONFIG = ROOT / "zensical.toml"
 

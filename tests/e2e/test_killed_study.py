@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
-from atoll.study.watch import Watch
+from atoll.experiment.watch import Watch
 
 STUDY = [
     "compare", "local", "fedavg", "fedprox", "--data", "lagoon:nodes=150", "--clients", "3",

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import atoll
-from atoll.study.tune import Tuning
-from atoll.study.watch import Watch
+from atoll.experiment.watch import Watch
+from atoll.studies.tune.tuning import Tuning
 
 OPTIONS = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 12, "epochs": 1}
 

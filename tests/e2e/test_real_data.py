@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import atoll
 from atoll.cli import main
 from atoll.core.errors import DataError
-from atoll.data.datasets import GROUPS, is_present, plain_name
-from atoll.study.protocols import PROTOCOLS
+from atoll.data.public.registry import GROUPS, is_present, plain_name
+from atoll.experiment.protocols import PROTOCOLS
 
 pytestmark = pytest.mark.data
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

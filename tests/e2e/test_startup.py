@@ -10,7 +10,7 @@ from pathlib import Path
 FIRST_ROUND = """
 import sys, time
 from atoll.cli import main
-from atoll.study.show import Watcher
+from atoll.present.terminal import Watcher
 def first(self, seed, history):
     print("CPU", time.process_time())
     raise SystemExit

@@ -10,9 +10,9 @@ import torch
 from atoll.core.tree import leaves
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import ENGINES
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS
 from atoll.nn.gcn import GCN
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 HIDDEN = 7

@@ -21,9 +21,9 @@ from atoll.core.method import client_step
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Empty, Tree, record
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.rounds import Experiment
 from atoll.methods import METHODS
 from atoll.nn import NETS
-from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, small_federation
 
 engines = pytest.mark.parametrize("engine", ENGINES)

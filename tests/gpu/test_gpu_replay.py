@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.core.noised import Noised
+from atoll.core.dp import Noised
 from atoll.core.tree import leaves, tree_map
+from atoll.experiment.metrics import METRICS
+from atoll.experiment.rounds import Experiment
+from atoll.experiment.sweep import Sweep
 from atoll.methods import METHODS
 from atoll.nn import NETS
-from atoll.study.experiment import Experiment
-from atoll.study.metrics import METRICS
-from atoll.study.sweep import Sweep
 from atoll.testing import double_precision, relabelled, small_federation
 
 pytestmark = [

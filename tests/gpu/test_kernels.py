@@ -10,7 +10,7 @@ import torch
 from atoll.core.optim import Adam
 from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
 from atoll.core.tree import leaves, tree_map
-from atoll.core.varied import points
+from atoll.core.vmap.varied import points
 from atoll.engines.fused import stack_graphs
 from atoll.engines.recording import Tape
 from atoll.engines.simulation import prepared

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 import atoll
 from atoll.cli import main
-from atoll.study.run import Stopped
+from atoll.experiment.run import Stopped
 
 RECORDED = Path(__file__).with_name("commands.json")
 LAGOON = ["--data", "lagoon", "--clients", "4", "--rounds", "4", "--seeds", "2"]

@@ -18,9 +18,9 @@ import pytest
 from atoll.core.method import Method
 from atoll.core.optim import SGD
 from atoll.engines.simulation import ENGINES
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS
 from atoll.nn import NETS
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 PINNED = Path(__file__).with_name("trajectories.json")

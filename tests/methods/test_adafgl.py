@@ -19,6 +19,7 @@ from atoll.core.optim import Adam
 from atoll.core.random import make_key
 from atoll.core.tree import Empty, Tree, leaves, num_bytes
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import AdaFGL, FedAvg
 from atoll.methods.adafgl import (
     Private,
@@ -26,10 +27,9 @@ from atoll.methods.adafgl import (
     mix_heads,
 )
 from atoll.nn import GCN, views
-from atoll.nn.adaptive import Surroundings
-from atoll.nn.labels import accuracy, homophily, propagate_labels
-from atoll.nn.similarity import directions, propagation, similar_sum
-from atoll.study.experiment import Experiment, Run
+from atoll.nn.adafgl_nets import Surroundings
+from atoll.nn.adafgl_propagation import directions, propagation, similar_sum
+from atoll.nn.label_propagation import accuracy, homophily, propagate_labels
 from atoll.testing import (
     CLASSES,
     FEATURES,

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_golden import Quadratic, owner
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
-from atoll.core.mix import average
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg, FedDC, FedProx
 from atoll.nn import GCN, GraphGIN
-from atoll.study.config import build_method, make_config, resolve
-from atoll.study.experiment import Experiment
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -28,6 +27,7 @@ from atoll.testing import (
     small_federation,
     small_graph_federation,
 )
+from tests.methods.test_golden import Quadratic, owner
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 H, A = (1.0, 3.0, 0.5), (1.0, -1.0, 2.0)

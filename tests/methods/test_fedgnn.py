@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.dp import clipped
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.method import Net
-from atoll.core.noised import clipped
 from atoll.core.optim import SGD, Adam
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg, FedGNN
 from atoll.methods.fedgnn import (
     Download,
@@ -31,7 +32,6 @@ from atoll.methods.fedgnn import (
     of_others,
 )
 from atoll.nn import GCN, MLP
-from atoll.study.experiment import Experiment
 from atoll.testing import (
     CLASSES,
     FEATURES,

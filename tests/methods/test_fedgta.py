@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average, cosines
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph
 from atoll.core.method import client_step
-from atoll.core.mix import average, cosines
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.rounds import Experiment
 from atoll.methods import FedGTA, Local
 from atoll.methods.fedgta import Update, personal_weights
 from atoll.nn import GCN
-from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
 
 engines = pytest.mark.parametrize("engine", ENGINES)

@@ -14,11 +14,11 @@ from atoll.core.method import client_step
 from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.config import RECIPES, build_method, make_config, read_config, resolve
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fediih import FedIIH, Update, separate_federation
 from atoll.nn import GCN, DisenGCN
 from atoll.nn.vgae import gaussian_kl, log_normal, node_normal
-from atoll.study.config import RECIPES, build_method, make_config, read_config, resolve
 from atoll.testing import check_method, double_precision, small_federation
 
 MEAN = [[0.2, -0.1], [0.3, 0.1], [-0.4, 0.5]]

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_golden import Quadratic, owner
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedOpt
 from atoll.methods.fedopt import Server
 from atoll.nn import GCN, GraphGIN
-from atoll.study.config import build_method, make_config, resolve
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -27,6 +26,7 @@ from atoll.testing import (
     small_federation,
     small_graph_federation,
 )
+from tests.methods.test_golden import Quadratic, owner
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 NET, GRAPH_NET = GCN(FEATURES, CLASSES, hidden=6), GraphGIN(FEATURES, CLASSES, hidden=5)

@@ -17,10 +17,10 @@ from atoll.core.optim import SGD
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, named_leaves
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedPer, FedTAD, Local
 from atoll.methods.fedper import cut, rejoin
 from atoll.nn import GCN, NETS, DisenGCN, GraphGIN
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
     FEATURES,

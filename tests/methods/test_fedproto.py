@@ -17,10 +17,10 @@ from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD
 from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedProto, FedTAD, Local
 from atoll.methods.fedproto import class_means, nearness, pull
 from atoll.nn import GCN, SGC, GraphGIN
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
     FEATURES,

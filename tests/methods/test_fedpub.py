@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import make_graph
 from atoll.core.losses import cross_entropy
 from atoll.core.method import Net, client_step
-from atoll.core.mix import average
 from atoll.core.optim import SGD
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.rounds import Experiment
 from atoll.methods import FedPUB
 from atoll.methods.fedpub import (
     Private,
@@ -31,8 +33,6 @@ from atoll.methods.fedpub import (
     proxy_graph,
 )
 from atoll.nn import GAT, GCN, GIN, MLP, SGC, GraphSAGE
-from atoll.study.config import build_method, make_config, resolve
-from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, check_engines, double_precision, small_federation
 
 engines = pytest.mark.parametrize("engine", ENGINES)

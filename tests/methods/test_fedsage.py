@@ -10,9 +10,9 @@ from atoll.core.errors import ConfigError
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves
 from atoll.engines.simulation import ENGINES
+from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg, FedSage
 from atoll.nn import GCN, GraphSAGE
-from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, small_federation
 
 NET = GraphSAGE(FEATURES, CLASSES, hidden=6)

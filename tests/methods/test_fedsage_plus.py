@@ -17,6 +17,8 @@ from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Empty, Tree, leaves, named_leaves, stack, structure, tree_map
 from atoll.engines.simulation import ENGINES, Participants, Simulation
+from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedSage, FedSagePlus
 from atoll.methods.fedsage_plus import (
     Learning,
@@ -35,9 +37,7 @@ from atoll.nn.neighgen import (
     mended_sage,
     some_neighbours,
 )
-from atoll.nn.places import used_places
-from atoll.study.config import build_method, make_config, resolve
-from atoll.study.experiment import Experiment, Run
+from atoll.nn.slots import used_places
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 NET = GraphSAGE(FEATURES, CLASSES, hidden=6, dropout=0.4)

@@ -6,14 +6,15 @@ from functools import partial
 import pytest
 import torch
 
+from atoll.core.aggregate import mix, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import make_graph
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
-from atoll.core.mix import mix, put, spread
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack
+from atoll.experiment.rounds import Experiment
 from atoll.methods import GCFL, FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
 from atoll.methods.fedtad import (
     Lesson,
@@ -25,7 +26,6 @@ from atoll.methods.fedtad import (
     mode_seeking,
 )
 from atoll.nn import GCN, NODE_NETS
-from atoll.study.experiment import Experiment
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
 
 GLOBAL = [[2.0, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 3]]

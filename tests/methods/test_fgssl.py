@@ -17,11 +17,11 @@ from atoll.core.losses import cross_entropy
 from atoll.core.random import dropout, fold, make_key, uniform
 from atoll.core.tree import Tree, leaves
 from atoll.engines.simulation import ENGINES
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FGSSL, FedAvg, fgssl
 from atoll.methods.fgssl import contrast, distil, edge_differences, kept_edges, neighbours
 from atoll.nn import GCN, SGC
 from atoll.nn.views import loop_adjacency
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
     FEATURES,

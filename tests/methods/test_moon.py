@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.core.batches import whole_graphs
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
-from atoll.core.layers import Private
 from atoll.core.losses import cross_entropy, unit
-from atoll.core.mix import average
+from atoll.core.minibatch import whole_graphs
 from atoll.core.optim import SGD
+from atoll.core.private_layers import Private
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.simulation import ENGINES
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import MOON, FedAvg
 from atoll.methods.moon import CONTRAST, Kept, Projected, contrast
 from atoll.nn import GCN, SGC, GraphGIN
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import (
     CLASSES,
     FEATURES,

@@ -17,10 +17,10 @@ from atoll.core.method import Method
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.simulation import ENGINES
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedAvg, FedProx, Local, method_class
 from atoll.nn import NODE_NETS
 from atoll.nn.gcn import GCN
-from atoll.study.experiment import Experiment, Run
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 engines = pytest.mark.parametrize("engine", ENGINES)

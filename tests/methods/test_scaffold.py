@@ -9,24 +9,23 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from test_golden import Quadratic, owner
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.fit import fit, num_steps
 from atoll.core.graph import Graph
-from atoll.core.layers import joined
 from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD, Adam
+from atoll.core.private_layers import joined
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
+from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, Scaffold
 from atoll.nn import GCN, GraphGIN
-from atoll.study.catalogue import method_page
-from atoll.study.config import build_method, make_config, resolve
-from atoll.study.experiment import Experiment, Run
+from atoll.present.catalogue import method_page
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -35,6 +34,7 @@ from atoll.testing import (
     small_federation,
     small_graph_federation,
 )
+from tests.methods.test_golden import Quadratic, owner
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 NODE_NET, GRAPH_NET = GCN(FEATURES, CLASSES, hidden=6), GraphGIN(FEATURES, CLASSES, hidden=5)

@@ -18,10 +18,10 @@ import pytest
 
 import atoll
 from atoll.engines.checkpoint import write_atomically
-from atoll.study.cells import Cell, run_cells
-from atoll.study.config import make_config
-from atoll.study.papers import read_paper
-from atoll.study.reproduce import Wanted, about_study, needed, plan_table
+from atoll.experiment.config import make_config
+from atoll.studies.reproduce.recipes import read_paper
+from atoll.studies.reproduce.table import Wanted, about_study, needed, plan_table
+from atoll.studies.study import Cell, run_cells
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -146,7 +146,7 @@ def reproduced(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     paper, described = read_paper("gcfl"), {}
     patch = pytest.MonkeyPatch()
-    patch.setattr("atoll.study.papers.absent", lambda data, root: "")
+    patch.setattr("atoll.studies.reproduce.recipes.absent", lambda data, root: "")
     for item, wanted in looks.items():
         about = about_study(paper, item, wanted, folder)
         rows = plan_table(paper, item.removeprefix("table"), wanted)

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from atoll.study.report import write_report
+from atoll.report import write_report
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from click.testing import CliRunner
 import atoll
 from atoll.cli import main
 from atoll.core.errors import AtollError
+from atoll.experiment.config import make_config
 from atoll.methods import METHODS
-from atoll.study.config import make_config
-from atoll.study.report import collect, write_report
-from atoll.study.report.charts import nice_ticks, spread_out, thinned
-from atoll.study.report.collect import main_table, other_tables
-from atoll.study.report.matrices import heat_map
-from atoll.study.report.page import DARK, LIGHT, page
-from atoll.study.report.wire import Declared, declared, paragraph
+from atoll.report import collect, write_report
+from atoll.report.charts import nice_ticks, spread_out, thinned
+from atoll.report.collect import main_table, other_tables
+from atoll.report.matrices import heat_map
+from atoll.report.page import DARK, LIGHT, page
+from atoll.report.wire import Declared, declared, paragraph
 
 
 class Outline(HTMLParser):

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from atoll.cli import main
 from atoll.core.errors import AtollError
-from atoll.study.report import collect, write_report
-from atoll.study.report.dots import axis, words_axis
-from atoll.study.report.page import page
-from atoll.study.report.printed import printed_tables
-from atoll.study.report.tuning import _axis_of
-from atoll.study.reproduce_looks import read_tables
-from atoll.study.tune_read import read_tried
+from atoll.report import collect, write_report
+from atoll.report.dots import axis, words_axis
+from atoll.report.page import page
+from atoll.report.printed import printed_tables
+from atoll.report.tuning import _axis_of
+from atoll.studies.reproduce.history import read_tables
+from atoll.studies.tune.read import read_tried
 
 
 def section(html: str, name: str) -> str:

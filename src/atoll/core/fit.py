@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from atoll.core.batched import Batch, current_batch
-from atoll.core.batches import minibatches
 from atoll.core.graph import Graph
+from atoll.core.minibatch import minibatches
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, flatten, inside_transform, unflatten
+from atoll.core.vmap.stacks import Batch, current_batch
 
 Loss = Callable[[Tree, Tensor], Tensor]
 """(params, key) -> scalar."""

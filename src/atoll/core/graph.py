@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.batched import call
 from atoll.core.errors import unknown
 from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
+from atoll.core.vmap.stacks import call
 
 
 @record
@@ -227,9 +227,13 @@ def _numbered(made: Sparse) -> Sparse:
     """A matrix that is made under `vmap`, numbered over all that are made with it."""
     entries, (rows, columns) = made.values.shape[0], made.shape
     steps = {
-        "offsets": entries, "columns": columns, "rows": rows,
-        "t_offsets": entries, "t_columns": rows, "t_order": entries,
-    }  # fmt: skip
+        "offsets": entries,
+        "columns": columns,
+        "rows": rows,
+        "t_offsets": entries,
+        "t_columns": rows,
+        "t_order": entries,
+    }
     # A matrix is stacked whole, all of its tensors or none: what one of them has an axis for gets
     # every other as well.
     index = [getattr(made, name) for name in steps]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
-from atoll.core.layers import whole
 from atoll.core.message import Message
+from atoll.core.private_layers import whole
 from atoll.core.space import USUAL, Space
 from atoll.core.tree import Tree, leaves, tree_map
 
@@ -28,7 +28,7 @@ class Net(Protocol):
     """A network: `init` makes a parameter tree, a call turns it and a graph into logits.
 
     One that classifies graphs says so (`task = "graph"`) and gives their logits at their roots.
-    One with layers that never leave a client is also a `core.layers.PartlyPrivate`.
+    One with layers that never leave a client is also a `core.private_layers.PartlyPrivate`.
     """
 
     @property
@@ -256,7 +256,7 @@ class Method(ABC):
     not_private: ClassVar[str] = (
         "it does not say that its clients send one update of a model and nothing else"
     )
-    """Why `core.noised` cannot clip and noise what its clients send; "" if it can.
+    """Why `core.dp` cannot clip and noise what its clients send; "" if it can.
 
     It can where a client's reply is `model`, which began as the received message, and `weight`, and
     where the server needs nothing but their weighted mean.
@@ -279,7 +279,7 @@ class Method(ABC):
         """What kind of round this is, for a method that looks at `clients.round`.
 
         Rounds of one stage must do the same with other numbers: then they can be recorded once, and
-        several seeds trained at once (`study.replay`). None promises nothing.
+        several seeds trained at once (`experiment.replay`). None promises nothing.
         """
         return None
 
@@ -301,7 +301,7 @@ class Method(ABC):
         """Logits on a client's own graph, from what was deployed and its private state.
 
         A key is given only to reproduce papers that scored with dropout on; pass it to the network.
-        Where the network has private layers, the state holds them (`core.layers.Private`).
+        Where the network has private layers, the state holds them (`core.private_layers.Private`).
         """
         return self.net(whole(self.net, graph, message, state), graph, key)
 

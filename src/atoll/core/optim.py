@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from atoll.core import kernels
-from atoll.core.batched import call
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
-from atoll.core.varied import Varied, is_zero, scalar
+from atoll.core.vmap import kernels
+from atoll.core.vmap.stacks import call
+from atoll.core.vmap.varied import Varied, is_zero, scalar
 
 
 class Optimizer(Protocol):
@@ -111,9 +111,14 @@ class _AdamStep(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, settings: Adam, owned: bool, numbers: Tensor | None,
-        steps: Tensor, *flat: Tensor,
-    ) -> Any:  # fmt: skip
+        info: Any,
+        in_dims: Any,
+        settings: Adam,
+        owned: bool,
+        numbers: Tensor | None,
+        steps: Tensor,
+        *flat: Tensor,
+    ) -> Any:
         size, count, around = info.batch_size, len(flat) // 4, inside_transform()
         if numbers is not None:
             dim = in_dims[2]
@@ -165,10 +170,20 @@ def _adam(
     # The kernel behind torch.optim.Adam(fused=True); its wrapper would load a compiler first.
     torch._foreach_add_(counts, 1)
     torch._fused_adam_(
-        parameters, gradients, means, squares, [], counts, amsgrad=False, beta1=settings.beta1,
-        beta2=settings.beta2, lr=settings.lr, weight_decay=settings.weight_decay,
-        eps=settings.eps, maximize=False,
-    )  # fmt: skip
+        parameters,
+        gradients,
+        means,
+        squares,
+        [],
+        counts,
+        amsgrad=False,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
+        maximize=False,
+    )
     return (steps + 1, *params, *mean, *square)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core import kernels
-from atoll.core.batched import call, current_batch
 from atoll.core.tree import inside_transform
-from atoll.core.varied import Varied
+from atoll.core.vmap import kernels
+from atoll.core.vmap.stacks import call, current_batch
+from atoll.core.vmap.varied import Varied
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -269,9 +269,13 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        key: Tensor, rows: Tensor, dropped: int | Tensor, salt: int | None, width: int,
+        key: Tensor,
+        rows: Tensor,
+        dropped: int | Tensor,
+        salt: int | None,
+        width: int,
         dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         scale = 1.0 / (1.0 - dropped / 2**16)
         if key.is_cuda:
             mask = kernels.keep_mask(

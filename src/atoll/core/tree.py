@@ -114,10 +114,12 @@ def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
     if kind is list or kind is tuple:
         return kind(_mapped(fn, child) for child in tree)
     if kind in _FIELDS:
-        return kind(*[
-            getattr(tree, name) if fixed else _mapped(fn, getattr(tree, name))
-            for name, fixed in _FIELDS[kind]
-        ])  # fmt: skip
+        return kind(
+            *[
+                getattr(tree, name) if fixed else _mapped(fn, getattr(tree, name))
+                for name, fixed in _FIELDS[kind]
+            ]
+        )
     # Anything else: a leaf that is no tensor, or a container that only torch knows.
     return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 

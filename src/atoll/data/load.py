@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.data.datasets import (
+from atoll.data.own.reader import OwnOptions, load_own
+from atoll.data.public.registry import (
     DATASETS,
     GROUPS,
     dataset_info,
@@ -20,7 +21,6 @@ from atoll.data.datasets import (
     plain_name,
     sets_of_group,
 )
-from atoll.data.own import OwnOptions, load_own
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 

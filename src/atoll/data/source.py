@@ -1,7 +1,7 @@
 """What a loader hands over: one whole graph, or one set of small graphs, still undivided.
 
 A `Source` is plain NumPy and SciPy, checked once by `check_source`; partitions and splits read it
-and `data/federate.py` turns it into the tensors of a `Federation`.
+and `data/divide.py` turns it into the tensors of a `Federation`.
 """
 
 from __future__ import annotations

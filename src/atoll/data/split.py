@@ -22,8 +22,8 @@ import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.partition.checks import check_seed, check_whole
-from atoll.data.recipe import parse_recipe
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
+from atoll.data.spec import parse_recipe
 
 Ratios = tuple[float, float, float]
 """Shares for training, validation and testing; they sum to one."""

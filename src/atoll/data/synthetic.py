@@ -202,9 +202,13 @@ def _citations(
 
 
 def _popular(
-    library: np.ndarray, field: np.ndarray, owner: np.ndarray, y: np.ndarray, classes: int,
+    library: np.ndarray,
+    field: np.ndarray,
+    owner: np.ndarray,
+    y: np.ndarray,
+    classes: int,
     rng: np.random.Generator,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """For each citation a document of the wished library and field, by popularity."""
     popularity = rng.pareto(2.5, size=y.size) + 0.1
     group = owner * classes + y

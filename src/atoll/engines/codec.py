@@ -22,10 +22,20 @@ LIMIT = 1 << 30
 """Largest message accepted, in bytes."""
 DEPTH = 64
 """Most levels of a tree that is accepted; deeper ones would use up Python's stack further on."""
-TYPES = frozenset({
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
-})  # fmt: skip
+TYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 """Numbers that are accepted: of others (8-bit floats, complex ones) NaN cannot be told."""
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step, declared_steps
-from atoll.core.noised import Noised
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, num_bytes
 from atoll.engines.codec import LIMIT, check_like, decode, encode
@@ -194,8 +194,14 @@ class Remote:
         body = encode(message.tree) if isinstance(message, ToAll) else b""
         packets = {}
         for key, position in zip(keys.tolist(), positions, strict=True):
-            head = {**self.about, **named, "round": round, "attempt": self.attempt, "key": key,
-                    "state": self.committed[position]}  # fmt: skip
+            head = {
+                **self.about,
+                **named,
+                "round": round,
+                "attempt": self.attempt,
+                "key": key,
+                "state": self.committed[position],
+            }
             own = body or encode(message.for_one(position))
             packets[self.names[position]] = Packet(head, own)
         self.touched |= set() if step.keeps_state else set(positions)
@@ -211,8 +217,10 @@ class Remote:
             except Exception as error:  # whatever one site sends, the others go on
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
-        sizes = {s: (len(p.body), len(replies[s].body) if s in replies else 0)
-                 for s, p in packets.items()}  # fmt: skip
+        sizes = {
+            s: (len(p.body), len(replies[s].body) if s in replies else 0)
+            for s, p in packets.items()
+        }
         self.note("step", step=step.name, round=round, bytes=sizes)
         if failures:
             raise SitesFailed(failures)

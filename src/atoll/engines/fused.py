@@ -39,7 +39,7 @@ from atoll.core.tree import (
     tree_map,
     vmap_trees,
 )
-from atoll.core.varied import Undecided
+from atoll.core.vmap.varied import Undecided
 from atoll.engines.recording import NotRecordable, Recording, new_pool, no_reads, shapes
 from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial

@@ -67,16 +67,20 @@ def stack_replies(
             first
         ):
             raise StepError(
-                position, step.name, round,
+                position,
+                step.name,
+                round,
                 f"the reply holds {sorted(dict(named_leaves(reply)))} here and {sorted(first)} on "
                 f"client {positions[0]}; a reply must always hold the same tensors",
-            )  # fmt: skip
+            )
         for name, leaf in named_leaves(reply):
             if name in first and leaf.shape != first[name].shape:
                 raise StepError(
-                    position, step.name, round,
+                    position,
+                    step.name,
+                    round,
                     f"reply '{name}' has shape {tuple(leaf.shape)} here and "
                     f"{tuple(first[name].shape)} on client {positions[0]}; a reply must not have a "
                     "node or edge axis",
-                )  # fmt: skip
+                )
     return stack(replies)

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from atoll.core.batches import with_parts
 from atoll.core.errors import ConfigError, StepError, unknown
 from atoll.core.federation import Federation, Lazily, each
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, moved, with_views
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
+from atoll.core.minibatch import with_parts
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take, tree_map
 from atoll.engines.fused import Fused
@@ -351,10 +351,12 @@ class Participants:
 def client_diverged(position: int, step: str, number: int, name: str) -> StepError:
     """A client's numbers are no numbers any more."""
     return StepError(
-        position, step, number,
+        position,
+        step,
+        number,
         f"training diverged ('{name}' is not finite: the loss is nan); lower the learning rate or "
         "check the features",
-    )  # fmt: skip
+    )
 
 
 def server_diverged(number: int, problem: str) -> ConfigError:

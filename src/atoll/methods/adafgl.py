@@ -10,10 +10,10 @@ Step 2, all later rounds, on each client alone, with P = softmax f(θ) on its gr
                     nodes;  minimise their three CE;  Y_he = mean of their softmaxes
     Y = HCS Y_ho + (1 - HCS) Y_he
 
-X~ is X propagated along edges and alike P. `nn/adaptive.py` and `nn/labels.py` have all formulas.
-A run of R rounds has R - `federated_rounds` rounds of step 2, of `personal_epochs` epochs each: 50
-and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_rounds` it is FedAvg:
-`preset=reference`, which has 100 federated rounds, is for `--rounds 300`.
+X~ is X propagated along edges and alike P. `nn/adafgl_nets.py` and `nn/label_propagation.py` have
+all formulas. A run of R rounds has R - `federated_rounds` rounds of step 2, of `personal_epochs`
+epochs each: 50 and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_rounds`
+it is FedAvg: `preset=reference`, which has 100 federated rounds, is for `--rounds 300`.
 
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing
@@ -22,7 +22,7 @@ Wire, per client and round:  step 1:  down  model           up  model, num_nodes
     who took part in it; in step 1 each then downloads the new model, too, and sends two counts.
 Private state: step 1: Adam's moments if kept; step 2: θ, heads, their moments, HCS. Nothing has a
 node axis: P is one forward pass, and X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB
-of Physics) is never made (`nn/heads.py`).
+of Physics) is never made (`nn/adafgl_heads.py`).
 Floats per client and round: 2P + 1 in step 1 (3P + 3 for `keep="best"`), P in the first round of
 step 2, then none.
 Compute: O(N² C) for the signed messages, and for S with a `threshold`, `block` rows at a time.
@@ -46,19 +46,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.space import USUAL, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, record
-from atoll.nn.adaptive import Adaptive, Surroundings
-from atoll.nn.labels import homophily
+from atoll.nn.adafgl_nets import Adaptive, Surroundings
+from atoll.nn.label_propagation import homophily
 from atoll.nn.views import gcn_adjacency
 
 HARD_SWITCH = 0.9
@@ -143,16 +143,29 @@ class AdaFGL(Method):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # The authors' code for 300 rounds, but for its network (ChebNet) and its choice of epochs.
         "reference": {
-            "federated_rounds": 100, "personal_epochs": 1, "alpha": 0.05, "beta": 0.2,
-            "threshold": 0.999, "keep": "best", "switch": "hard", "double_softmax": True,
-            "logit_mse": True, "inverted_rescale": True,
+            "federated_rounds": 100,
+            "personal_epochs": 1,
+            "alpha": 0.05,
+            "beta": 0.2,
+            "threshold": 0.999,
+            "keep": "best",
+            "switch": "hard",
+            "double_softmax": True,
+            "logit_mse": True,
+            "inverted_rescale": True,
         },
         "openfgl": {
-            "federated_rounds": 50, "personal_epochs": 1, "alpha": 0.5, "beta": 0.0,
-            "threshold": 0.999, "double_softmax": True, "logit_mse": True, "inverted_rescale": True,
+            "federated_rounds": 50,
+            "personal_epochs": 1,
+            "alpha": 0.5,
+            "beta": 0.0,
+            "threshold": 0.999,
+            "double_softmax": True,
+            "logit_mse": True,
+            "inverted_rescale": True,
             "optimizer_state": "keep",
         },
-    }  # fmt: skip
+    }
 
     def __post_init__(self) -> None:
         for name in ("federated_rounds", "personal_epochs"):
@@ -167,10 +180,18 @@ class AdaFGL(Method):
     def adaptive(self) -> Adaptive:
         """The networks of step 2, as wide as the federated one."""
         return Adaptive(
-            self.net.features, self.net.classes, getattr(self.net, "hidden", 64),
-            getattr(self.net, "dropout", 0.5), self.alpha, self.beta, self.hops, self.threshold,
-            self.double_softmax, self.inverted_rescale, self.block,
-        )  # fmt: skip
+            self.net.features,
+            self.net.classes,
+            getattr(self.net, "hidden", 64),
+            getattr(self.net, "dropout", 0.5),
+            self.alpha,
+            self.beta,
+            self.hops,
+            self.threshold,
+            self.double_softmax,
+            self.inverted_rescale,
+            self.block,
+        )
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -33,15 +33,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import num_steps
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average, put, spread
 from atoll.core.optim import SGD, Optimizer
+from atoll.core.private_layers import Private, fit_layers, kept, shared
 from atoll.core.space import USUAL_SGD, OneOf, Real, Space
 from atoll.core.tree import Tree, record, take, tree_map
 
@@ -169,8 +169,11 @@ class FedDC(Method):
         def correct(grads: Tree, params: Tree) -> Tree:
             return tree_map(
                 lambda g, theta, w, v: g + self.alpha * (theta - w) + v,
-                grads, params, received.model, received.shift,
-            )  # fmt: skip
+                grads,
+                params,
+                received.model,
+                received.shift,
+            )
 
         own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
         model, own = fit_layers(

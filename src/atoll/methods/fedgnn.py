@@ -37,14 +37,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average, put, spread
+from atoll.core.dp import clipped
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, sum_at
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average, put, spread
-from atoll.core.noised import clipped
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import Empty, Tree, leaves, record, tree_map

@@ -34,13 +34,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.aggregate import cosines, mix, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Tree, record

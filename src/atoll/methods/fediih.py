@@ -45,13 +45,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average, mix, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
@@ -155,15 +155,23 @@ class FedIIH(Method):
         # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
         # and little else; the defaults, which differ from the code in q's dropout, learn.
         "paper": {
-            "trains_encoder": "elbo", "heads": "separate", "js": "monte-carlo", "prior": "paper",
-            "elbo_sums": "sum", "statistics": "no-dropout",
+            "trains_encoder": "elbo",
+            "heads": "separate",
+            "js": "monte-carlo",
+            "prior": "paper",
+            "elbo_sums": "sum",
+            "statistics": "no-dropout",
         },
         # What the public code computes.
         "reference": {
-            "trains_encoder": "ce", "heads": "shared", "js": "moments", "prior": "code",
-            "elbo_sums": "mean", "statistics": "code",
+            "trains_encoder": "ce",
+            "heads": "shared",
+            "js": "moments",
+            "prior": "code",
+            "elbo_sums": "mean",
+            "statistics": "code",
         },
-    }  # fmt: skip
+    }
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, DisenGCN):

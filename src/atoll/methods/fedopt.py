@@ -31,14 +31,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average
 from atoll.core.optim import SGD, Optimizer
+from atoll.core.private_layers import Private, fit_layers, kept, shared
 from atoll.core.space import USUAL_SGD, OneOf, Real, Space
 from atoll.core.tree import Tree, record, tree_map
 

@@ -24,15 +24,15 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.core import layers
+from atoll.core import private_layers as layers
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
-from atoll.core.layers import fit_layers, kept, private_names, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import fit_layers, kept, private_names, shared, whole
 from atoll.core.random import fold, make_key
 from atoll.core.space import USUAL, Space, Whole
 from atoll.core.tree import Tree, record

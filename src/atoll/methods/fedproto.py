@@ -38,15 +38,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, joined, own_layers, private, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import Private, joined, own_layers, private, shared
 from atoll.core.random import make_key
 from atoll.core.space import USUAL, Real, Space
 from atoll.core.tree import Tree, record

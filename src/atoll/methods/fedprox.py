@@ -20,13 +20,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from atoll.core.aggregate import average
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import Private, fit_layers, kept, shared
 from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, record, tree_map
 

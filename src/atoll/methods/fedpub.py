@@ -35,13 +35,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.aggregate import average, cosines, mix, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, make_graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, Net, client_step, embedder
-from atoll.core.mix import average, cosines, mix, put, spread
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.space import USUAL, OneOf, Real, Space
@@ -109,10 +109,14 @@ class FedPUB(Method):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1},
         "reference": {
-            "layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1,
+            "layers": 3,
+            "head": "linear",
+            "hidden": 128,
+            "tau": 3.0,
+            "epochs": 1,
             "regularizers": "off",
         },
-    }  # fmt: skip
+    }
 
     def __post_init__(self) -> None:
         embedder(self.net)
@@ -172,9 +176,14 @@ class FedPUB(Method):
             state = Private([torch.ones_like(leaf) for leaf in _matrices(received)], None)
         params = {"model": received, "masks": state.masks}
         params, moments = fit(
-            loss, params, self.optimizer, state.moments, self.epochs, key,
+            loss,
+            params,
+            self.optimizer,
+            state.moments,
+            self.epochs,
+            key,
             adjust=regularised if self.regularizers == "on" else None,
-        )  # fmt: skip
+        )
         model, masks = params["model"], params["masks"]
         like = leaves(model)[0]
         proxy = proxy_graph(_undropped(self.net), self.proxy_seed, like.dtype, like.device)

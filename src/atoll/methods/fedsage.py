@@ -17,13 +17,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.tree import Tree, record
 from atoll.nn.sage import GraphSAGE

@@ -56,13 +56,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.aggregate import average, put
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average, put
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.space import USUAL, Real, Space
@@ -77,8 +77,8 @@ from atoll.nn.neighgen import (
     random_order,
     some_neighbours,
 )
-from atoll.nn.places import Places, used_places
 from atoll.nn.sage import GraphSAGE
+from atoll.nn.slots import Places, used_places
 from atoll.nn.vgae import node_normal
 
 SHOWN = "other clients answer with the gradient of their feature loss; generated, never real rows"

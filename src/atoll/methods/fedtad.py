@@ -34,19 +34,19 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from atoll.core.aggregate import average, put
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, make_graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average, put
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
-from atoll.nn.generator import Generator
-from atoll.nn.walks import nearest_neighbours, neighbour_similarity, visited_similarity
+from atoll.nn.fedtad_generator import Generator
+from atoll.nn.fedtad_similarity import nearest_neighbours, neighbour_similarity, visited_similarity
 
 
 @record
@@ -133,15 +133,25 @@ class FedTAD(Method):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.
         "paper": {
-            "reliability": "topology", "discrepancy": "kl", "diversity": "cosine", "reduce": "sum",
-            "neighbours_by": "dot", "lam_sem": 0.01, "lam_div": 0.01,
+            "reliability": "topology",
+            "discrepancy": "kl",
+            "diversity": "cosine",
+            "reduce": "sum",
+            "neighbours_by": "dot",
+            "lam_sem": 0.01,
+            "lam_div": 0.01,
         },
         # The public code's defaults, errors of its φ included.
         "reference": {
-            "reliability": "reference", "discrepancy": "l1", "diversity": "mode-seeking",
-            "reduce": "mean", "neighbours_by": "cosine", "lam_sem": 1.0, "lam_div": 1.0,
+            "reliability": "reference",
+            "discrepancy": "l1",
+            "diversity": "mode-seeking",
+            "reduce": "mean",
+            "neighbours_by": "cosine",
+            "lam_sem": 1.0,
+            "lam_div": 1.0,
         },
-    }  # fmt: skip
+    }
 
     @property
     def views(self) -> Mapping[str, View]:

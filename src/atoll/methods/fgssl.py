@@ -37,13 +37,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
 from atoll.core.losses import cross_entropy, masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.space import USUAL, Real, Space
@@ -152,9 +152,13 @@ class FGSSL(Method):
             return error
         teacher = params if self.variant == "authors" else received
         b = self.embed_view(
-            teacher, graph, fold(key, "weak"), self.weak_edges, self.weak_features,
+            teacher,
+            graph,
+            fold(key, "weak"),
+            self.weak_edges,
+            self.weak_features,
             training=self.variant == "authors",
-        )  # fmt: skip
+        )
         a = self.embed_view(
             params, graph, fold(key, "strong"), self.strong_edges, self.strong_features
         )
@@ -183,9 +187,14 @@ class FGSSL(Method):
         return terms
 
     def embed_view(
-        self, params: Tree, graph: Graph, key: Tensor, edges: float, columns: float,
+        self,
+        params: Tree,
+        graph: Graph,
+        key: Tensor,
+        edges: float,
+        columns: float,
         training: bool = True,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The last hidden layer on the graph without a share of its edges and feature columns."""
         loops = graph.views["loops"]
         assert isinstance(loops, Sparse)

@@ -34,13 +34,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import mix, spread
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, kept, shared
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import mix, spread
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import Private, fit_layers, kept, shared
 from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
@@ -186,9 +186,16 @@ class GCFL(Method):
 
         own = kept(self.net, graph, state, key)
         model, own = fit_layers(
-            loss, self.net, graph, received, own, self.optimizer, self.epochs, key,
+            loss,
+            self.net,
+            graph,
+            received,
+            own,
+            self.optimizer,
+            self.epochs,
+            key,
             adjust=watch if self.similarity == "gradient-norms" else None,
-        )  # fmt: skip
+        )
         sent = None
         if self.similarity == "gradient-norms":
             sent = steepness[-1]

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.layers import joined, own_layers, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import joined, own_layers, shared, whole
 from atoll.core.tree import Empty, Tree, record
 
 

@@ -34,14 +34,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
-from atoll.core.layers import Private, fit_layers, joined, kept, private_names, shared, whole
 from atoll.core.losses import cross_entropy, masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import (
+    Private,
+    fit_layers,
+    joined,
+    kept,
+    private_names,
+    shared,
+    whole,
+)
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.tree import Tree, record

@@ -31,16 +31,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core import layers
+from atoll.core import private_layers as layers
+from atoll.core.aggregate import average
 from atoll.core.errors import ConfigError
 from atoll.core.fit import gradient, num_steps
 from atoll.core.graph import Graph
-from atoll.core.layers import fit_layers, joined, kept, shared, whole
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.mix import average
 from atoll.core.optim import SGD, Optimizer
+from atoll.core.private_layers import fit_layers, joined, kept, shared, whole
 from atoll.core.random import fold
 from atoll.core.space import USUAL_SGD, Real, Space
 from atoll.core.tree import Tree, record, tree_map

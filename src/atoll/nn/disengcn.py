@@ -158,9 +158,17 @@ def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
     """One routing layer on x, (N, K * hidden), without its activation."""
     e = edges
     out: Tensor = _Route.apply(  # type: ignore[no-untyped-call]
-        factors, iterations, x,
-        e.offsets, e.columns, e.rows, e.values, e.t_offsets, e.t_columns, e.t_order,
-    )[0]  # fmt: skip
+        factors,
+        iterations,
+        x,
+        e.offsets,
+        e.columns,
+        e.rows,
+        e.values,
+        e.t_offsets,
+        e.t_columns,
+        e.t_order,
+    )[0]
     return out
 
 
@@ -275,7 +283,7 @@ def _kernels(x: Tensor) -> Any:
     """`routing_kernels`, where they can work on x; None elsewhere."""
     if not on_gpu(x):
         return None
-    from atoll.nn import routing_kernels
+    from atoll.nn.kernels import routing as routing_kernels
 
     return routing_kernels
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.batched import call
 from atoll.core.graph import Distinct, Matrix, Sparse
+from atoll.core.vmap.stacks import call
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
@@ -53,8 +53,15 @@ def matmul(matrix: Matrix, dense: Tensor) -> Tensor:
     m = matrix
     return _call(
         _Product,
-        m.offsets, m.columns, m.values, m.rows, m.t_offsets, m.t_columns, m.t_values, dense,
-    )  # fmt: skip
+        m.offsets,
+        m.columns,
+        m.values,
+        m.rows,
+        m.t_offsets,
+        m.t_columns,
+        m.t_values,
+        dense,
+    )
 
 
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
@@ -125,7 +132,7 @@ def _bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) 
     if index.numel() == 0:
         return dense.new_zeros(offsets.shape[0], dense.shape[1])
     if on_gpu(dense) and dense.shape[1] <= NARROW_ON_GPU:
-        from atoll.nn import sparse_kernels
+        from atoll.nn.kernels import sparse as sparse_kernels
 
         weight = None if weight is None else weight.contiguous()
         return sparse_kernels.bags(dense.contiguous(), index, offsets, weight)
@@ -336,7 +343,7 @@ class _EntryDot(Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         if on_gpu(a) and rows.numel():
-            from atoll.nn import sparse_kernels
+            from atoll.nn.kernels import sparse as sparse_kernels
 
             return sparse_kernels.entry_dots(a.contiguous(), b.contiguous(), rows, columns)
         # In pieces: the products of all entries at once may take more memory than the graph.

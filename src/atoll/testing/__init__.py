@@ -29,8 +29,8 @@ from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.simulation import Simulation
+from atoll.experiment.rounds import Experiment, Run
 from atoll.nn import NETS
-from atoll.study.experiment import Experiment, Run
 
 TOLERANCE = 1e-9
 ROUNDS = 3
@@ -238,9 +238,13 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
         reply, after = step(graph, message, state, key)
         again, after_again = step(graph, message, state, key)
     where = f"step '{step.name}'"
-    _same_trees((reply, after), (again, after_again),
-                f"{where} is not pure: the same call gave two answers (a global random call, or "
-                "state kept outside)", tolerance=0.0)  # fmt: skip
+    _same_trees(
+        (reply, after),
+        (again, after_again),
+        f"{where} is not pure: the same call gave two answers (a global random call, or "
+        "state kept outside)",
+        tolerance=0.0,
+    )
     _same_trees(inputs, before, f"{where} changed one of its inputs in place", tolerance=0.0)
     if {name: repr(value) for name, value in vars(step.owner).items()} != attributes:
         raise ContractBroken(f"{where} keeps something on self; return it as private state instead")

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll import Method, client_step
-from atoll.core.fit import fit
 from atoll.core.layers import fit_layers, kept
+from atoll.core.mix import average
+
+from atoll import Method, client_step
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
-from atoll.core.mix import average
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.tree import Tree, record
 
@@ -40,7 +40,5 @@ class FedPlain(Method):
             return cross_entropy(self.net(params, graph, key), graph)
 
         own = kept(self.net, graph, state, key)
-        model, own = fit_layers(
-            loss, self.net, graph, model, own, self.optimizer, self.epochs, key
-        )
+        model, own = fit_layers(loss, self.net, graph, model, own, self.optimizer, self.epochs, key)
         return Sent(model), own

@@ -23,8 +23,8 @@ from atoll.data.partition.metis import metis, metis_overlap, metis_recursive
 from atoll.data.partition.plain import column, random
 from atoll.data.partition.plus import louvain_plus, metis_plus
 from atoll.data.partition.skew import dirichlet, feature_skew, topology_skew
-from atoll.data.recipe import parse_recipe
 from atoll.data.source import GraphSet, Source
+from atoll.data.spec import parse_recipe
 
 __all__ = [
     "GRAPH_PARTITIONS",

@@ -1,0 +1,1 @@
+"""Analyses of a federation or of one finished run."""

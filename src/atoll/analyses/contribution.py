@@ -1,0 +1,401 @@
+"""What one client's participation does to each class (FedTAD, Section 3): `atoll contribution`.
+
+A method is trained twice, on all clients and on all but one, and the two global models are compared
+class by class. Both trainings share everything but the client: partition, split, initial model and
+the others' noise, which follows a client's own number (`Federation.numbers`) and not its place.
+
+How the two models are scored, on the test nodes of *all* clients, the absent one's too:
+
+- The round is the one with the best accuracy over the validation nodes of those who took part, the
+  earliest of equals. The absent client's nodes have no say in it. Test nodes are read once.
+- That round's deployed model then predicts on every client's own graph *without any private state*
+  (`state=None`), as it would for a newcomer: the absent client has none, and giving one to the
+  others alone would compare two kinds of model. (FedATH's private edge weights are left out so.)
+- Counts are added up over clients; a class's accuracy is its recall.
+
+With several seeds the partition and what `vary` draws stay those of the first one, because client 3
+must stay client 3; the split (unless the protocol fixes it), the initial model and the dropout
+change. `atoll.data.isolate` says what `vary` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph
+from atoll.core.message import Message, ToAll
+from atoll.core.method import Method
+from atoll.data.divide import federate
+from atoll.data.isolate import RATIO, VARY, check_client, vary_federation
+from atoll.data.load import one_graph
+from atoll.data.measure.heterogeneity import describe
+from atoll.engines.simulation import Simulation
+from atoll.experiment.config import RunConfig, build_method, resolve, saved_header
+from atoll.experiment.evaluate import ROLES, Evaluator
+from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
+from atoll.experiment.metrics import METRICS, mean_over_clients
+from atoll.experiment.protocols import Protocol
+from atoll.experiment.rounds import Experiment, History, Run
+from atoll.experiment.run import load_source, make_federation, need_one_graph, prepare_source
+
+OnRound = Callable[[int, bool, int], None]
+"""Hears the seed, whether the client takes part, and how many rounds are done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One class, or one group of clients. S seeds; NaN where a number is not defined.
+
+    Attributes:
+        name: The class's number, or whose nodes these are.
+        train: Training nodes of the client in question, mean over seeds.
+        train_all: Training nodes of all clients.
+        test: Test nodes behind the accuracies.
+        homophily: Of the client in question: the class's (FedTAD, Eq. 2), or of all edges.
+        homophily_others: Mean over the other clients.
+        present: Accuracy with the client, (S,).
+        absent: Accuracy without it, (S,).
+    """
+
+    name: str
+    train: float
+    train_all: float
+    test: float
+    homophily: float
+    homophily_others: float
+    present: np.ndarray
+    absent: np.ndarray
+
+    @property
+    def gain(self) -> np.ndarray:
+        """What the client's participation adds, seed by seed, (S,)."""
+        return np.asarray(self.present - self.absent)
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What `contribution` finds. S seeds, K clients, C classes.
+
+    Attributes:
+        config: Resolved: every choice named.
+        client: Number of the client in question.
+        vary: One of `atoll.data.isolate.VARY`.
+        ratio: Random edges of the topology variations.
+        train: Training nodes, (S, K, C).
+        homophily: Edge homophily, (K,); NaN where a client has no edge.
+        class_homophily: FedTAD's Eq. 2, (K, C); NaN where no edge touches the class.
+        present: Confusion counts of the model with the client on each client's test nodes,
+            (S, K, C, C), true class by predicted class.
+        absent: The same without it.
+        best: The picked round with and without it, (S, 2).
+        about: How the federation was made.
+        notes: What the loader of the user's own data has to say.
+    """
+
+    config: RunConfig
+    client: int
+    vary: str
+    ratio: float
+    train: np.ndarray
+    homophily: np.ndarray
+    class_homophily: np.ndarray
+    present: np.ndarray
+    absent: np.ndarray
+    best: np.ndarray
+    about: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        return int(self.train.shape[1])
+
+    def classes(self) -> list[Row]:
+        """A row for each class, over the test nodes of all clients."""
+        own, others = _own_and_others(self.class_homophily, self.client)
+        train = self.train.mean(0)
+        test = self.present.sum((1, 3)).mean(0)
+        present, absent = (_recall(counts.sum(1)) for counts in (self.present, self.absent))
+        return [
+            Row(
+                str(c),
+                train[self.client, c],
+                train[:, c].sum(),
+                test[c],
+                own[c],
+                others[c],
+                present[:, c],
+                absent[:, c],
+            )
+            for c in range(train.shape[1])
+        ]
+
+    def groups(self) -> list[Row]:
+        """Rows for the test nodes of all clients, of the one in question, and of the others."""
+        own, others = _own_and_others(self.homophily[:, None], self.client)
+        mine = np.arange(self.clients) == self.client
+        train = self.train.mean(0).sum(1)
+        rows = []
+        for name, who in (("all", mine | True), (f"client {self.client}", mine), ("others", ~mine)):
+            counts = [arm[:, who].sum(1) for arm in (self.present, self.absent)]
+            test = counts[0].sum((1, 2)).mean()
+            phi = (own[0], others[0]) if who.all() else (np.nan, np.nan)
+            total = (train[mine & who].sum(), train[who].sum())
+            rows.append(Row(name, *total, test, *phi, *(_accuracy(part) for part in counts)))
+        return rows
+
+    def correlations(self) -> dict[str, dict[str, float]]:
+        """Spearman's ρ and its p-value between the classes' mean gains and what may explain them.
+
+        "homophily" is the client's own; "homophily_advantage" is that less the mean of the others,
+        which is what makes a client strong or weak in a class.
+        """
+        rows = self.classes()
+        gain = np.array([mean(row.gain) for row in rows])
+        share = [row.train / row.train_all if row.train_all else np.nan for row in rows]
+        own = np.array([row.homophily for row in rows])
+        others = np.array([row.homophily_others for row in rows])
+        causes = {"labels": share, "homophily": own, "homophily_advantage": own - others}
+        return {name: _spearman(gain, np.asarray(cause)) for name, cause in causes.items()}
+
+
+def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """The client's row, (C,), and the mean of the other rows where they are defined, (C,)."""
+    others = np.delete(values, client, axis=0).T
+    return values[client], mean_over_clients(others, np.ones(others.shape[1]))
+
+
+def _recall(confusion: np.ndarray) -> np.ndarray:
+    """Share of each class's nodes that are labelled right, (..., C, C) -> (..., C)."""
+    hits, support = np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1)
+    nothing = np.full(support.shape, np.nan)
+    return np.asarray(np.divide(hits, support, out=nothing, where=support > 0))
+
+
+def _accuracy(confusion: np.ndarray) -> np.ndarray:
+    """Share of all nodes that are labelled right, (..., C, C) -> (...,)."""
+    hits, total = np.trace(confusion, axis1=-2, axis2=-1), confusion.sum((-1, -2))
+    nothing = np.full(total.shape, np.nan)
+    return np.asarray(np.divide(hits, total, out=nothing, where=total > 0))
+
+
+def mean(values: np.ndarray) -> float:
+    """Over the seeds that have a number; NaN if none has."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def std(values: np.ndarray) -> float:
+    """Standard deviation over the seeds that have a number; 0 for one."""
+    known = values[np.isfinite(values)]
+    return float(known.std(ddof=1)) if known.size > 1 else 0.0
+
+
+def _spearman(gain: np.ndarray, cause: np.ndarray) -> dict[str, float]:
+    from scipy.stats import spearmanr
+
+    known = np.isfinite(gain) & np.isfinite(cause)
+    gain, cause = gain[known], cause[known].round(12)  # equal shares differ in the last digit
+    if gain.size < 3 or np.ptp(gain) == 0 or np.ptp(cause) == 0:
+        return {"rho": float("nan"), "p": float("nan")}
+    found = spearmanr(gain, cause)
+    return {"rho": float(found.statistic), "p": float(found.pvalue)}
+
+
+@tuned_process()
+def contribution(
+    asked: RunConfig,
+    *,
+    client: int = 0,
+    vary: str = "none",
+    ratio: float | None = None,
+    on_round: OnRound | None = None,
+) -> Contribution:
+    """Train with and without a client, for every seed, and score both models class by class.
+
+    Args:
+        asked: The configuration, as for a run; `evaluate` and `compat` are not looked at.
+        client: Number of the client in question.
+        vary: One of `atoll.data.isolate.VARY`.
+        ratio: Random edges of the topology variations; None is `RATIO`.
+        on_round: Called after each round.
+    """
+    config, rules = resolve(asked)
+    ratio = _check_question(config, vary, ratio)
+    first = config.seed if rules.data_seed is None else rules.data_seed
+    divide, config, notes = _divider(config, rules, first, asked)
+    train, present, absent, best = [], [], [], []
+    for seed in range(config.seed, config.seed + config.seeds):
+        whole = divide(seed if rules.data_seed is None else rules.data_seed)
+        federation = vary_federation(whole, vary, client=client, ratio=ratio, seed=first)
+        arms = with_and_without(
+            build_method(config, federation.features, federation.classes),
+            federation,
+            client,
+            rounds=config.rounds or rules.rounds,
+            seed=seed,
+            config=config,
+            on_round=on_round,
+        )
+        train.append([_train_labels(graph, federation.classes) for graph in federation.graphs])
+        present.append(arms[0].confusion)
+        absent.append(arms[1].confusion)
+        best.append([arm.best for arm in arms])
+    # Neither partition nor edges change with the seed. Walks and random graphs are not shown.
+    measured = describe(federation, walks=1, random_graphs=0, path_sources=1)
+    return Contribution(
+        config,
+        client,
+        vary,
+        ratio,
+        np.array(train),
+        measured.homophily,
+        measured.class_homophily,
+        np.stack(present),
+        np.stack(absent),
+        np.array(best),
+        dict(federation.about),
+        tuple(notes),
+    )
+
+
+def _divider(
+    config: RunConfig, rules: Protocol, first: int, asked: RunConfig
+) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
+    """The clients by the seed of their split, the completed configuration, the loader's words.
+
+    The partition is always that of the first seed; a federation in one file is what it is.
+    """
+    if saved_header(config) is not None:
+        federation, notes, config = make_federation(config, rules, first, None, asked)
+        need_one_graph(federation)
+        return lambda seed: federation, config, notes
+    loaded, notes = load_source(config, rules, first)
+    source, config = prepare_source(one_graph(loaded), config, rules, asked)
+
+    def divide(seed: int) -> Federation:
+        return federate(
+            source,
+            clients=config.clients,
+            partition=config.partition or rules.partition,
+            split=config.split or rules.split,
+            ratios=config.ratios,
+            allow=config.allow,
+            seed=seed,
+            partition_seed=first,
+        )
+
+    return divide, config, notes
+
+
+def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
+    """Refuse what has no answer before any data are loaded; the ratio."""
+    if vary not in VARY:
+        raise unknown("value of --vary", vary, VARY)
+    if build_method(config, features=1, classes=2).scored_as() != "global":
+        raise ConfigError(
+            f"{config.method} gives every client a model of its own, so that there is no global "
+            "model to score with and without a client; choose another --method"
+        )
+    if ratio is None:
+        return RATIO
+    if not vary.endswith("topology"):
+        raise ConfigError(
+            f"--ratio is for random edges, but --vary is {vary}; leave it out or vary the topology"
+        )
+    return ratio
+
+
+def _train_labels(graph: Graph, classes: int) -> np.ndarray:
+    return np.bincount(graph.y[graph.train > 0].numpy(), minlength=classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One of the two trainings.
+
+    Attributes:
+        confusion: Counts of the picked model on each client's test nodes, (K, C, C).
+        best: The round that was picked.
+    """
+
+    confusion: np.ndarray
+    best: int
+
+
+def with_and_without(
+    method: Method,
+    federation: Federation,
+    client: int,
+    *,
+    rounds: int,
+    seed: int = 0,
+    config: RunConfig | None = None,
+    on_round: OnRound | None = None,
+) -> tuple[Arm, Arm]:
+    """Train on all clients and on all but one; score both models on everybody's test nodes.
+
+    Args:
+        method: With its hyper-parameters; it must deploy one model for all.
+        federation: All clients.
+        client: Number of the one in question.
+        rounds: How many.
+        seed: Root of all noise, the same in both trainings.
+        config: Engine, device, chunk and fraction of clients per round; None is the defaults.
+        on_round: Called after each round.
+    """
+    check_client(federation, client)
+    config = config or RunConfig()
+    where: dict[str, Any] = {
+        "engine": choose_engine(config.engine)[0],
+        "device": choose_device(config.device),
+        "chunk": config.chunk,
+        "seed": seed,
+    }
+    others = [place for place, number in enumerate(federation.numbers) if number != client]
+    everyone = Simulation(federation, method, **where).clients(rounds)
+    arms = []
+    for roster in (federation, federation.reordered(others)):
+        takes_part = client in roster.numbers
+        heard = None if on_round is None else lambda n, t=takes_part: on_round(seed, t, n)
+        experiment = Experiment(method, roster, rounds, config.fraction, auc=False, **where)
+        model, best = _best_model(experiment, heard)
+        counts = everyone.map(Evaluator(method).score, model).confusion
+        arms.append(Arm(counts[:, ROLES.index("test")].cpu().numpy(), best))
+    return arms[0], arms[1]
+
+
+def _best_model(
+    experiment: Experiment, on_round: Callable[[int], None] | None
+) -> tuple[Message, int]:
+    """The deployed model of the best validation round, and that round."""
+    run = Run(experiment)
+    run.start()
+    best, score, model = 0, float("nan"), None
+    while not run.finished:
+        run.one_round()
+        now = _validation(run.history)
+        # Without validation nodes every score is NaN, and the last round is taken.
+        if model is None or np.isnan(score) or now > score:
+            best, score = run.history.rounds - 1, now
+            model = experiment.method.deploy(run.server)
+        if on_round is not None:
+            on_round(run.history.rounds)
+    if not isinstance(model, ToAll):
+        raise ConfigError(
+            f"{type(experiment.method).__name__} sends each client something else, so that there "
+            "is no global model to score; choose another method"
+        )
+    return model, best
+
+
+def _validation(history: History) -> float:
+    """Accuracy over the validation nodes of all clients that take part, in the last round."""
+    role = ROLES.index("val")
+    scores = history.scores["deployed"][-1][:, role, METRICS.index("accuracy")]
+    return float(mean_over_clients(scores, history.counts[:, role]))

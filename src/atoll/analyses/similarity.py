@@ -1,0 +1,179 @@
+"""Who a method takes for alike, beside who is alike in the data: `atoll similarity`.
+
+FedIIH, FED-PUB and FedGTA mix models by how similar two clients seem from what they send; the
+server's tree keeps the last of these numbers (`similarity`). In a simulation we also know the data,
+and can ask how well they match. The data's own similarity is one minus the Jensen-Shannon
+divergence of labels, of connected nodes' features, or of anonymous walks (`atoll inspect`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.data.measure.heterogeneity import describe
+from atoll.experiment.saved import SavedRun, read_run
+from atoll.present.plots import DPI, empty_figure, heat_map, name_ticks, number_text, plain_json
+
+
+@dataclass(frozen=True, eq=False)
+class Similarities:
+    """Similarities of all pairs of N clients.
+
+    Attributes:
+        clients: The clients' own numbers, (N,).
+        data: By what is compared ("labels", "features", "structure"), (N, N) from 0 to 1.
+        methods: By the run's name, (N, N), or (K, N, N) where each factor has its own.
+    """
+
+    clients: np.ndarray
+    data: dict[str, np.ndarray]
+    methods: dict[str, np.ndarray]
+
+    def agreement(self, method: str, kind: str) -> float:
+        """Rank correlation of a method's and the data's similarity over the pairs of clients."""
+        return _rank_correlation(_mean(self.methods[method]), self.data[kind])
+
+
+def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Similarities:
+    """What finished runs on the same clients say, and the data of these clients."""
+    first = read_run(folders[0])
+    runs = [first, *[read_run(folder, like=first) for folder in folders[1:]]]
+    number = 0 if seed is None else seed - first.config.seed
+    if not 0 <= number < len(first.servers):
+        raise ConfigError(f"the run in '{folders[0]}' has no seed {seed}")
+    federation = first.federations[number]
+    if federation.task != "node":
+        raise ConfigError("similarities of clients are compared where nodes are classified")
+    found = describe(federation, random_graphs=0)
+    divergences = {
+        "labels": found.label_divergence,
+        "features": found.feature_divergence,
+        "structure": found.structure_divergence,
+    }
+    methods: dict[str, np.ndarray] = {}
+    for run, folder in zip(runs, folders, strict=True):
+        name = run.config.method
+        methods[name if name not in methods else str(folder)] = _of_server(run, number, folder)
+    return Similarities(found.clients, {k: 1 - d for k, d in divergences.items()}, methods)
+
+
+def _of_server(run: SavedRun, number: int, folder: Path) -> np.ndarray:
+    kept = getattr(run.servers[number], "similarity", None)
+    if not isinstance(kept, Tensor):
+        raise ConfigError(
+            f"{run.config.method} in '{folder}' does not compare clients; "
+            "fediih, fedpub and fedgta do"
+        )
+    return kept.double().numpy()
+
+
+def _mean(matrix: np.ndarray) -> np.ndarray:
+    """One matrix, the mean over factors where there are several."""
+    return matrix if matrix.ndim == 2 else np.asarray(matrix.mean(0))
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    pairs = np.triu_indices(len(one), 1)
+    first, second = one[pairs], other[pairs]
+    defined = np.isfinite(first) & np.isfinite(second)
+    if defined.sum() < 3 or not (np.ptp(first[defined]) and np.ptp(second[defined])):
+        return float("nan")
+    return float(spearmanr(first[defined], second[defined]).statistic)
+
+
+def similarity_table(found: Similarities) -> Table:
+    """How well each method's similarity follows the data's."""
+    table = Table(
+        title="Similarity of clients: rank correlation with the data's own, over all pairs",
+        caption="1: the same order of pairs; 0: nothing in common. Range: the least and the "
+        "largest similarity that the method saw between two clients.",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("method", *found.data, "range"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for name, matrix in found.methods.items():
+        pairs = _mean(matrix)[np.triu_indices(len(found.clients), 1)]
+        pairs = pairs[np.isfinite(pairs)]  # with a fraction of clients, some never meet
+        between = f"{pairs.min():.2f} to {pairs.max():.2f}" if pairs.size else "–"
+        table.add_row(
+            name, *(number_text(found.agreement(name, kind), 2) for kind in found.data), between
+        )
+    return table
+
+
+def write_similarities(found: Similarities, out: Path) -> list[Path]:
+    """`similarity.json` with all numbers and `similarity.png` with a heat map for each."""
+    out.mkdir(parents=True, exist_ok=True)
+    numbers = {
+        "clients": found.clients,
+        "data": found.data,
+        "methods": found.methods,
+        "rank correlation": {
+            name: {kind: found.agreement(name, kind) for kind in found.data}
+            for name in found.methods
+        },
+    }
+    path = out / "similarity.json"
+    path.write_text(json.dumps(plain_json(numbers), indent=2), encoding="utf-8")
+    picture = out / "similarity.png"
+    plot_similarities(found).savefig(picture, dpi=DPI)
+    return [path, picture]
+
+
+def plot_similarities(found: Similarities) -> Any:
+    """A heat map for each kind of data and each method (FedIIH, Fig. 3)."""
+    panels: list[tuple[str, np.ndarray, str | None]] = [
+        (f"data: {kind}", matrix, None) for kind, matrix in found.data.items()
+    ]
+    for name, matrix in found.methods.items():
+        values = ", ".join(
+            f"{kind} {number_text(found.agreement(name, kind), 2)}" for kind in found.data
+        )
+        factors = f" (mean of {len(matrix)} factors)" if matrix.ndim == 3 else ""
+        panels.append(
+            (f"{name}{factors}", _mean(matrix), f"rank correlation with the data:\n{values}")
+        )
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = empty_figure(4.8 * columns, 4.9 * rows)
+    figure.suptitle(
+        "How alike every two clients are, in the data and in the methods' eyes "
+        "(own colours in each panel; grey: never met, or the client itself)"
+    )
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, matrix, note) in zip(grid, panels, strict=False):
+        _panel(figure, axes, found, title, matrix, note)
+    return figure
+
+
+def _panel(
+    figure: Any, axes: Any, found: Similarities, title: str, matrix: np.ndarray, note: str | None
+) -> None:
+    # The diagonal is one everywhere; left out, the colours tell the pairs apart.
+    pairs = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+    if not np.isfinite(pairs).any():
+        pairs = np.zeros_like(pairs)
+    low, high = np.nanmin(pairs), np.nanmax(pairs)
+    image = heat_map(axes, pairs - low, None, top=max(float(high - low), 1e-9))
+    axes.set_title(title if note is None else f"{title}\n{note}", fontsize=10)
+    axes.set(xlabel="client", ylabel="client")
+    axes.set_aspect("equal")
+    name_ticks(axes.xaxis, found.clients)
+    name_ticks(axes.yaxis, found.clients)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8)
+    ticks = np.linspace(0, max(float(high - low), 1e-9), 4)
+    digits = 2 if high - low > 0.06 else 3
+    bar.set_ticks(ticks, labels=[f"{low + tick:.{digits}f}" for tick in ticks])

@@ -1,0 +1,114 @@
+"""What every command does alike: read KEY=VALUE, name a folder, speak, stop cleanly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.experiment.result import Result
+    from atoll.present.terminal import Watcher
+
+
+class AtollSubgroup(click.Group):
+    """Turns unknown commands into a suggestion."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = click.utils.make_str(args[0])
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            from atoll.core.errors import unknown
+
+            raise click.UsageError(str(unknown("command", name, self.commands)), ctx)
+        return super().resolve_command(ctx, args)
+
+
+def chosen_options(given: dict[str, Any], **pairs: tuple[str, ...]) -> dict[str, Any]:
+    """What the user gave, for `make_config`; `pairs` are the options that take KEY=VALUE."""
+    chosen = {key: value for key, value in given.items() if value not in (None, ())}
+    for name, texts in pairs.items():
+        if texts:
+            chosen[name] = _pairs(name, texts)
+    return chosen
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    from atoll.core.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for key, value in (pair(option, text) for text in texts):
+        if key in found:
+            raise ConfigError(
+                f"--{option} gives {key} twice, {found[key]} and {value}; give it once"
+            )
+        found[key] = value
+    return found
+
+
+def pair(option: str, text: str) -> tuple[str, str]:
+    """Key and value of KEY=VALUE."""
+    from atoll.core.errors import ConfigError
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(
+            f"--{option} takes key=value, but got '{text}'; write --{option} KEY=VALUE"
+        )
+    return key.strip(), value.strip()
+
+
+def or_stopped(
+    ctx: click.Context, watcher: Watcher, folder: Path, action: Callable[[], Result]
+) -> Result:
+    """The result, watched; Ctrl-C ends the command and says how to go on."""
+    from atoll.experiment.run import Stopped
+
+    try:
+        with watcher:
+            return action()
+    except Stopped as stop:
+        how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
+    except KeyboardInterrupt:
+        how = "stopped at once"
+    if (folder / "config.toml").exists():
+        how += f"; the run is saved in {folder}; continue with: atoll run --resume {folder}"
+    click.echo(how, err=True)
+    ctx.exit(130)
+
+
+def fresh_folder(name: str) -> Path:
+    """A folder for a result that the user gave no name for."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
+    stem = Path("atoll-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+    number, folder = 1, stem
+    while folder.exists():
+        number += 1
+        folder = stem.with_name(f"{stem.name}-{number}")
+    return folder
+
+
+def make_console(*, stderr: bool) -> Console:
+    """Where tables and notes go; what a program reads keeps standard output for itself."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def say(text: str) -> None:
+    """Progress, beside the output."""
+    click.echo(text, err=True)
+
+
+def written(console: Console, paths: list[Path]) -> None:
+    """Name the files that a command wrote."""
+    from rich.text import Text
+
+    if paths:
+        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)

@@ -1,0 +1,211 @@
+"""`atoll compare`: several methods on the same partitions and seeds, with tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from atoll.cli.common import chosen_options, fresh_folder, make_console, pair, written
+from atoll.cli.options import AS_JSON, DIVISION, JOBS, LOG, OUT, QUIET, SEEDS, TRAINING, options
+
+if TYPE_CHECKING:
+    from atoll.studies.compare.tables import Comparison
+
+
+SEVERAL = (
+    click.option(
+        "--data",
+        multiple=True,
+        metavar="NAME,...",
+        help="Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]",
+    ),
+    click.option(
+        "--clients",
+        multiple=True,
+        metavar="K,...",
+        help="Numbers of clients; several with commas.  [default: the protocol's]",
+    ),
+    click.option(
+        "--grid",
+        multiple=True,
+        metavar="KEY=V,V,...",
+        help="Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
+        "winner is chosen by validation scores; repeatable.",
+    ),
+)
+_SEEDS = click.option(
+    "--seeds", type=int, metavar="N", help="How many seeds to run, the same for all.  [default: 5]"
+)
+_TRAINING = tuple(_SEEDS if option is SEEDS else option for option in TRAINING)
+TESTING = (
+    click.option(
+        "--against", metavar="METHOD", help="Test the others against this one.  [default: the best]"
+    ),
+    click.option(
+        "--metric",
+        metavar="NAME",
+        help="accuracy, macro_f1, weighted_f1 or auc.  [default: the data's own]",
+    ),
+    click.option(
+        "--alpha",
+        type=float,
+        metavar="P",
+        help="Chance of a false alarm that the tests allow.  [default: 0.05]",
+    ),
+    click.option(
+        "--tex", metavar="FILE", type=click.Path(path_type=Path), help="Write a LaTeX table."
+    ),
+)
+RESUME = click.option(
+    "--resume",
+    "resume_from",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Continue the stopped study in DIR; a finished one is shown again.",
+)
+
+
+@click.command(
+    short_help="Compare methods: same partitions and seeds, with tests.",
+    epilog="For example: atoll compare local fedavg fedprox:mu=0.1 --data cora,pubmed "
+    "--clients 5,10 --seeds 10",
+)
+@click.argument("methods", metavar="METHOD...", nargs=-1)
+@options(*SEVERAL, *DIVISION, *_TRAINING, *TESTING, OUT, RESUME, LOG, JOBS, AS_JSON, QUIET)
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    /,
+    methods: tuple[str, ...],
+    data: tuple[str, ...],
+    clients: tuple[str, ...],
+    grid: tuple[str, ...],
+    settings: tuple[str, ...],
+    own: tuple[str, ...],
+    tex: Path | None,
+    out: Path | None,
+    resume_from: Path | None,
+    log: tuple[str, ...],
+    jobs: str,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    """Run each METHOD on the same partitions and seeds, and test whether they differ.
+
+    A METHOD may have settings of its own, fedprox:mu=0.1, and a label, strong=fedprox:mu=1. A study
+    that was stopped continues with --resume DIR, or with the same command and --out.
+    """
+    from atoll.cli.study_progress import StudyWatcher
+    from atoll.experiment.run import Stopped
+    from atoll.studies.compare.comparison import make_request, read_request, run_request
+
+    tested = {name: given.pop(name) for name in ("against", "metric", "alpha")}
+    tested = {name: value for name, value in tested.items() if value is not None}
+    chosen = chosen_options(given, set=settings, own=own)
+    if resume_from is not None:
+        several = {"METHOD": methods, "data": data, "clients": clients, "grid": grid, "out": out}
+        _refuse_mixing({**several, **chosen})
+        request, folder = read_request(resume_from), resume_from
+    else:
+        grids: dict[str, list[str]] = {}
+        for key, text in (pair("grid", text) for text in grid):
+            grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
+        request = make_request(
+            methods,
+            data or "lagoon",
+            clients=_numbers(clients),
+            options=chosen,
+            grid=grids,
+            **tested,
+        )
+        tested = {}
+        folder = out or fresh_folder("compare")
+    if tex is not None:
+        _check_file(tex)
+    watcher = StudyWatcher(make_console(stderr=as_json or quiet), quiet=quiet)
+    try:
+        with watcher:
+            found = run_request(request, folder, watcher, log=log, jobs=jobs, tested=tested)
+    except (Stopped, KeyboardInterrupt):
+        _say_how_to_go_on(folder)
+        ctx.exit(130)
+    paths = [] if tested else [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
+    paths += [found.to_tex(tex)] if tex is not None else []
+    how = " ".join(f"--{name} {value}" for name, value in tested.items())
+    once = (
+        f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
+        if how
+        else ""
+    )
+    _show(found, paths, once, as_json=as_json, quiet=quiet)
+    if found.failed:
+        ctx.exit(1)
+
+
+def _numbers(texts: tuple[str, ...]) -> list[int] | None:
+    from atoll.core.errors import ConfigError
+
+    if not texts:
+        return None
+    text = ",".join(texts)
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise ConfigError(f"clients is '{text}'; give whole numbers with commas, such as 5,10,20")
+    return [int(part) for part in text.split(",")]
+
+
+def _refuse_mixing(given: dict[str, Any]) -> None:
+    from atoll.core.errors import ConfigError
+
+    names = [name for name, value in given.items() if value]
+    if names:
+        option = names[0] if names[0] == "METHOD" else "--" + names[0].replace("_", "-")
+        raise ConfigError(
+            f"--resume continues a study with its own configuration, but {option} was given; leave "
+            "everything out but --against, --metric, --alpha, --tex, --log, --jobs, --json and "
+            "--quiet"
+        )
+
+
+def _check_file(path: Path) -> None:
+    from atoll.core.errors import ConfigError
+    from atoll.experiment.run import check_folder
+
+    if path.is_dir():
+        raise ConfigError(f"'{path}' is a folder; give --tex a file")
+    check_folder(path.absolute().parent, resuming=True)
+
+
+def _say_how_to_go_on(folder: Path) -> None:
+    if not (folder / "study.json").exists():
+        click.echo("stopped before the first cell; nothing was saved", err=True)
+        return
+    from atoll.experiment.watch import Watch
+
+    cells = json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]
+    done = Watch(folder).look().cells.get("finished", 0)
+    click.echo(
+        f"stopped; {done} of {len(cells)} cells are finished, and the study is saved in {folder}; "
+        f"continue with: atoll compare --resume {folder}",
+        err=True,
+    )
+
+
+def _show(found: Comparison, paths: list[Path], once: str, *, as_json: bool, quiet: bool) -> None:
+    from rich.text import Text
+
+    from atoll.studies.compare.show import comparison_text
+
+    if not quiet:
+        console = make_console(stderr=as_json)
+        console.print(comparison_text(found))
+        if once:
+            console.print(Text(once, style="dim"), soft_wrap=True)
+        written(console, paths)
+    for name, error in found.failed.items():
+        click.echo(f"failed: {name}: {error}", err=True)
+    if as_json:
+        click.echo(json.dumps(found.summary(), allow_nan=False))

@@ -1,0 +1,53 @@
+"""`atoll report`: runs and studies as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from atoll.cli.common import make_console, written
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(
+    short_help="Write runs or a study as one page, and tables.",
+    epilog="For example: atoll report my-study -o report.html --tex tables.tex",
+)
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "-o",
+    "--out",
+    metavar="FILE",
+    type=_FILE,
+    help="The page.  [default: report.html, unless only tables are asked for]",
+)
+@click.option("--title", metavar="TEXT", help="Heading of the page.  [default: what was run]")
+@click.option("--md", metavar="FILE", type=_FILE, help="The result tables as Markdown.")
+@click.option("--tex", metavar="FILE", type=_FILE, help="The result tables as LaTeX (booktabs).")
+@click.option("--csv", metavar="FILE", type=_FILE, help="The result tables as CSV.")
+def report(
+    folders: tuple[Path, ...],
+    out: Path | None,
+    title: str | None,
+    md: Path | None,
+    tex: Path | None,
+    csv: Path | None,
+) -> None:
+    """Write the runs or studies in DIR... as one self-contained HTML page.
+
+    DIR is the folder of a run, or of a study (atoll compare and others). The page needs no network
+    and no data: it opens from disk, on a phone, too.
+    """
+    from atoll.report import write_report
+
+    tables = {"md": md, "tex": tex, "csv": csv}
+    page = out or (None if any(tables.values()) else Path("report.html"))
+    found, paths = write_report(folders, page, title=title, tables=tables)
+    console = make_console(stderr=False)
+    if found.missing:
+        total = len(found.shown) + len(found.missing)
+        names = ", ".join(f"{gap.name} ({gap.kind})" for gap in found.missing)
+        click.echo(f"{len(found.missing)} of {total} runs are not in it: {names}", err=True)
+    written(console, paths)

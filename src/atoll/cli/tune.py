@@ -1,0 +1,186 @@
+"""`atoll tune`: search hyper-parameters on validation scores, then test the best once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from atoll.cli.common import chosen_options, fresh_folder, make_console, written
+from atoll.cli.options import (
+    EPOCHS,
+    EVALUATE,
+    FEDERATION,
+    FRACTION,
+    MACHINE,
+    ROUNDS,
+    SEED,
+    SETTINGS,
+    options,
+)
+
+if TYPE_CHECKING:
+    from atoll.studies.tune.tuning import Asked
+
+_TUNING = (
+    click.option(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="Configurations to try, for each method.  [default: 30]",
+    ),
+    click.option(
+        "--seeds",
+        type=int,
+        metavar="K",
+        help="Fresh seeds of the final test; 0: no test.  [default: 5]",
+    ),
+    click.option("--trial-seeds", type=int, metavar="N", help="Seeds of each trial.  [default: 1]"),
+    click.option(
+        "--preset", metavar="NAME", help="paper: search the values that the method's paper tried."
+    ),
+    click.option(
+        "--search",
+        multiple=True,
+        metavar="KEY=RANGE",
+        help="Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
+        "method's own ranges; repeatable.",
+    ),
+    click.option(
+        "--pruner",
+        metavar="NAME",
+        help="median gives up bad trials early, none does not.  [default: median]",
+    ),
+)
+_FILES = (
+    click.option(
+        "--config",
+        "config_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A TOML file of options, for example of a saved run.",
+    ),
+    click.option(
+        "--out",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Folder of the study; the same command continues there.  [default: a new one]",
+    ),
+    click.option(
+        "--resume",
+        "resume_from",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Continue the tuning in DIR; --trials may add to it.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line."),
+    click.option("--quiet", is_flag=True, help="No progress, no table."),
+)
+
+
+@click.command(
+    short_help="Search a method's hyper-parameters on validation scores.",
+    epilog="For example: atoll tune fedavg fedprox --data cora --clients 10 --trials 40",
+)
+@click.argument("methods", metavar="METHOD...", nargs=-1)
+@options(
+    *FEDERATION, *_TUNING, ROUNDS, EPOCHS, FRACTION, SEED, SETTINGS, EVALUATE, *MACHINE, *_FILES
+)
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    /,
+    methods: tuple[str, ...],
+    config_file: Path | None,
+    out: Path | None,
+    resume_from: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    """Search METHOD's hyper-parameters on validation scores, then test the best once.
+
+    Several methods get the same budget each. Test data are not read before the end.
+    """
+    from rich.text import Text
+
+    from atoll.experiment.run import Stopped
+    from atoll.present.plots import check_output
+    from atoll.studies.tune import show
+    from atoll.studies.tune.tuning import run_tuning
+
+    asked, folder = _asked(methods, config_file, out, resume_from, given)
+    check_output(folder)
+    console = make_console(stderr=as_json or quiet)
+    watcher = show.TuneWatcher(console, quiet=quiet)
+    try:
+        with watcher:
+            found = run_tuning(asked, folder, observer=watcher)
+    except (Stopped, KeyboardInterrupt):
+        saved = f"; go on with: atoll tune --resume {folder}" if folder.exists() else ""
+        click.echo(f"stopped{saved}", err=True)
+        ctx.exit(130)
+    paths = show.write_tuning(found, folder)
+    if not quiet:
+        console.print(show.tuning_text(found))
+        console.print("\nGo on with:")
+        for line in show.commands(found):
+            console.print(Text("  " + line), soft_wrap=True)
+        written(console, paths)
+    if as_json:
+        click.echo(json.dumps(show.summary(found)))
+    lost = show.failed(found)
+    if lost:
+        where = folder / "tune.json"
+        click.echo(f"failed: {', '.join(lost)}; the notes in {where} say why", err=True)
+        ctx.exit(1)
+
+
+def _asked(
+    methods: tuple[str, ...],
+    config_file: Path | None,
+    out: Path | None,
+    resume_from: Path | None,
+    given: dict[str, Any],
+) -> tuple[Asked, Path]:
+    """What is asked for, and the folder for it."""
+    import msgspec
+
+    from atoll.core.errors import ConfigError
+    from atoll.experiment.config import make_config, read_config
+    from atoll.studies.tune.tuning import SEEDS, TRIALS, Asked, read_asked
+
+    chosen = chosen_options(
+        {key: value for key, value in given.items() if key not in ("settings", "own", "search")},
+        set=given["settings"],
+        own=given["own"],
+        search=given["search"],
+    )
+    trials = chosen.pop("trials", None)
+    if resume_from is not None:
+        if chosen or methods or config_file or out:
+            raise ConfigError(
+                "--resume goes on with a tuning as it was begun; leave out everything but "
+                "--trials, --json and --quiet"
+            )
+        before = read_asked(resume_from)
+        more = before.trials if trials is None else trials
+        return msgspec.structs.replace(before, trials=more), resume_from
+    base = {} if config_file is None else read_config(config_file)
+    names = methods or (base.get("method", "fedavg"),)
+    how = {key: chosen.pop(key) for key in ("preset", "search", "pruner") if key in chosen}
+    seeds, trial_seeds = chosen.pop("seeds", SEEDS), chosen.pop("trial_seeds", 1)
+    for name in ("set", "own"):
+        if name in chosen:
+            chosen[name] = {**base.get(name, {}), **chosen[name]}
+    config = make_config(**{**base, **chosen, "method": names[0], "seeds": trial_seeds})
+    asked = Asked(
+        methods=names,
+        config=config,
+        trials=TRIALS if trials is None else trials,
+        seeds=seeds,
+        **how,
+    )
+    return asked, out or fresh_folder(f"tune-{'-'.join(names)}-{config.data}")

@@ -1,1 +1,0 @@
-"""The larger commands, one file each; `atoll.cli` holds the others and adds these."""

@@ -1,0 +1,259 @@
+"""Mini-batches of whole graphs: which training graphs a step sees, and the graph that they make.
+
+For clients that own many small graphs (`Graph.root`). No edge is ever cut, because a batch holds a
+small graph whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
+from atoll.core.random import fold
+
+
+def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
+    """The training graphs, `batch_size` at a time, in an order drawn by the key; a key for each.
+
+    Batches hold what networks read, the views; x and edges are of shapes that fail when read.
+    """
+    training = training_graphs(graph) if graph.training is None else graph.training
+    # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
+    draw = fold(fold(key, "order"), training.at_roots(training.ids))
+    batches = _batches(training, torch.argsort(draw, stable=True), graph.batch_size)
+    for number, batch in enumerate(batches):
+        yield batch, key if len(batches) == 1 else fold(key, "batch", number)
+
+
+def with_parts(graph: Graph) -> Graph:
+    """The graph with its parts cut out beforehand, if it trains on mini-batches."""
+    if not graph.batch_size:
+        return graph
+    return replace(graph, held_out=held_out(graph), training=training_graphs(graph))
+
+
+def held_out(graph: Graph) -> Graph:
+    """The validation and test graphs alone."""
+    assert graph.roots is not None
+    return whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
+
+
+def training_graphs(graph: Graph) -> Graph:
+    """The training graphs alone, for mini-batches: what these do not hold is left out."""
+    cut = whole_graphs(graph, graph.train.nonzero().squeeze(1))
+    return replace(cut, x=cut.real, edges=cut.edges[0, :0], edge_weight=cut.edge_weight[:0])
+
+
+def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
+    """The small graphs with the given roots, one after another in this order, as a graph."""
+    assert graph.root is not None
+    rank = torch.full_like(graph.root, -1)
+    rank[roots] = torch.arange(roots.shape[0], device=roots.device)
+    rank = rank[graph.root]
+    inside = rank >= 0
+    nodes = inside.nonzero().squeeze(1)
+    nodes = nodes[torch.argsort(rank[nodes], stable=True)]
+    place = torch.empty_like(graph.root)
+    place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
+    edges = _edges_from(graph, nodes)
+
+    def cut(part: Tensor | Sparse) -> Tensor | Sparse:
+        if isinstance(part, Sparse):
+            return _cut_sparse(part, nodes, place)
+        return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
+
+    def cut_view(view: Matrix) -> Matrix:
+        if isinstance(view, Distinct):
+            return replace(view, which=_cut_sparse(view.which, nodes, place))
+        return cut(view)
+
+    return replace(
+        graph,
+        **_of_nodes(graph, nodes),
+        x=cut(graph.x),
+        edges=place[graph.edges[:, edges]],
+        edge_weight=graph.edge_weight[edges],
+        views={name: cut_view(view) for name, view in graph.views.items()},
+        root=place[graph.root[nodes]],
+        roots=place[roots],
+        batch_size=0,
+        held_out=None,
+        training=None,
+    )
+
+
+def _of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
+    """What a graph has for each node, for some of them."""
+    names = ("y", "train", "val", "test", "real", "ids")
+    return {name: pick(getattr(graph, name), nodes) for name in names}
+
+
+class _Moved(NamedTuple):
+    """Nodes, or entries of a matrix, of small graphs that were put into another order.
+
+    They stand batch after batch, and each batch counts its own from zero.
+
+    Attributes:
+        old: Where each of them stood.
+        graph: The place of its small graph in the order.
+        by: What is to be added to the old numbers of each small graph, (G,) int32.
+        bounds: The first of each batch, and the end.
+    """
+
+    old: Tensor
+    graph: Tensor
+    by: Tensor
+    bounds: list[int]
+
+    def number(self, old: Tensor, graph: Tensor) -> Tensor:
+        """New numbers for old ones, in the small graphs at the given places."""
+        return old.to(torch.int32) + pick(self.by, graph)
+
+    def parts(self, items: Tensor) -> list[Tensor]:
+        """What each batch has of them."""
+        return [items[begin:end] for begin, end in pairwise(self.bounds)]
+
+
+def _moved(starts: Tensor, counts: Tensor, order: Tensor, size: int) -> _Moved:
+    """Small graphs with runs of so many items each -> these items in the given order of graphs."""
+    starts, counts = pick(starts, order), pick(counts, order)
+    old, before, graph = runs(starts, counts)
+    first = before[::size]
+    by = before - first.repeat_interleave(size)[: len(order)] - starts
+    return _Moved(old, graph, by.to(torch.int32), [*first.tolist(), len(old)])
+
+
+def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
+    """Small graphs in an order, `size` at a time, of a graph where they stand one after another.
+
+    All of them are moved at once; then a batch is a slice of everything.
+    """
+    assert graph.root is not None
+    assert graph.roots is not None
+    counts = torch.unique_consecutive(graph.root, return_counts=True)[1]
+    starts = counts.cumsum(0) - counts
+    nodes = _moved(starts, counts, order, size)
+
+    def sparse(matrix: Sparse) -> list[Sparse]:
+        ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([len(matrix.values)])]).long()
+        first = ends[starts]
+        entries = _moved(first, ends[starts + counts] - first, order, size)
+        return _move_sparse(matrix, nodes, entries, size)
+
+    def view(matrix: Matrix) -> Sequence[Matrix]:
+        if isinstance(matrix, Sparse):
+            return sparse(matrix)
+        if isinstance(matrix, Distinct):
+            return [replace(matrix, which=part) for part in sparse(matrix.which)]
+        if not lists_nodes(matrix):
+            return nodes.parts(pick(matrix, nodes.old))
+        place = torch.empty_like(nodes.old)
+        place[nodes.old] = torch.arange(len(place), device=place.device)
+        listed, spans = place[matrix], pairwise(nodes.bounds)
+        return [listed[(listed >= begin) & (listed < end)] - begin for begin, end in spans]
+
+    of_nodes: Any = {n: nodes.parts(part) for n, part in _of_nodes(graph, nodes.old).items()}
+    views = {name: view(matrix) for name, matrix in graph.views.items()}
+    root = nodes.parts(nodes.number(pick(graph.root, nodes.old), nodes.graph).long())
+    roots = torch.split(pick(graph.roots, order) + nodes.by, size)
+    return [
+        replace(
+            graph,
+            **{name: parts[number] for name, parts in of_nodes.items()},
+            x=of_nodes["real"][number],
+            views={name: parts[number] for name, parts in views.items()},
+            root=root[number],
+            roots=roots[number],
+        )
+        for number in range(len(nodes.bounds) - 1)
+    ]
+
+
+def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> list[Sparse]:
+    """The nodes' rows, batch by batch; of a square matrix the same columns, too."""
+    old, graph = entries.old, entries.graph
+    rows, columns = nodes.number(pick(matrix.rows, old), graph), pick(matrix.columns, old)
+    values = pick(matrix.values, old)
+    t_offsets: Sequence[Tensor]
+    if matrix.square:
+        columns = nodes.number(columns, graph)
+        t_columns = nodes.number(pick(matrix.t_columns, old), graph)
+        t_order = entries.number(pick(matrix.t_order, old), graph)
+        t_values = pick(matrix.t_values, old)
+        t_offsets = nodes.parts(entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph))
+    else:
+        # Each batch has a transpose of its own: its entries by column, all batches in one sort.
+        batch, width = graph // size, matrix.shape[1]
+        place = batch * width + columns
+        order = torch.argsort(place, stable=True)
+        t_columns, t_values = pick(rows, order), pick(values, order)
+        t_order = (order - pick(order.new_tensor(entries.bounds), batch)).to(torch.int32)
+        counts = torch.bincount(place, minlength=(len(entries.bounds) - 1) * width).view(-1, width)
+        t_offsets = (counts.cumsum(1) - counts).to(torch.int32).unbind()
+    offsets = entries.number(pick(matrix.offsets, nodes.old), nodes.graph)
+    fields = [columns, rows, values, t_columns, t_order, t_values]
+    by_batch = zip(*(entries.parts(field) for field in fields), strict=True)
+    return [
+        Sparse(
+            offsets=starts,
+            columns=c,
+            rows=r,
+            values=v,
+            t_offsets=t_starts,
+            t_columns=t_c,
+            t_order=t_o,
+            t_values=t_v,
+            square=matrix.square,
+        )
+        for starts, t_starts, (c, r, v, t_c, t_o, t_v) in zip(
+            nodes.parts(offsets), t_offsets, by_batch, strict=True
+        )
+    ]
+
+
+def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
+    """Numbers of the edges that start at the nodes; edges are sorted by source."""
+    counts = torch.bincount(graph.edges[0], minlength=graph.num_nodes)
+    return runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]
+
+
+def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
+    """The nodes' rows; of a square matrix their columns, too, because no other has an entry."""
+    entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)
+    columns, values = matrix.columns[entries], matrix.values[entries]
+    if matrix.square:
+        moved = torch.empty_like(matrix.t_order)
+        moved[entries] = torch.arange(len(entries), dtype=moved.dtype, device=moved.device)
+        # The rows of the transpose are cut in the same way: sorting would cost far more.
+        t_entries, t_offsets, _ = _entries(matrix.t_offsets, matrix, nodes)
+        columns = place[columns].to(torch.int32)
+        t_order = moved[matrix.t_order[t_entries]]
+    else:
+        t_order = torch.argsort(columns, stable=True).to(torch.int32)
+        counts = torch.bincount(columns, minlength=matrix.shape[1])
+        t_offsets = (counts.cumsum(0) - counts).to(torch.int32)
+    return Sparse(
+        offsets=offsets,
+        columns=columns,
+        rows=rows,
+        values=values,
+        t_offsets=t_offsets,
+        t_columns=rows[t_order],
+        t_order=t_order,
+        t_values=values[t_order],
+        square=matrix.square,
+    )
+
+
+def _entries(offsets: Tensor, matrix: Sparse, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers of the entries in the given rows, and the offsets and rows of what they make."""
+    starts = offsets.long()
+    ends = torch.cat([starts[1:], starts.new_tensor([matrix.values.shape[0]])])
+    entries, before, row = runs(starts[rows], (ends - starts)[rows])
+    return entries, before.to(torch.int32), row.to(torch.int32)

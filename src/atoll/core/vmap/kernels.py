@@ -1,0 +1,190 @@
+"""Elementwise work that a GPU does in one launch instead of dozens, compiled when first needed.
+
+Each has the same result as the torch operations that a CPU runs (tests compare them where there is
+a GPU). Jiterator takes arguments of one type and gives that type, hence the reinterpreted bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.vmap.varied import Varied
+
+_MIX64 = """
+template <typename T> T mix64(T value) {
+  unsigned long long z = (unsigned long long)value;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return (T)(z ^ (z >> 31));
+}
+"""
+
+_MIX32 = """
+template <typename T> unsigned mix32(T value) {
+  unsigned z = (unsigned)value;
+  z = (z ^ (z >> 16)) * 0x7FEB352Du;
+  z = (z ^ (z >> 15)) * 0x846CA68Bu;
+  return z ^ (z >> 16);
+}
+"""
+
+
+def mixed(key: Tensor, salt: Tensor) -> Tensor:
+    """`mix64((key ^ salt) * B)`, elementwise with broadcasting; all int64."""
+    code = """template <typename T> T mixed(T key, T salt) {
+      return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
+    }"""
+    return _run(_MIX64 + code, key, salt)
+
+
+def folded(key: Tensor, salt: Tensor, part: Tensor) -> Tensor:
+    """`mix64((key ^ salt) * B + part * A + golden)`, elementwise with broadcasting; all int64."""
+    code = """template <typename T> T folded(T key, T salt, T part) {
+      return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
+                       + (unsigned long long)part * 0xBF58476D1CE4E5B9ull
+                       + 0x9E3779B97F4A7C15ull));
+    }"""
+    return _run(_MIX64 + code, key, salt, part)
+
+
+def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
+    """A hash for keys (...,), rows (..., N) and `width` columns: (..., N, width) int32."""
+    code = """template <typename T> T grid_bits(T low, T high, T row, T column) {
+      return (T)mix32(mix32(row ^ low) + mix32((unsigned)column + (unsigned)high));
+    }"""
+    return _run(_MIX32 + code, *_grid(key, rows, width))
+
+
+def keep_mask(
+    key: Tensor, rows: Tensor, width: int, dropped: int | Tensor, scale: float | Tensor
+) -> Tensor:
+    """A dropout mask, already rescaled, (..., N, width) float32.
+
+    `dropped` of 2^16 are zero and the rest is `scale`: numbers, or tensors with the keys' axes.
+    """
+    code = """template <typename T> T keep_mask(T low, T high, T row, T columnMORE) {
+      unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
+      short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);
+      return half >= LEAST ? SCALE : 0;
+    }"""
+    if isinstance(dropped, Tensor) and isinstance(scale, Tensor):
+        names = {"MORE": ", T least, T scale", "LEAST": "least", "SCALE": "scale"}
+        # Arguments have one type: the number that is written is handed over as its bits.
+        least, bits = (dropped - 2**15).to(torch.int32), scale.float().view(torch.int32)
+        more = [least[..., None, None], bits[..., None, None]]
+    else:
+        written = f"__float_as_int((float)({scale!r}))"
+        names, more = {"MORE": "", "LEAST": str(dropped - 2**15), "SCALE": written}, []
+    for name, text in names.items():
+        code = code.replace(name, text)
+    return _run(_MIX32 + code, *_grid(key, rows, width), *more).view(torch.float32)
+
+
+def adam(
+    settings: Any, numbers: Tensor | None, steps: Tensor, lists: list[list[Tensor]]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """One Adam step, as `torch._fused_adam_` takes it, of all leaves; nothing is overwritten.
+
+    Torch's kernel walks blocks of 65,536 numbers, too few at a time for a small model.
+
+    Args:
+        settings: An `Adam`.
+        numbers: In their place, where runs have their own: its fields in order, in the last axis,
+            after the axes of `steps`.
+        steps: Steps taken, this one included; an axis for clients if the leaves have one in front.
+        lists: Parameters, gradients, their means, and means of their squares.
+    """
+    plain = [getattr(settings, field.name) for field in fields(settings)]
+    dtype = lists[0][0].dtype
+    if numbers is None:
+        step, each = _adam_kernel(*plain[1:]), [*_adam_rates(settings, steps.to(dtype))]
+    else:
+        # Double precision for powers of numbers near one, not for the rest.
+        lr, decay, beta1, beta2, eps = numbers.unbind(-1)
+        count = steps.to(torch.float64)
+        each = [lr / (1 - beta1**count), (1 - beta2**count).sqrt(), decay]
+        if any(isinstance(number, Varied) for number in plain[2:]):
+            step = _adam_step
+            each += [beta1, 1 - beta1, beta2, 1 - beta2, eps]
+        else:  # a kernel takes eight arguments at most: these are written into it
+            step = _adam_kernel(None, *plain[2:])
+        each = [number.to(dtype) for number in each]
+
+    def one(*leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (*steps.shape, *[1] * (leaf[0].dim() - steps.dim()))
+        found: tuple[Tensor, Tensor, Tensor] = step(*leaf, *(part.reshape(shape) for part in each))
+        return found
+
+    return [one(*leaf) for leaf in zip(*lists, strict=True)]
+
+
+def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) -> Any:
+    """A step of Adam with these numbers; a weight decay that is None is the last argument."""
+    code = """template <typename T>
+    void adam(T p, T g, T m, T v, T rate, T bias, MORE T& p_out, T& m_out, T& v_out) {
+      g += p * (T)DECAY;
+      m_out = (T)BETA1 * m + (T)(1 - BETA1) * g;
+      v_out = (T)BETA2 * v + (T)(1 - BETA2) * g * g;
+      p_out = p - rate * m_out / (::sqrt(v_out) / bias + (T)EPS);
+    }"""
+    numbers = {"BETA1": beta1, "BETA2": beta2, "EPS": eps}
+    names = {name: f"({float(number)!r})" for name, number in numbers.items()}
+    names |= {"MORE": "T decay,", "DECAY": "decay"}
+    if decay is not None:
+        names |= {"MORE": "", "DECAY": f"({float(decay)!r})"}
+    for name, text in names.items():
+        code = code.replace(name, text)
+    make: Any = torch.cuda.jiterator
+    return make._create_multi_output_jit_fn(code, num_outputs=3)
+
+
+def _adam_step(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    rate: Tensor,
+    bias: Tensor,
+    decay: Tensor,
+    beta1: Tensor,
+    rest1: Tensor,
+    beta2: Tensor,
+    rest2: Tensor,
+    eps: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in plain operations, for runs with their own betas; `rest1` is 1 - beta1."""
+    g = g + p * decay
+    m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
+    return p - rate * m / (v.sqrt() / bias + eps), m, v
+
+
+def _adam_rates(settings: Any, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The learning rate by the first bias correction, and the root of the second."""
+    # Double precision for powers of numbers near one, not for the rest.
+    code = """template <typename T> void adam_rates(T steps, T& rate, T& bias) {
+      rate = (T)(LR / (1 - ::pow((double)BETA1, (double)steps)));
+      bias = (T)::sqrt(1 - ::pow((double)BETA2, (double)steps));
+    }"""
+    for name, field in {"LR": "lr", "BETA1": "beta1", "BETA2": "beta2"}.items():
+        code = code.replace(name, f"({float(getattr(settings, field))!r})")
+    make: Any = torch.cuda.jiterator
+    found: tuple[Tensor, Tensor] = make._create_multi_output_jit_fn(code, num_outputs=2)(steps)
+    return found
+
+
+def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Low and high half of the keys, rows and columns, all int32 and ready to broadcast."""
+    halves = key.unsqueeze(-1).contiguous().view(torch.int32)[..., None, None, :]
+    columns = torch.arange(width, dtype=torch.int32, device=key.device)
+    return halves[..., 0], halves[..., 1], rows.to(torch.int32).unsqueeze(-1), columns
+
+
+def _run(code: str, *args: Tensor) -> Tensor:
+    # Torch keeps what it compiled, by the code.
+    make: Any = torch.cuda.jiterator
+    found: Tensor = make._create_jit_fn(code)(*args)
+    return found

@@ -1,0 +1,246 @@
+"""Hyper-parameters of which every run of a sweep has its own value.
+
+Runs that differ in numbers alone are one program (`experiment.sweep`): `vmap` over the runs carries
+the numbers as it carries models. A method must not notice. So a `Varied` stands in the place of a
+number: arithmetic with it rounds as with a Python number and never decides a tensor's type, and a
+question that all runs answer alike has that answer. What the runs would answer differently, and
+what needs one plain number, raises `Undecided`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.utils import _pytree as pytree
+
+
+class Undecided(Exception):
+    """Why runs with different hyper-parameters cannot be one program."""
+
+
+class Varied:
+    """A number of each run.
+
+    Args:
+        name: What it is called where it was set.
+        values: All runs' numbers.
+        tensor: This run's, a float64 scalar under the `vmap` over the runs.
+    """
+
+    def __init__(self, name: str, values: Sequence[float], tensor: Tensor) -> None:
+        self.name, self.values, self._tensor = name, tuple(values), tensor
+        self._level = _functorch.maybe_get_level(tensor)
+
+    @property
+    def tensor(self) -> Tensor:
+        """This run's number, a float64 scalar."""
+        layers = _functorch.get_interpreter_stack() or []
+        if self._level not in [layer.level() for layer in layers]:
+            raise Undecided(f"an operation takes {self.name} as a constant")
+        return self._tensor
+
+    def to(self, dtype: torch.dtype) -> Tensor:
+        """This run's number, rounded."""
+        return self.tensor.to(dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        flat, spec = pytree.tree_flatten((args, kwargs or {}))
+        beside = [leaf.dtype for leaf in flat if isinstance(leaf, Tensor)]
+        floats = [dtype for dtype in beside if dtype.is_floating_point]
+        dtype = (*floats, torch.get_default_dtype())[0]
+        plain = [leaf.to(dtype) if isinstance(leaf, Varied) else leaf for leaf in flat]
+        args, kwargs = pytree.tree_unflatten(plain, spec)
+        return func(*args, **kwargs)
+
+    def _apply(self, op: Callable[[Any, Any], Any], one: Any, two: Any) -> Any:
+        """An operation on two numbers, or on a number and a tensor."""
+        if isinstance(one, Tensor) or isinstance(two, Tensor):
+            other = one if isinstance(one, Tensor) else two
+            dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+            return op(
+                *(part.to(dtype) if isinstance(part, Varied) else part for part in (one, two))
+            )
+        values = [op(a, b) for a, b in zip(self._each(one), self._each(two), strict=True)]
+        mine = (part.tensor if isinstance(part, Varied) else float(part) for part in (one, two))
+        return Varied(self.name, values, op(*mine))
+
+    def _each(self, part: Any) -> Sequence[Any]:
+        return part.values if isinstance(part, Varied) else [part] * len(self.values)
+
+    def _ask(self, question: Callable[[Any, Any], bool], other: Any) -> Any:
+        """What all runs answer; elementwise beside a tensor."""
+        if isinstance(other, Tensor):
+            return self._apply(question, self, other)
+        answers = {question(a, b) for a, b in zip(self.values, self._each(other), strict=True)}
+        if len(answers) > 1:
+            raise Undecided(f"{self.name} decides what is computed")
+        return answers.pop()
+
+    def __add__(self, other: Any) -> Any:
+        return self._apply(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._apply(operator.add, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._apply(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._apply(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._apply(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._apply(operator.mul, other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._apply(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._apply(operator.truediv, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._apply(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._apply(operator.pow, other, self)
+
+    def __neg__(self) -> Any:
+        return self._apply(operator.mul, self, -1.0)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._ask(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._ask(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._ask(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._ask(operator.ge, other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._ask(operator.eq, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._ask(operator.ne, other)
+
+    def __bool__(self) -> bool:
+        return bool(self._ask(operator.ne, 0))
+
+    def __hash__(self) -> int:
+        # What a cache would keep is a tensor of this `vmap`, and of no use to the next one.
+        raise Undecided(f"{self.name} is part of a key")
+
+    def _needs_one(self, *_: Any) -> NoReturn:
+        raise Undecided(f"{self.name} is needed as one plain number")
+
+    __float__ = __int__ = __index__ = __round__ = __abs__ = _needs_one
+    __floor__ = __ceil__ = __trunc__ = __floordiv__ = __mod__ = _needs_one
+
+    def __repr__(self) -> str:
+        return f"Varied({self.name}: {', '.join(map(str, self.values))})"
+
+
+def is_zero(number: float | Varied) -> bool:
+    """Whether a number is zero, in all runs: then what it is multiplied with is not needed."""
+    return not any(number.values) if isinstance(number, Varied) else not number
+
+
+def scalar(number: float | Varied, like: Tensor) -> Tensor:
+    """A number as a float64 scalar on a tensor's device, filled in there: a copy would wait."""
+    if isinstance(number, Varied):
+        return number.tensor
+    return torch.full((), number, dtype=torch.float64, device=like.device)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Objects that differ in some numbers.
+
+    Attributes:
+        first: One of them.
+        paths: Where they differ: names of fields, from the outermost.
+        values: The numbers there, a row for each object.
+    """
+
+    first: Any
+    paths: tuple[tuple[str, ...], ...]
+    values: tuple[tuple[float, ...], ...]
+
+    def tensor(self, device: torch.device) -> Tensor | None:
+        """All numbers, (objects, numbers) float64; None if there are none."""
+        if not self.paths:
+            return None
+        return torch.tensor(self.values, dtype=torch.float64, device=device)
+
+    def at(self, row: Tensor | None) -> Any:
+        """The object of a row of `tensor`, under the `vmap` over its rows."""
+        made = self.first
+        for column, path in enumerate(self.paths):
+            assert row is not None
+            values = [numbers[column] for numbers in self.values]
+            made = _with(made, path, Varied(path[-1], values, row[column]))
+        return made
+
+
+def points(objects: Sequence[Any]) -> Points:
+    """How objects of one kind, nested dataclasses, differ in numbers.
+
+    Whole numbers count as different kinds: they are widths and numbers of steps.
+
+    Raises:
+        Undecided: They differ in something else.
+    """
+    paths = tuple(_differences(objects, ()))
+    values = [[_get(one, path) for path in paths] for one in objects]
+    return Points(objects[0], paths, tuple(tuple(map(float, row)) for row in values))
+
+
+def _differences(objects: Sequence[Any], path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    first, name = objects[0], ".".join(path) or "the method"
+    kinds = {type(one) for one in objects}
+    if kinds <= {int, float} and float in kinds:
+        return [path] if any(one != first for one in objects) else []
+    if len(kinds) > 1:
+        raise Undecided(f"they differ in {name}")
+    if is_dataclass(first) and not isinstance(first, type):
+        found = []
+        for field in fields(first):
+            parts = [getattr(one, field.name) for one in objects]
+            found += _differences(parts, (*path, field.name))
+        return found
+    if any(one is not first and one != first for one in objects):
+        raise Undecided(f"they differ in {name}")
+    return []
+
+
+def _get(part: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        part = getattr(part, name)
+    return part
+
+
+def _with(part: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy with another value at a path.
+
+    Not by `dataclasses.replace`: what `__post_init__` checks was checked for each run's numbers.
+    """
+    made = object.__new__(type(part))
+    for field in fields(part):
+        given = getattr(part, field.name)
+        if field.name == path[0]:
+            given = _with(given, path[1:], value) if path[1:] else value
+        object.__setattr__(made, field.name, given)
+    return made

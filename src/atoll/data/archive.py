@@ -1,0 +1,353 @@
+"""A federation in one file: the clients' graphs end to end as safetensors, and how they were made.
+
+The file is mapped, not read: a client's tensors are views of it where their type allows, so that a
+federation that does not fit into memory can be opened (`lazy`), client by client. Nothing in it can
+run code.
+
+Arrays, with clients one after another: `nodes` and `edges` say where each client's begin, (K+1,);
+`edge`, (2, E), is counted inside a client; `weight`, (E,), is left out if all are one; `y`, `role`
+and `id`, (N,). `sparse`, (K,), says who has sparse features: `x_count` entries in each row,
+`x_column` and `x_value`, (F,), with clients' first in `entries`; the others have `x`, (N, D). Where
+graphs are classified: `root`, (N,), `has_features`, (K, D), and `has_classes`, (K, C).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from atoll.core.errors import DataError
+from atoll.core.federation import Federation, Lazily
+from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL
+
+SUFFIX = ".atoll"
+_FORMAT, _VERSION = "atoll-federation", 1
+_MAX_HEADER = 1 << 28
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a federation's file says about itself.
+
+    Attributes:
+        name: The data set's own name.
+        clients: How many.
+        features: Width of the features.
+        classes: Number of classes.
+        metric: What this data set is scored by.
+        task: "node" or "graph".
+        numbers: Each client's own number.
+        batch_sizes: Training graphs in one step, by client.
+        about: How the federation was made: data, partition, split, seed, protocol, and more.
+    """
+
+    name: str
+    clients: int
+    features: int
+    classes: int
+    metric: str
+    task: str
+    numbers: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    about: Mapping[str, Any]
+
+
+def save_federation(federation: Federation, path: str | Path) -> Path:
+    """Write a federation into one file, which must not exist yet; it appears whole or not at all.
+
+    Args:
+        federation: The clients; no views, no padding.
+        path: Where to; without a suffix it gets `.atoll`.
+    """
+    path = new_file(path)
+    graphs = list(federation.graphs)
+    header = {
+        "name": federation.name,
+        "clients": len(graphs),
+        "features": federation.features,
+        "classes": federation.classes,
+        "metric": federation.metric,
+        "task": federation.task,
+        "numbers": list(federation.numbers),
+        "batch_sizes": [g.batch_size for g in graphs],
+        "about": dict(federation.about),
+    }
+    metadata = {"format": _FORMAT, "version": str(_VERSION), "header": json.dumps(header)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file(_arrays(graphs), part, metadata=metadata)
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def new_file(path: str | Path) -> Path:
+    """Where a federation can be written: what exists is never written over."""
+    path = Path(path).expanduser()
+    path = path if path.suffix else path.with_suffix(SUFFIX)
+    if path.exists():
+        raise DataError(f"'{path}' exists already; delete it, or choose another --out")
+    return path
+
+
+def _arrays(graphs: list[Graph]) -> dict[str, Tensor]:
+    def joined(name: str, dtype: torch.dtype, dim: int = 0) -> Tensor:
+        return torch.cat([getattr(graph, name).to(dtype) for graph in graphs], dim)
+
+    arrays = {
+        "nodes": _starts([graph.num_nodes for graph in graphs]),
+        "edges": _starts([graph.edges.shape[1] for graph in graphs]),
+        "edge": joined("edges", torch.int32, 1),
+        "y": joined("y", torch.int32),
+        "role": torch.cat([_roles(graph) for graph in graphs]),
+        "id": joined("ids", torch.int32),
+        **_features(graphs),
+    }
+    if any(bool((graph.edge_weight != 1).any()) for graph in graphs):
+        arrays["weight"] = joined("edge_weight", torch.float32)
+    if graphs[0].root is not None:
+        arrays["root"] = joined("root", torch.int32)
+        for name in ("has_features", "has_classes"):
+            arrays[name] = torch.stack([getattr(graph, name) for graph in graphs]).to(torch.uint8)
+    return {name: array.contiguous() for name, array in arrays.items()}
+
+
+def _features(graphs: list[Graph]) -> dict[str, Tensor]:
+    """Each client's as it has them: rows with their zeros, or the entries of rows without."""
+    dense = [graph.x for graph in graphs if isinstance(graph.x, Tensor)]
+    sparse = [graph.x for graph in graphs if isinstance(graph.x, Sparse)]
+    has = [isinstance(graph.x, Sparse) for graph in graphs]
+    arrays = {"sparse": torch.tensor(has).to(torch.uint8)}
+    if dense:
+        arrays["x"] = torch.cat(dense)
+    if sparse:
+        arrays["entries"] = _starts([x.values.shape[0] for x in sparse])
+        counts = [torch.bincount(x.rows.long(), minlength=x.shape[0]) for x in sparse]
+        arrays["x_count"] = torch.cat(counts).to(torch.int32)
+        arrays["x_column"] = torch.cat([x.columns for x in sparse])
+        arrays["x_value"] = torch.cat([x.values for x in sparse])
+    return arrays
+
+
+def _starts(counts: list[int]) -> Tensor:
+    return torch.tensor([0, *counts]).cumsum(0)
+
+
+def _roles(graph: Graph) -> Tensor:
+    role = torch.full_like(graph.y, UNUSED, dtype=torch.int8)
+    for number, mask in ((TRAIN, graph.train), (VAL, graph.val), (TEST, graph.test)):
+        role[mask > 0] = number
+    return role
+
+
+def is_federation_file(name: str | Path) -> bool:
+    """Whether data of this name are a federation in one file, by its suffix or its first bytes."""
+    try:
+        path = Path(name).expanduser()
+        if path.suffix == SUFFIX or not path.is_file():
+            return path.suffix == SUFFIX
+        with path.open("rb") as file:
+            return _FORMAT.encode() in file.read(4096)[8:]
+    except (OSError, RuntimeError, ValueError):  # no name of a file, or none to be read
+        return False
+
+
+def read_header(path: str | Path) -> Header:
+    """What a federation's file says about itself; the arrays are not touched."""
+    path = Path(path).expanduser()
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            text = file.read(size) if size <= _MAX_HEADER else b""
+        metadata = json.loads(text)["__metadata__"]
+        found, version, header = (metadata[key] for key in ("format", "version", "header"))
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no federation '{path}'; write one with: atoll partition --data NAME --out "
+            f"{path}"
+        ) from None
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError):
+        raise _foreign(path) from None
+    if found != _FORMAT:
+        raise _foreign(path)
+    if version != str(_VERSION):
+        raise DataError(
+            f"'{path}' is a federation of format {version}, and this Atoll reads format "
+            f"{_VERSION}; update Atoll, or write it again with `atoll partition`"
+        )
+    try:
+        plain = json.loads(header)
+        plain.update({key: tuple(plain[key]) for key in ("numbers", "batch_sizes")})
+        made = Header(**plain)
+        whole = len(made.numbers) == len(made.batch_sizes) == made.clients > 0
+    except (ValueError, LookupError, TypeError):
+        raise _damaged(path, "its description is not readable") from None
+    if not whole:
+        raise _damaged(path, "it does not list its clients")
+    return made
+
+
+def memory_needed(path: str | Path) -> int:
+    """About how many bytes all clients take when they train, from the sizes of the arrays.
+
+    Features with their zeros are there once more as a product with the adjacency, and both again
+    in stacks; of an edge, or an entry of sparse features, there are about a dozen numbers.
+    """
+    path = Path(path).expanduser()
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        raise _cut_off(path) from None
+    sizes: dict[str, int] = {name: 4 * math.prod(shape) for name, shape in shapes.items()}
+    return 4 * sizes.pop("x", 0) + 12 * sum(sizes.values())
+
+
+def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
+    """The federation in a file that `save_federation` wrote.
+
+    Args:
+        path: The file; it must stay as it is while the federation is in use.
+        lazy: Make a client's graph when it is asked for, and do not keep it.
+    """
+    path = Path(path).expanduser()
+    header = read_header(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        parts = _Parts(path, header, arrays)
+    except SafetensorError:
+        raise _cut_off(path) from None
+    except KeyError as error:
+        raise _damaged(path, f"it has no array {error}") from None
+    graphs = Lazily(header.clients, parts.graph)
+    return Federation(
+        graphs if lazy else tuple(graphs),
+        header.classes,
+        name=header.name,
+        numbers=header.numbers,
+        metric=header.metric,
+        about=header.about,
+    )
+
+
+class _Parts:
+    """The mapped arrays, and how to cut one client's graph from them."""
+
+    def __init__(self, path: Path, header: Header, arrays: Mapping[str, Tensor]) -> None:
+        self.path, self.header, self.arrays = path, header, arrays
+        sparse = arrays["sparse"].bool()
+        nodes = arrays["nodes"]
+        sizes = nodes.diff()
+        # Rows of dense and of sparse features are counted apart, and so are sparse clients.
+        self.dense_rows = _starts((sizes * ~sparse).tolist())
+        self.sparse_rows = _starts((sizes * sparse).tolist())
+        self.sparse_before = _starts(sparse.long().tolist())
+        self._check(sparse)
+
+    def _check(self, sparse: Tensor) -> None:
+        arrays, clients = self.arrays, self.header.clients
+        nodes = int(arrays["nodes"][-1])
+        expected = {
+            "nodes": (clients + 1,),
+            "edges": (clients + 1,),
+            "sparse": (clients,),
+            "edge": (2, int(arrays["edges"][-1])),
+            **dict.fromkeys(("y", "role", "id"), (nodes,)),
+        }
+        if not bool(sparse.all()):
+            expected["x"] = (int(self.dense_rows[-1]), self.header.features)
+        if bool(sparse.any()):
+            entries = int(arrays["entries"][-1])
+            expected.update(
+                entries=(int(sparse.sum()) + 1,),
+                x_count=(int(self.sparse_rows[-1]),),
+                x_column=(entries,),
+                x_value=(entries,),
+            )
+        if self.header.task == "graph":
+            expected["root"] = (nodes,)
+        for name, shape in expected.items():
+            if tuple(arrays[name].shape) != shape:
+                raise _damaged(
+                    self.path, f"array '{name}' has shape {tuple(arrays[name].shape)}, not {shape}"
+                )
+        if any(bool((arrays[name].diff() < 0).any()) for name in ("nodes", "edges")):
+            raise _damaged(self.path, "its clients overlap")
+
+    def graph(self, client: int) -> Graph:
+        """One client's graph."""
+        header, arrays = self.header, self.arrays
+        a, b = arrays["nodes"][client : client + 2].tolist()
+        c, d = arrays["edges"][client : client + 2].tolist()
+        edges, y, role = arrays["edge"][:, c:d].long(), arrays["y"][a:b].long(), arrays["role"][a:b]
+        for what, values, end in (("edge", edges, b - a), ("label", y, header.classes)):
+            if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
+                raise _damaged(self.path, f"client {client} has an impossible {what}")
+
+        def of_client(name: str) -> Tensor | None:
+            return arrays[name][client] if name in arrays else None
+
+        return make_graph(
+            self._features(client, a, b),
+            edges,
+            y,
+            train=role == TRAIN,
+            val=role == VAL,
+            test=role == TEST,
+            edge_weight=arrays["weight"][c:d] if "weight" in arrays else None,
+            ids=arrays["id"][a:b],
+            root=arrays["root"][a:b].long() if "root" in arrays else None,
+            has_features=of_client("has_features"),
+            has_classes=of_client("has_classes"),
+            batch_size=header.batch_sizes[client],
+        )
+
+    def _features(self, client: int, a: int, b: int) -> Tensor | Sparse:
+        arrays = self.arrays
+        if not arrays["sparse"][client]:
+            first = int(self.dense_rows[client])
+            return arrays["x"][first : first + b - a]
+        first, which = int(self.sparse_rows[client]), int(self.sparse_before[client])
+        e, f = arrays["entries"][which : which + 2].tolist()
+        counts = arrays["x_count"][first : first + b - a].long()
+        columns = arrays["x_column"][e:f].long()
+        width = self.header.features
+        if int(counts.sum()) != f - e or (f > e and not 0 <= int(columns.max()) < width):
+            raise _damaged(self.path, f"client {client} has impossible features")
+        rows = torch.arange(b - a).repeat_interleave(counts)
+        return sparse_matrix(rows, columns, arrays["x_value"][e:f], (b - a, width), square=False)
+
+
+def _foreign(path: Path) -> DataError:
+    return DataError(
+        f"'{path}' is not a federation that Atoll wrote; write one with: atoll partition --data "
+        f"NAME --out FILE{SUFFIX}"
+    )
+
+
+def _cut_off(path: Path) -> DataError:
+    return _damaged(path, "it is cut off, or was written over")
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"federation '{path}' is damaged ({why}); write it again: atoll partition")

@@ -1,0 +1,159 @@
+"""A federation with one kind of heterogeneity alone (FedTAD, Section 3 and Fig. 1b).
+
+    nodes           every client keeps its nodes and loses its edges
+    topology        every client gets the nodes, labels and split of one client; client i gets
+                    i · ratio · E random edges on top of that client's E edges, client 0 none
+    class-topology  the same nodes, but every client gets ratio · E random edges, each of them
+                    between a node of the client's "own" classes and one of another class; the
+                    classes are dealt round, class j to client j mod K
+
+Random edges lower the homophily of all classes alike, so that under `topology` no client is strong
+in one class and weak in another. The paper's Fig. 1(c) shows a client that is, and the text does
+not say how its edges were drawn; `class-topology` is one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph
+from atoll.data.measure.structure import undirected_pairs
+
+VARY = ("none", "nodes", "topology", "class-topology")
+RATIO = 0.5
+"""Random edges, as a share of the edges that are there."""
+
+_IDLE = 50  # draws without a new pair after which there is taken to be none left
+
+Allowed = Callable[[np.ndarray], np.ndarray]
+"""Which of the pairs (2, P) may be drawn, (P,) bool."""
+
+
+def vary_federation(
+    federation: Federation, vary: str, *, client: int = 0, ratio: float = RATIO, seed: int = 0
+) -> Federation:
+    """The federation with one kind of variation alone, or as it is for "none".
+
+    Args:
+        federation: The clients; their graphs are undirected, both directions listed.
+        vary: One of `VARY`.
+        client: Number of the client whose nodes everybody gets, for the topology variations.
+        ratio: Random edges, as a share of that client's edges.
+        seed: Of the random edges, together with each client's number.
+    """
+    if vary not in VARY:
+        raise unknown("value of --vary", vary, VARY)
+    if not 0 <= ratio < np.inf:
+        raise ConfigError(f"ratio is {ratio}; give a finite number that is not negative")
+    check_client(federation, client)
+    if vary == "none":
+        return federation
+    if vary == "nodes":
+        graphs = [_without_edges(graph) for graph in federation.graphs]
+    else:
+        base = federation.graphs[federation.numbers.index(client)]
+        graphs = [
+            _perturbed(base, vary, place, len(federation), ratio, np.random.default_rng(key))
+            for place, key in enumerate([seed, number] for number in federation.numbers)
+        ]
+    about = {key: value for key, value in federation.about.items() if key != "edges_total"}
+    about["nodes"] = [graph.num_nodes for graph in graphs]
+    about["edges"] = [int(graph.edges.shape[1]) for graph in graphs]
+    return replace(federation, graphs=tuple(graphs), about={**about, "vary": vary})
+
+
+def check_client(federation: Federation, client: int) -> None:
+    """Refuse a client that is not there, or that is alone."""
+    if len(federation) < 2:
+        raise DataError(
+            "a federation of one client has nobody left without it; give two clients or more"
+        )
+    if client not in federation.numbers:
+        raise ConfigError(
+            f"client {client} is not among the {len(federation)} clients; give a number from "
+            f"{min(federation.numbers)} to {max(federation.numbers)}"
+        )
+
+
+def _without_edges(graph: Graph) -> Graph:
+    return replace(graph, edges=graph.edges[:, :0], edge_weight=graph.edge_weight[:0])
+
+
+def _perturbed(
+    base: Graph, vary: str, place: int, clients: int, ratio: float, rng: np.random.Generator
+) -> Graph:
+    """The common graph with the random edges of the client at `place`."""
+    if vary == "topology":
+        return _with_random_edges(base, place * ratio, _any_pair, rng)
+    known = ((base.train + base.val + base.test) > 0).numpy()
+    labels = np.where(known, base.y.numpy(), -1)
+    own = np.unique(labels[known])[place::clients]
+    # A client for which no class is left keeps the graph as it is.
+    share = ratio if own.size else 0.0
+    return _with_random_edges(base, share, _leaving(labels, own), rng)
+
+
+def _any_pair(pairs: np.ndarray) -> np.ndarray:
+    return np.ones(pairs.shape[1], dtype=bool)
+
+
+def _leaving(labels: np.ndarray, own: np.ndarray) -> Allowed:
+    """Pairs of two known classes, one of them among `own`."""
+
+    def allowed(pairs: np.ndarray) -> np.ndarray:
+        ends = labels[pairs]
+        known = (ends >= 0).all(axis=0)
+        return np.asarray(known & (ends[0] != ends[1]) & np.isin(ends, own).any(axis=0))
+
+    return allowed
+
+
+def _with_random_edges(
+    graph: Graph, share: float, allowed: Allowed, rng: np.random.Generator
+) -> Graph:
+    """The graph with `share` times as many new edges as it has, between unconnected nodes."""
+    pairs = undirected_pairs(graph.edges.numpy(), graph.num_nodes)
+    if pairs.shape[1] == 0:
+        raise DataError(
+            "the client in question has no edge, so that its topology cannot be varied; choose "
+            "another client"
+        )
+    new = _draw_pairs(pairs, graph.num_nodes, round(share * pairs.shape[1]), allowed, rng)
+    both = torch.from_numpy(np.concatenate([new, new[::-1]], axis=1))
+    # As heavy as the others: among weights in the thousands, an edge of weight one is none.
+    weight = graph.edge_weight.mean().expand(both.shape[1])
+    return replace(
+        graph,
+        edges=torch.cat([graph.edges, both], dim=1),
+        edge_weight=torch.cat([graph.edge_weight, weight]),
+    )
+
+
+def _draw_pairs(
+    pairs: np.ndarray, nodes: int, wanted: int, allowed: Allowed, rng: np.random.Generator
+) -> np.ndarray:
+    """So many distinct allowed pairs that are not there yet, uniformly drawn, (2, wanted)."""
+    found = pairs[0] * nodes + pairs[1]
+    there = found.size
+    # Known beforehand for any two nodes; noticed below where not every pair is allowed.
+    idle = 0 if there + wanted <= nodes * (nodes - 1) // 2 else _IDLE
+    while found.size < there + wanted:
+        if idle >= _IDLE:
+            raise DataError(
+                f"{wanted:,} random edges do not fit among {nodes:,} nodes with {there:,} edges; "
+                "give a smaller --ratio or fewer clients"
+            )
+        ends = np.sort(rng.integers(0, nodes, (2, 2 * wanted + 64)), axis=0)
+        ends = ends[:, (ends[0] < ends[1]) & allowed(ends)]
+        fresh = np.setdiff1d(ends[0] * nodes + ends[1], found)
+        idle = 0 if fresh.size else idle + 1
+        # Shuffled: the head of a sorted list belongs to the nodes with the smallest numbers.
+        found = np.concatenate([found, rng.permutation(fresh)])
+    new = found[there : there + wanted]
+    return np.stack([new // nodes, new % nodes])

@@ -1,0 +1,1 @@
+"""Measures of how clients differ."""

@@ -1,0 +1,1 @@
+"""A user's own graph: tables, PyG, GraphML or NetworkX."""

@@ -1,0 +1,352 @@
+"""A user's own graph: tables (CSV, Parquet), a PyG `Data`, GraphML or a NetworkX graph.
+
+`load_own` returns a `Source`, checked, and an `OwnReport` that says what was found and done. A
+folder of sub-folders is a federation: each sub-folder is a client, and the column `client` of the
+source names it, so that the partition `column:client` gives the same clients back.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.data.own.schema import (
+    OWNERS,
+    Findings,
+    OwnOptions,
+    OwnReport,
+    Schema,
+    listed,
+    node_roles,
+    read_schema,
+)
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from atoll.data.own.columns import Nodes
+    from atoll.data.own.edges import Ends
+
+__all__ = ["OwnOptions", "OwnReport", "from_networkx", "load_own"]
+
+MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
+KINDS = "a folder with nodes.csv and edges.csv (or .parquet), a .pt file or a .graphml file"
+
+
+def load_own(
+    path: str | Path, schema: str | Path | None = None, options: OwnOptions | None = None
+) -> tuple[Source, OwnReport]:
+    """Load a user's graph.
+
+    Args:
+        path: A folder with `nodes` and `edges` as CSV or Parquet; a folder of such folders, one
+            per client; a PyG `Data` or a dict of tensors saved by `torch.save` (`.pt`); GraphML.
+        schema: A TOML file with the roles of columns; `schema.toml` inside the folder is found
+            without being named.
+        options: What to do with dangling edges, duplicates, self-loops and directions.
+
+    Raises:
+        DataError: The files cannot be used; the sentence says where and what to do.
+        ConfigError: The schema or an option cannot be used.
+    """
+    _need_pyarrow()
+    path, options = Path(path), options or OwnOptions()
+    if not path.exists():
+        raise DataError(f"there is no '{path}'; give {KINDS}")
+    if path.is_dir():
+        own = path / "schema.toml"
+        if schema is None and own.is_file():
+            schema = own
+        return _load_folder(path, read_schema(Path(schema)) if schema else Schema(), options)
+    suffix = path.suffix.lower()
+    if suffix in (".pt", ".pth"):
+        if schema is not None:
+            raise ConfigError(
+                f"'{path.name}' was given with a schema; a schema names the columns of tables or "
+                f"GraphML, and a .pt file has none: leave it out"
+            )
+        return _load_tensors(path, options)
+    if suffix in (".graphml", ".xml"):
+        return _load_graphml(path, read_schema(Path(schema)) if schema else Schema(), options)
+    hint = " (give the folder that holds it)" if suffix in (".csv", ".parquet") else ""
+    raise DataError(f"'{path.name}' is not a graph that can be loaded{hint}; give {KINDS}")
+
+
+def _assemble(
+    name: str, nodes: Nodes, ends: Ends, options: OwnOptions, findings: Findings, *, directed: bool
+) -> tuple[Source, OwnReport]:
+    """Clean the edges, check roles against labels, and hand over source and report."""
+    from atoll.data.own.edges import clean_edges
+
+    n, dangling = len(nodes.y), findings.counts.get("dangling_edges", 0)
+    given = ends.source.size + dangling
+    if dangling:
+        findings.say(f"{dangling} edges to nodes that are not there were dropped")
+    unlabelled = nodes.y < 0
+    findings.count("unlabelled", int(unlabelled.sum()))
+    split = nodes.split
+    if split is not None:
+        lost = unlabelled & (split != UNUSED)
+        if lost.any():
+            findings.say(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
+            split = np.where(lost, np.int8(UNUSED), split)
+        if not (split == TRAIN).any():
+            raise DataError(
+                f"the split of '{name}' has no labelled training node; mark some as train, or "
+                f"leave the split out and one is drawn"
+            )
+    edges, weight = clean_edges(ends, n, directed, options, findings)
+    if edges.shape[1] == 0:
+        findings.say("the graph has no edges")
+    columns = dict(nodes.columns)
+    source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, columns)
+    messages = tuple(findings.messages)
+    report = OwnReport(n, given, nodes.classes, nodes.features, messages, **findings.counts)
+    return check_source(source), report
+
+
+def _load_folder(path: Path, schema: Schema, options: OwnOptions) -> tuple[Source, OwnReport]:
+    from atoll.data.own.edges import read_edges
+    from atoll.data.own.tables import find_parts, read_nodes
+
+    findings = Findings()
+    parts = find_parts(path)
+    nodes, ids = read_nodes(parts, schema, options, findings)
+    ends = read_edges(parts, ids, schema, options, findings)
+    del ids
+    directed = options.directed if options.directed is not None else bool(schema.directed)
+    return _assemble(path.resolve().name, nodes, ends, options, findings, directed=directed)
+
+
+def from_networkx(
+    graph: nx.Graph,
+    name: str = "networkx",
+    schema: Schema | str | Path | None = None,
+    options: OwnOptions | None = None,
+) -> tuple[Source, OwnReport]:
+    """Load a NetworkX graph.
+
+    The node attribute `label` is the label, `split` and `client` are used if present, every other
+    attribute is a feature (texts become categories), and the edge attribute `weight` a weight.
+
+    Args:
+        graph: Any NetworkX graph; parallel edges are duplicate edges.
+        name: The name of the data, for sentences and tables.
+        schema: Roles of attributes, as for tables.
+        options: As for `load_own`.
+    """
+    _need_pyarrow()
+    from atoll.data.own.columns import Rows, encode_nodes, from_lists
+
+    options, findings = options or OwnOptions(), Findings()
+    schema = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema or Schema()
+    ids = list(graph.nodes)
+    if not ids:
+        raise DataError(f"{name} holds no nodes; give a graph with at least one node per class")
+    keys = dict.fromkeys(key for _, data in graph.nodes(data=True) for key in data)
+    roles = node_roles([str(key) for key in keys], schema, options.owner, name, with_id=False)
+    if roles.ignored:
+        findings.say(f"{name}: ignored {listed(roles.ignored)}")
+    rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
+    values = {str(key): [d.get(key) for _, d in graph.nodes(data=True)] for key in keys}
+    table = from_lists({name: values[name] for name in values if name in roles.used}, rows)
+    nodes = encode_nodes(table, roles, rows, options, findings)
+    whole = all(isinstance(node, int) for node in ids)
+    nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
+    directed = options.directed if options.directed is not None else bool(schema.directed)
+    if graph.is_directed() and not directed:
+        findings.say(f"{name} is directed; its edges were made undirected (directed = true keeps)")
+    ends = _networkx_edges(graph, ids, name, schema.weight or "weight")
+    return _assemble(name, nodes, ends, options, findings, directed=directed)
+
+
+def _networkx_edges(graph: nx.Graph, ids: list[Any], name: str, key: str) -> Ends:
+    from atoll.data.own.edges import Ends, check_weights
+
+    index = {node: row for row, node in enumerate(ids)}
+    pairs = [(u, v, data.get(key)) for u, v, data in graph.edges(data=True)]
+    ends = np.array([(index[u], index[v]) for u, v, _ in pairs], dtype=np.int64).reshape(-1, 2)
+    given = [weight for _, _, weight in pairs if weight is not None]
+
+    def where(row: int) -> str:
+        return f"{name} edge {pairs[row][0]!r} to {pairs[row][1]!r}"
+
+    if given and len(given) < len(pairs):
+        row = next(row for row, pair in enumerate(pairs) if pair[2] is None)
+        raise DataError(f"{where(row)} has no {key}; give a {key} to every edge or to none")
+    try:
+        weight = check_weights(np.array(given, dtype=np.float64), where) if given else None
+    except (TypeError, ValueError):
+        raise DataError(f"an edge {key} of {name} is not a number; give numbers only") from None
+    return Ends(ends[:, 0], ends[:, 1], weight)
+
+
+def _load_graphml(path: Path, schema: Schema, options: OwnOptions) -> tuple[Source, OwnReport]:
+    import networkx as nx
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of keys without a type, and takes text
+            graph = nx.read_graphml(path)
+    except Exception as problem:  # the parser's own errors are of many kinds
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise DataError(
+            f"'{path.name}' is not readable as GraphML ({reason}); export the graph anew"
+        ) from None
+    source, report = from_networkx(graph, path.name, schema, options)
+    return replace(source, name=path.stem), report
+
+
+def _load_tensors(path: Path, options: OwnOptions) -> tuple[Source, OwnReport]:
+    """A PyG `Data`, or a dict of tensors with the same names."""
+    from atoll.data.own.columns import Nodes, Rows, compact, from_labels, labels
+
+    findings, name = Findings(), path.name
+    values = _read_tensors(path)
+    x = _array(values, "x", name, 2, "one row of numbers for each node")
+    n = len(x)
+    if n == 0:
+        raise DataError(f"'{name}' holds no nodes; give a graph with at least one node per class")
+    y = _array(values, "y", name, 1, "one class for each node", n=n)
+    if y.min() < -1:
+        raise DataError(f"y of '{name}' holds {y.min()}; a label is 0 or more, or -1 for unknown")
+    rows = Rows(f"'{name}'", lambda row: f"'{name}' node {row}")
+    y, classes = labels(from_labels(y), "y", rows, options)
+    ends = _tensor_edges(values, name, n, options, findings)
+    owners = {key for key in (*OWNERS, options.owner) if key in values}
+    owned = {key: _array(values, key, name, 1, "one owner for each node", n=n) for key in owners}
+    known = {"x", "y", "edge_index", "edge_weight", "num_nodes", *MASKS, *owners}
+    if set(values) - known:
+        findings.say(f"{name}: ignored {listed(sorted(set(values) - known))}")
+    split = _masks(values, name, n, findings)
+    nodes = Nodes(compact(x), y, classes, (), split, owned)
+    source, report = _assemble(
+        path.stem, nodes, ends, options, findings, directed=bool(options.directed)
+    )
+    return source, report
+
+
+def _tensor_edges(
+    values: Mapping[str, Any], name: str, n: int, options: OwnOptions, findings: Findings
+) -> Ends:
+    from atoll.data.own.edges import Ends, check_weights, no_dangling
+
+    index = _array(values, "edge_index", name, 2, "two rows: sources and targets")
+    if index.shape[0] != 2 or index.dtype.kind not in "iu":  # signed or unsigned
+        raise DataError(
+            f"edge_index of '{name}' is {index.dtype} of shape {index.shape}; it must be whole "
+            f"numbers of shape (2, edges)"
+        )
+    weight = None
+    if values.get("edge_weight") is not None:
+        weight = _array(
+            values, "edge_weight", name, 1, "one number for each edge", n=index.shape[1]
+        )
+        weight = check_weights(weight, lambda edge: f"'{name}' edge {edge}")
+    return no_dangling(
+        Ends(index[0].astype(np.int64), index[1].astype(np.int64), weight),
+        n,
+        lambda edge: (
+            f"'{name}' edge {edge} joins {index[0, edge]} and {index[1, edge]}, but nodes "
+            f"are numbered 0 to {n - 1}"
+        ),
+        options,
+        findings,
+    )
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    """What the file holds, by name; code in it is refused, never run."""
+    import torch
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    # Leaving the context unregisters what it was given, so PyG's own registrations stay out of it.
+    known = torch.serialization.get_safe_globals()
+    needed = [c for c in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if c not in known]
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(needed):
+            warnings.simplefilter("ignore")  # of old pickle protocols
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = content.to_dict() if isinstance(content, Data) else content
+    except Exception as problem:  # a broken or hostile file fails in any way it likes
+        code = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem))
+        if code:
+            raise DataError(
+                f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused; save a "
+                f"PyG Data or a dict of tensors"
+            ) from None
+        raise DataError(
+            f"'{path.name}' is not readable as a .pt file; save a PyG Data or a dict of tensors "
+            f"with torch.save"
+        ) from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise DataError(
+            f"'{path.name}' holds a {type(content).__name__}; save one PyG Data or a dict of "
+            f"tensors with x, edge_index and y"
+        )
+    return content
+
+
+def _array(
+    values: Mapping[str, Any], key: str, name: str, dims: int, meaning: str, *, n: int | None = None
+) -> np.ndarray:
+    """One tensor as an array of the right shape; (N, 1) passes for (N,)."""
+    import torch
+
+    tensor = values.get(key)
+    if not isinstance(tensor, torch.Tensor):
+        found = "no" if tensor is None else f"a {type(tensor).__name__} as"
+        raise DataError(f"'{name}' has {found} {key}; it must be a tensor: {meaning}")
+    if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+        raise DataError(f"{key} of '{name}' is sparse, complex or quantized; save it dense")
+    tensor = tensor.detach()
+    if dims == 1 and tensor.dim() == 2 and tensor.shape[1] == 1:
+        tensor = tensor[:, 0]
+    if tensor.dim() != dims or (n is not None and tensor.shape[0] != n):
+        length = "" if n is None else f" and length {n}"
+        raise DataError(
+            f"{key} of '{name}' has the shape {tuple(tensor.shape)}; it must have {dims} "
+            f"dimension(s){length}: {meaning}"
+        )
+    if tensor.is_floating_point():
+        tensor = tensor.double() if key == "y" else tensor.float()
+    array: np.ndarray = tensor.numpy()
+    return array
+
+
+def _masks(values: Mapping[str, Any], name: str, n: int, findings: Findings) -> np.ndarray | None:
+    """Roles from train_mask, val_mask and test_mask; None where there is none of them."""
+    split, found = np.full(n, UNUSED, dtype=np.int8), False
+    for key, role in MASKS.items():
+        mask = values.get(key)
+        if mask is None:
+            continue
+        if getattr(mask, "ndim", 0) == 2 and mask.shape[1] > 1:
+            findings.say(f"{key} holds {mask.shape[1]} splits; the first was used")
+            mask = mask[:, 0]
+        chosen = _array({key: mask}, key, name, 1, "true or false for each node", n=n) != 0
+        twice = chosen & (split != UNUSED)
+        if twice.any():
+            raise DataError(
+                f"{key} of '{name}' holds node {int(np.argmax(twice))}, which another mask holds "
+                f"too ({int(twice.sum())} such nodes); a node has one role"
+            )
+        split[chosen], found = role, True
+    return split if found else None
+
+
+def _need_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError("loading a graph needs pyarrow; pip install pyarrow") from None

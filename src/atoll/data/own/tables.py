@@ -1,0 +1,365 @@
+"""Node and edge tables (CSV, Parquet) of one folder, or of one folder per client.
+
+A CSV file is read with its types inferred, except where a column's values are names.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.data.own.columns import (
+    Nodes,
+    Rows,
+    as_ids,
+    clean_text,
+    encode_nodes,
+    first_text,
+    lookup,
+    plain,
+    refuse_missing,
+)
+from atoll.data.own.schema import (
+    Findings,
+    NodeRoles,
+    OwnOptions,
+    Schema,
+    listed,
+    node_roles,
+    shown,
+)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One CSV or Parquet file, with the name that sentences give it."""
+
+    path: Path
+    name: str
+
+    @property
+    def is_csv(self) -> bool:
+        """Whether the file is text; otherwise it is Parquet."""
+        return self.path.suffix == ".csv"
+
+    def columns(self) -> list[str]:
+        """The header; refuses a file that is empty, unreadable or names a column twice."""
+        if self.is_csv:
+            names = [name.strip() for name in self._header()]
+        else:
+            try:
+                names = list(pa.parquet.read_schema(self.path).names)
+            except (pa.ArrowException, OSError) as problem:
+                raise self._unreadable(problem) from None
+        if any("\n" in name or "\r" in name for name in names):
+            raise DataError(f"{self.name} has a column name of several lines; close its quote")
+        twice = sorted({name for name in names if name and names.count(name) > 1})
+        if twice:
+            raise DataError(f"{self.name} has two columns named '{twice[0]}'; rename one")
+        return names
+
+    def read(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
+        """The named columns; those of `texts` stay text even where they look like numbers."""
+        try:
+            table = self._read_csv(names, texts) if self.is_csv else self._read_parquet(names)
+        except (pa.ArrowException, OSError) as problem:
+            if self.is_csv:
+                self._explain()
+            raise self._unreadable(problem) from None
+        return self._cleaned(table)
+
+    def batches(self, ends: Sequence[str], weight: str | None) -> Iterator[pa.Table]:
+        """The columns of an edge table, a million rows or so at a time, to keep memory low."""
+        names = [*ends, *([weight] if weight else [])]
+        try:
+            if self.is_csv:
+                numbers = (weight,) if weight else ()
+                convert, parse = self._csv_options(names, texts=ends, numbers=numbers)
+                size = pa.csv.ReadOptions(block_size=2**24)
+                stream = pa.csv.open_csv(
+                    self.path, read_options=size, parse_options=parse, convert_options=convert
+                )
+            else:
+                stream = pa.parquet.ParquetFile(self.path).iter_batches(2**20, columns=names)
+            for batch in stream:
+                table = pa.Table.from_batches([batch]).rename_columns(names)
+                yield self._cleaned(table)
+        except (pa.ArrowException, OSError) as problem:
+            if self.is_csv:
+                self._explain()
+                if weight and "conversion error" in str(problem):
+                    raise self.not_a_number(weight) from None
+            raise self._unreadable(problem) from None
+
+    def not_a_number(self, name: str) -> DataError:
+        """The error for a column of numbers that holds something else."""
+        column = self.read([name], [name])[name]
+        row = first_text(column)
+        return DataError(
+            f"{self.where(row)}, column '{name}' holds {shown(column[row].as_py())}; a weight is a "
+            f"finite number, zero or more"
+        )
+
+    def where(self, row: int) -> str:
+        """Where data row `row` stands; in a CSV file, the line that an editor shows."""
+        if not self.is_csv:
+            return f"{self.name} row {row + 1}"
+        line = 0
+        with self.path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            reader = csv.reader(file)
+            for record in reader:
+                start, line = line + 1, reader.line_num
+                if not record:
+                    continue
+                if row < 0:
+                    return f"{self.name} row {start}"
+                row -= 1
+        return f"{self.name} row {line}"
+
+    def _header(self) -> list[str]:
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
+                return next(record for record in csv.reader(file) if record)
+        except StopIteration:
+            raise DataError(f"{self.name} is empty; its first line must name the columns") from None
+        except UnicodeDecodeError as problem:
+            self._explain()
+            raise self._unreadable(problem) from None
+        except (csv.Error, OSError) as problem:
+            raise self._unreadable(problem) from None
+
+    def _read_csv(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
+        convert, parse = self._csv_options(names, texts)
+        table = pa.csv.read_csv(self.path, parse_options=parse, convert_options=convert)
+        return table.rename_columns(list(names))
+
+    def _csv_options(
+        self, names: Sequence[str], texts: Sequence[str], numbers: Sequence[str] = ()
+    ) -> tuple[pa.csv.ConvertOptions, pa.csv.ParseOptions]:
+        raw = {name.strip(): name for name in self._header()}
+        kinds = {raw[name]: pa.string() for name in texts}
+        convert = pa.csv.ConvertOptions(
+            include_columns=[raw[name] for name in names],
+            column_types=kinds | {raw[name]: pa.float64() for name in numbers},
+            null_values=[""],  # "NA" may be Namibia: marks other than nothing are judged later
+            strings_can_be_null=True,
+        )
+        return convert, pa.csv.ParseOptions(newlines_in_values=True)
+
+    def _read_parquet(self, names: Sequence[str]) -> pa.Table:
+        return pa.parquet.read_table(self.path, columns=list(names))
+
+    def _cleaned(self, table: pa.Table) -> pa.Table:
+        for index, name in enumerate(table.column_names):
+            table = table.set_column(index, name, self._clean(table.column(index), name))
+        return table
+
+    def _clean(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        column = clean_text(column)
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+            if self.is_csv:  # the reader takes a column that is not UTF-8 for bytes
+                self._explain()
+            raise DataError(f"{self.name}, column '{name}' holds bytes; store text or numbers")
+        if pa.types.is_nested(column.type):
+            raise DataError(
+                f"{self.name}, column '{name}' is of type {column.type}; store one text or number "
+                f"per column and row"
+            )
+        return column
+
+    def _explain(self) -> None:
+        """Find by reading once more, slowly, what the fast reader stumbled over, and raise it."""
+        with self.path.open("rb") as file:
+            for line, raw in enumerate(file, start=1):
+                try:
+                    raw.decode("utf-8")
+                except UnicodeDecodeError as wrong:
+                    raise DataError(
+                        f"{self.name} row {line} is not UTF-8 text (byte {raw[wrong.start]:#04x}); "
+                        f"save the file as UTF-8"
+                    ) from None
+        header, row = self._header(), -1
+        with self.path.open(encoding="utf-8-sig", newline="") as file:
+            for record in csv.reader(file):
+                if record and len(record) != len(header):
+                    raise DataError(
+                        f"{self.where(row)} has {len(record)} values, but the header names "
+                        f"{len(header)} columns; add or remove a comma, or quote the text"
+                    )
+                row += bool(record)
+
+    def _unreadable(self, problem: object) -> DataError:
+        kind = "CSV" if self.is_csv else "Parquet"
+        lines = str(problem).splitlines() or ["no reason given"]
+        return DataError(f"{self.name} is not readable as {kind} ({lines[0]}); save it anew")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The two tables of one folder; `client` is None where the folder is the whole graph."""
+
+    client: str | None
+    nodes: TableFile
+    edges: TableFile
+
+
+def find_parts(folder: Path) -> list[Part]:
+    """The folder itself, or its sub-folders in the order of their names: one client each."""
+    if _table(folder, "nodes", "") is not None:
+        return [_part(folder, None)]
+    inside = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] not in "._")
+    if not any(_table(sub, "nodes", "") for sub in inside):
+        raise DataError(
+            f"folder '{folder}' has no nodes.csv or nodes.parquet, and no sub-folder with one; "
+            f"put nodes and edges there, or give another folder"
+        )
+    for sub in inside:
+        if (sub / "schema.toml").exists():
+            raise ConfigError(
+                f"client folder '{sub.name}' has its own schema.toml; all clients share one: put "
+                f"it beside the client folders"
+            )
+    return [_part(sub, sub.name) for sub in inside]
+
+
+def _table(folder: Path, stem: str, prefix: str) -> TableFile | None:
+    found = [p for p in (folder / f"{stem}.csv", folder / f"{stem}.parquet") if p.is_file()]
+    if len(found) > 1:
+        raise DataError(f"folder '{folder}' has {stem}.csv and {stem}.parquet; keep one of them")
+    return TableFile(found[0], prefix + found[0].name) if found else None
+
+
+def _part(folder: Path, client: str | None) -> Part:
+    prefix = f"{client}/" if client else ""
+    nodes, edges = _table(folder, "nodes", prefix), _table(folder, "edges", prefix)
+    if nodes is None or edges is None:
+        absent = "nodes" if nodes is None else "edges"
+        raise DataError(
+            f"folder '{folder}' has no {absent}.csv or {absent}.parquet; a graph needs nodes and "
+            f"edges (an edge file with a header alone means that there are none)"
+        )
+    return Part(client, nodes, edges)
+
+
+def read_nodes(
+    parts: Sequence[Part], schema: Schema, options: OwnOptions, findings: Findings
+) -> tuple[Nodes, list[pa.ChunkedArray]]:
+    """The nodes of all parts as one table, and the ids of each part.
+
+    Categories and classes are fitted over all parts, so that they mean the same to each client.
+    """
+    columns = parts[0].nodes.columns()
+    roles = node_roles(columns, schema, options.owner, parts[0].nodes.name)
+    names = [name for name in columns if name in roles.used]
+    tables, ids, kept = [], [], []
+    for part in parts:
+        _same_columns(part, parts[0], roles, schema, options)
+        table = part.nodes.read(names, roles.texts)
+        if table.num_rows == 0:
+            raise DataError(
+                f"{part.nodes.name} has a header but no rows; give at least one node, or remove it"
+            )
+        table, rows = _unique(table, str(roles.id), part.nodes, options, findings)
+        ids.append(as_ids(table[roles.id], str(roles.id), Rows(part.nodes.name, part.nodes.where)))
+        tables.append(table.drop_columns([roles.id]))
+        kept.append(rows)
+    if roles.ignored:
+        findings.say(f"{parts[0].nodes.name}: ignored {listed(roles.ignored)}")
+    starts = np.cumsum([0, *map(len, kept)])
+
+    def where(row: int) -> str:
+        part = int(np.searchsorted(starts, row, side="right")) - 1
+        return parts[part].nodes.where(int(kept[part][row - starts[part]]))
+
+    merged = _concatenate(tables, parts)
+    nodes = encode_nodes(merged, roles, Rows(parts[0].nodes.name, where), options, findings)
+    _add_names(nodes, parts, ids, findings)
+    del merged, tables, table
+    release()
+    return nodes, ids
+
+
+def release() -> None:
+    """Give back the memory that Arrow keeps for its next table: NumPy needs it now."""
+    pa.default_memory_pool().release_unused()
+
+
+def _same_columns(
+    part: Part, model: Part, roles: NodeRoles, schema: Schema, options: OwnOptions
+) -> None:
+    own = set(node_roles(part.nodes.columns(), schema, options.owner, part.nodes.name).used)
+    different = sorted(own ^ set(roles.used))
+    if different:
+        has, lacks = (part, model) if different[0] in own else (model, part)
+        raise DataError(
+            f"{has.nodes.name} has the column '{different[0]}' and {lacks.nodes.name} has not "
+            f"({len(different)} columns differ); all clients need the same columns: add it, or "
+            f"list it under ignore in schema.toml"
+        )
+
+
+def _unique(
+    table: pa.Table, name: str, file: TableFile, options: OwnOptions, findings: Findings
+) -> tuple[pa.Table, np.ndarray]:
+    """The table with every id once, and the row of the file that each of its rows was."""
+    refuse_missing(table[name], name, Rows(file.name, file.where))
+    ids = as_ids(table[name], name, Rows(file.name, file.where))
+    rows = np.arange(len(ids))
+    again = lookup(ids, ids) != rows
+    if not again.any():
+        return table, rows
+    row, number = int(np.argmax(again)), int(again.sum())
+    if options.duplicate_nodes == "error":
+        raise DataError(
+            f"{file.where(row)} gives the id {shown(ids[row].as_py())} again ({number} such rows "
+            f"in all); an id names one node: remove them, or choose duplicate_nodes = first"
+        )
+    findings.count("duplicate_nodes", number)
+    findings.say(f"{file.name}: {number} rows with an id given before were dropped")
+    return table.filter(pa.array(~again)), rows[~again]
+
+
+def _concatenate(tables: Sequence[pa.Table], parts: Sequence[Part]) -> pa.Table:
+    if len(tables) == 1:
+        return tables[0]
+    merged = {}
+    for name in tables[0].column_names:
+        columns = [table.select([name]) for table in tables]
+        try:
+            merged[name] = pa.concat_tables(columns, promote_options="permissive")[name]
+        except pa.ArrowException:
+            kinds = [table[name].type for table in tables]
+            other = next(i for i, kind in enumerate(kinds) if kind != kinds[0])
+            raise DataError(
+                f"column '{name}' is of type {kinds[0]} in {parts[0].nodes.name} and of type "
+                f"{kinds[other]} in {parts[other].nodes.name}; make them alike, or list the column "
+                f"under categories in schema.toml"
+            ) from None
+    return pa.table(merged)
+
+
+def _add_names(
+    nodes: Nodes, parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], findings: Findings
+) -> None:
+    """Add the columns `id` and, for a federation of folders, `client`."""
+    alike = len({column.type for column in ids}) == 1
+    every = [column if alike else column.cast(pa.large_string()) for column in ids]
+    joined = pa.chunked_array([chunk for column in every for chunk in column.chunks])
+    nodes.columns["id"] = plain(joined)
+    if parts[0].client is None:
+        return
+    if "client" in nodes.columns:
+        findings.say("the column 'client' was replaced by the names of the client folders")
+    sizes = [len(column) for column in ids]
+    nodes.columns["client"] = np.repeat([str(part.client) for part in parts], sizes)
+    shared = len(joined) - len(joined.unique())
+    if shared:
+        findings.say(f"{shared} ids are used by more than one client; they stay different nodes")

@@ -1,0 +1,1 @@
+"""Public data sets: the registry, fetching and untrusted files."""

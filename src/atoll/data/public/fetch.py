@@ -1,0 +1,312 @@
+"""Getting public data sets: from a mirror, or from where their authors put them.
+
+A set is got and checked in a private folder and moved into place by one rename, so that an
+interrupted fetch leaves either the whole set or nothing. A mirror is a folder or an http(s) address
+that holds `<name>.tar.xz` and, where it can, `SHA256SUMS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+
+from atoll.core.errors import AtollError, ConfigError, DataError
+from atoll.data.public.registry import (
+    DATASETS,
+    DatasetInfo,
+    data_root,
+    dataset_info,
+    load_dataset,
+    missing_files,
+)
+from atoll.data.public.untrusted import (
+    MAX_BYTES,
+    check_pickles,
+    check_published,
+    loader_class,
+    quiet,
+    sha256,
+    unpack,
+    workspace,
+)
+from atoll.data.source import GraphSet, Source
+
+TIMEOUT_SECONDS = 30.0
+SUMS = "SHA256SUMS"
+
+Progress = Callable[[str], None]
+"""Called with one line of text for every step."""
+
+
+def fetch(
+    name: str,
+    root: str | Path | None = None,
+    mirror: str | Path | None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Get the raw files of a data set, unless they are there already.
+
+    Args:
+        name: A name in `DATASETS` in any case, or `tu:NAME`.
+        root: The data root; see `data_root`.
+        mirror: A folder or an http(s) address; default `ATOLL_MIRROR`, else the public source.
+        force: Replace a set that is there. An incomplete one is always replaced.
+        progress: Told about every step.
+
+    Returns:
+        The folder of the set.
+
+    Raises:
+        ConfigError: No such data set, or something that cannot be a mirror.
+        DataError: It could not be got, is not what it should be, or could not be stored.
+    """
+    info, base = dataset_info(name), data_root(root)
+    say = progress or _silent
+    home = base / info.home
+    if not force and not missing_files(info, base):
+        say(f"{info.name} is already in {home}")
+        return home
+    source = str(mirror or os.environ.get("ATOLL_MIRROR") or "")
+    local = _local_archive(info, source)
+    try:
+        with workspace(base) as work:
+            new = work / "new"
+            if not source:
+                _from_public(info, new, say)
+            else:
+                archive = local or _download_archive(info, source, work, say)
+                _check_sum(archive, _sums(source, work))
+                say(f"unpacking {archive.name}")
+                unpack(archive, new, PurePosixPath(info.home))
+            _verify(info, new)
+            # Another process may have been quicker.
+            if force or missing_files(info, base):
+                _place(new / info.home, home, work / "old")
+    except OSError as error:
+        raise _disk_problem(error, base) from error
+    say(f"{info.name} is now in {home} (licence: {info.licence})")
+    return home
+
+
+def check(
+    root: str | Path | None = None,
+    names: Iterable[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> list[tuple[str, bool, str | None]]:
+    """Load what is present and compare its counts with the published ones.
+
+    Args:
+        root: The data root; see `data_root`.
+        names: Which sets; default all of `DATASETS`.
+        progress: Told which set is being loaded.
+
+    Returns:
+        For every set its name, whether all its files are there, and what is wrong with it or None.
+    """
+    base, say = data_root(root), progress or _silent
+    report: list[tuple[str, bool, str | None]] = []
+    for name in DATASETS if names is None else names:
+        info = dataset_info(name)
+        absent = missing_files(info, base)
+        if absent:
+            some = len(absent) < len(info.files)
+            report.append((info.name, False, f"incomplete: no {absent[0]}" if some else None))
+            continue
+        say(f"loading {info.name}")
+        try:
+            problem = _difference(info, counts(load_dataset(info.name, base)))
+        except AtollError as error:
+            problem = str(error)
+        report.append((info.name, True, problem))
+    return report
+
+
+def counts(data: Source | GraphSet) -> dict[str, int]:
+    """The numbers that `DatasetInfo` publishes, counted."""
+    nodes, features = data.x.shape
+    return {
+        "nodes": int(nodes),
+        "edges": int(data.edges.shape[1]),
+        "features": int(features),
+        "classes": data.classes,
+        "graphs": data.num_graphs if isinstance(data, GraphSet) else 1,
+    }
+
+
+def _difference(info: DatasetInfo, found: dict[str, int]) -> str | None:
+    for kind, number in found.items():
+        published = getattr(info, kind)
+        if published is not None and number != published:
+            return f"has {number} {kind}, but {published} were published"
+    return None
+
+
+def _silent(_: str) -> None:
+    """Take no notice."""
+
+
+def _local_archive(info: DatasetInfo, source: str) -> Path | None:
+    """The archive in a mirror that is a folder; None where there is no mirror, or it is a URL."""
+    if not source or _is_url(source):
+        return None
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"the mirror {source} is not there; give a folder or an http(s) address")
+    archive = folder / info.archive
+    if not archive.is_file():
+        names = sorted(path.name.removesuffix(".tar.xz") for path in folder.glob("*.tar.xz"))
+        raise DataError(
+            f"the mirror {source} has no {info.archive}; it has: {', '.join(names) or 'nothing'}"
+        )
+    return archive
+
+
+def _is_url(source: str) -> bool:
+    scheme, separator, _ = source.partition("://")
+    if separator and scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"the mirror {source} is neither a folder nor an http(s) address")
+    return bool(separator)
+
+
+def _download_archive(info: DatasetInfo, source: str, work: Path, say: Progress) -> Path:
+    target = work / info.archive
+    say(f"downloading {info.archive} from {source}")
+    if not _download(f"{source.rstrip('/')}/{urllib.parse.quote(info.archive)}", target):
+        raise DataError(f"the mirror {source} has no {info.archive}; try another mirror")
+    return target
+
+
+def _download(url: str, target: Path) -> bool:
+    """Store what an address holds; False if it holds nothing."""
+    request = urllib.request.Request(url, headers={"User-Agent": "atoll"})
+    try:
+        with (
+            urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply,
+            target.open("wb") as file,
+        ):
+            stated = reply.headers.get("Content-Length")
+            while chunk := reply.read(2**20):
+                if file.tell() > MAX_BYTES:
+                    raise DataError(f"{url} is larger than {MAX_BYTES / 2**30:.3g} GiB")
+                file.write(chunk)
+            if stated is not None and file.tell() != int(stated):
+                raise DataError(f"{url} broke off after {file.tell()} of {stated} bytes; try again")
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 410):
+            return False
+        raise DataError(f"{url} answered {error.code} {error.reason}") from error
+    except (
+        urllib.error.URLError,
+        http.client.HTTPException,
+        ssl.SSLError,
+        TimeoutError,
+        ConnectionError,
+    ) as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"cannot reach {url} ({reason}); check the network connection") from error
+    return True
+
+
+def _sums(source: str, work: Path) -> dict[str, str]:
+    """The mirror's list of SHA-256 by file name; empty where it has none."""
+    path = work / SUMS if _is_url(source) else Path(source).expanduser() / SUMS
+    if _is_url(source) and not _download(f"{source.rstrip('/')}/{SUMS}", path):
+        return {}
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (re.fullmatch(r"([0-9a-fA-F]{64}) [ *](.+)", line.strip()) for line in lines)
+    return {match[2]: match[1].lower() for match in found if match}
+
+
+def _check_sum(archive: Path, sums: dict[str, str]) -> None:
+    wanted = sums.get(archive.name)
+    if wanted is not None and (found := sha256(archive)) != wanted:
+        raise DataError(
+            f"the archive {archive.name} has SHA-256 {found[:12]}…, but the mirror's {SUMS} says "
+            f"{wanted[:12]}…; it is damaged or changed and was not unpacked"
+        )
+
+
+class _Downloaded(Exception):
+    """Raised in place of processing: only the raw files are wanted."""
+
+
+def _from_public(info: DatasetInfo, target: Path, say: Progress) -> None:
+    """Let PyG's or OGB's own class download the raw files into `target`."""
+    if info.loader == "structure":
+        raise DataError(
+            f"data set '{info.name}' has no public source; give a mirror: "
+            f"atoll data fetch {info.name} --mirror DIR-or-URL"
+        )
+
+    def stop(_: object) -> None:
+        raise _Downloaded
+
+    say(f"downloading {info.name} from its public source ({info.origin})")
+    folder = target / info.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with quiet():
+            # Without processing: nothing may be unpickled before it was checked.
+            loader_class(info.loader, _process=stop)(root=str(folder), **info.arguments)
+    except _Downloaded:
+        return
+    except AtollError:
+        raise
+    except Exception as error:  # their downloaders raise anything at all
+        raise DataError(
+            f"could not download '{info.name}' from its public source ({type(error).__name__}: "
+            f"{error}); check the network connection or give a mirror: "
+            f"atoll data fetch {info.name} --mirror DIR-or-URL"
+        ) from error
+
+
+def _verify(info: DatasetInfo, new: Path) -> None:
+    """Refuse a set that lacks files, differs from the published one, or could run code."""
+    absent = missing_files(info, new)
+    if absent:
+        raise DataError(
+            f"what was got for '{info.name}' is not that data set: it has no "
+            f"{info.home}/{absent[0]}; try another mirror"
+        )
+    for file in info.files:
+        check_published(new / info.home / file)
+    check_pickles(new / info.home)
+
+
+def _place(new: Path, home: Path, old: Path) -> None:
+    """Move a finished set into place; what was there goes to the work folder, and with it."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    if home.exists():
+        os.replace(home, old)
+    try:
+        os.replace(new, home)
+    except OSError:
+        if old.exists():
+            os.replace(old, home)
+        raise
+
+
+def _disk_problem(error: OSError, base: Path) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(
+            f"no space left in {base}; free some or choose another folder (ATOLL_DATA)"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DataError(
+            f"no permission for {error.filename or base} ({error.strerror}); "
+            "choose another folder with --data-root or ATOLL_DATA"
+        )
+    return DataError(f"the data set could not be stored in {base} ({error})")

@@ -1,0 +1,429 @@
+"""The server's side of a federated run: agree with the sites, run every seed, keep everything.
+
+Transport-free: sites are behind a `Fleet`. A run's folder holds what is needed to continue it in
+another process: the roster, a checkpoint per seed written after every round, the audit log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import torch
+
+from atoll import __version__
+from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, WireError
+from atoll.core.federation import Federation
+from atoll.core.method import Method
+from atoll.deploy.audit import Audit
+from atoll.deploy.site import check_name, owners
+from atoll.engines.checkpoint import load_checkpoint, write_atomically
+from atoll.engines.fleet import (
+    BAD,
+    LOST,
+    REFUSED,
+    Aborted,
+    Cohort,
+    Failure,
+    Fleet,
+    Packet,
+    Remote,
+    Roster,
+    SitesFailed,
+)
+from atoll.engines.ledger import Ledger
+from atoll.engines.simulation import Backend
+from atoll.engines.wire import make_probe
+from atoll.experiment.config import (
+    RunConfig,
+    build_method,
+    config_text,
+    make_config,
+    parse_config,
+    resolve,
+)
+from atoll.experiment.facts import FACTS, save_seed_facts
+from atoll.experiment.hardware import environment, tuned_process
+from atoll.experiment.privacy import with_privacy
+from atoll.experiment.protocols import Protocol
+from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.rounds import Experiment, History, Run, cached_rounds, restored_scores
+from atoll.experiment.run import CHECKPOINT, name_configuration, privacy_of, selection
+
+ROSTER = "roster.json"
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What was ordered: everything that `atoll federate run` decides.
+
+    Attributes:
+        run: Names the run on the server and at the sites.
+        config: As TOML.
+        sites: The sites, in the order of the clients.
+        quorum: Fewest sites that a round may have.
+        deadline: Seconds that a step may take.
+        join: Seconds that a site may take to answer at the start.
+    """
+
+    run: str
+    config: str
+    sites: tuple[str, ...]
+    quorum: int
+    deadline: float = 600.0
+    join: float = 120.0
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a site tells when it joins (`SiteData.facts`)."""
+
+    features: int
+    classes: int
+    task: str
+    counts: tuple[int, int, int]
+    nodes: int
+    metric: str
+    words: tuple[str, ...]
+
+
+class TooFew(ClientLost):
+    """Fewer sites than the quorum; the run is saved up to the last complete round."""
+
+
+@tuned_process()
+def coordinate(
+    order: Order, fleet: Fleet, folder: Path, on_round: Callable[[dict[str, Any]], None]
+) -> Result:
+    """Run, or continue, what was ordered; the result is saved in the folder."""
+    began = time.perf_counter()
+    audit = Audit(folder / "audit.jsonl")
+    wanted = make_config(**parse_config(order.config, "the configuration"))
+    audit.note("start", run=order.run, config=order.config, sites=order.sites)
+    roster, out = agree(order, wanted, fleet, folder, audit)
+    config, rules = settle(wanted, roster)
+    bare = build_method(config, roster.features, roster.classes, roster.task)
+    method = with_privacy(bare, config.dp)
+    fingerprint = name_configuration(config)
+    write_atomically(folder / "config.toml", config_text(config).encode())
+    setup = time.perf_counter() - began
+    seeds = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        experiment = FederatedExperiment(
+            method,
+            cast(Federation, roster),
+            rounds=config.rounds or rules.rounds,
+            fraction=config.fraction,
+            seed=seed,
+            engine="serial",
+            compat=config.compat,
+            order=order,
+            config=config,
+            fleet=fleet,
+            audit=audit,
+            out=out,
+        )
+        report = Progress(seed, experiment.rounds, config, out, on_round)
+        done = experiment.run(
+            checkpoint=folder / f"seed-{seed}" / CHECKPOINT,
+            fingerprint=f"{fingerprint}/{seed}",
+            every_seconds=0.0,
+            on_round=report,
+        )
+        save_seed_facts(done, folder / f"seed-{seed}" / FACTS)
+        seeds.append(SeedResult(seed, done.history, done.ledger))
+    result = _result(config, rules, bare, roster, seeds, setup, folder)
+    result.save(folder)
+    audit.note("finished", run=order.run, privacy=result.privacy)
+    return result
+
+
+def settle(wanted: RunConfig, roster: Roster) -> tuple[RunConfig, Protocol]:
+    """The configuration with every choice named; data, partition and split are the sites' own."""
+    given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
+    config, rules = resolve(given, roster.task)
+    return msgspec.structs.replace(config, partition="given", split="given", ratios=None), rules
+
+
+def _result(
+    config: RunConfig,
+    rules: Protocol,
+    method: Method,
+    roster: Roster,
+    seeds: Sequence[SeedResult],
+    setup: float,
+    folder: Path,
+) -> Result:
+    sizes = {f"{roster.task}s": list(roster.nodes)}
+    return Result(
+        config,
+        tuple(seeds),
+        method.scored_as(),
+        rules.weights,
+        selection(config, rules),
+        "flare",
+        "cpu",
+        setup,
+        environment(),
+        {"sites": list(roster.names), **sizes},
+        folder,
+        roster.metric,
+        asdict(method),
+        privacy_of(config, seeds, federated=True),
+    )
+
+
+def read_result(order: Order, folder: Path) -> Result:
+    """The result of a finished run, from the files that the server sent."""
+    wanted = make_config(**parse_config(order.config, "the configuration"))
+    roster = _roster(order, wanted, msgspec.json.decode((folder / ROSTER).read_bytes()))
+    config, rules = settle(wanted, roster)
+    method = build_method(config, roster.features, roster.classes, roster.task)
+    seeds = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        tree = load_checkpoint(folder / f"seed-{seed}" / CHECKPOINT)
+        history = _no_history(roster)
+        history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
+        history.cached = cached_rounds(method, tree["server"])
+        ledger = Ledger()
+        ledger.restore(tree["ledger"])
+        seeds.append(SeedResult(seed, history, ledger))
+    setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]
+    return _result(config, rules, method, roster, seeds, setup, folder)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tells how far a run is, in plain values."""
+
+    seed: int
+    rounds: int
+    config: RunConfig
+    out: Mapping[str, Failure]
+    tell: Callable[[dict[str, Any]], None]
+
+    def __call__(self, history: History) -> None:
+        scored = history.scores[self.config.evaluate or "deployed"][-1][:, 1, 0]
+        validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
+        self.tell(
+            {
+                "seed": self.seed,
+                "round": history.rounds,
+                "rounds": self.rounds,
+                "validation": validation,
+                "out": {site: why.reason for site, why in self.out.items()},
+            }
+        )
+
+
+def agree(
+    order: Order, config: RunConfig, fleet: Fleet, folder: Path, audit: Audit
+) -> tuple[Roster, dict[str, Failure]]:
+    """Greet the sites: the roster, and who is missing. The first time nobody may be."""
+    head = {
+        "do": "hello",
+        "run": order.run,
+        "method": config.method,
+        "rounds": config.rounds or 0,
+        "version": __version__,
+        "dp": msgspec.to_builtins(config.dp),
+    }
+    replies, failures = fleet.map(
+        "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
+    )
+    for site, packet in replies.items():
+        try:
+            msgspec.convert(packet.head, Facts)
+        except msgspec.ValidationError as error:
+            failures[site] = Failure(BAD, f"what it tells of its data cannot be used: {error}")
+    path = folder / ROSTER
+    known = msgspec.json.decode(path.read_bytes()) if path.exists() else None
+    refused = {site: why for site, why in failures.items() if why.kind != LOST}
+    for site, why in failures.items():
+        audit.note(why.kind, site=site, reason=why.reason)
+    if refused or (failures and known is None):
+        raise SitesFailed(refused or failures)
+    facts = {site: {**replies[site].head} for site in replies}
+    if known is not None:
+        for site, now in facts.items():
+            if known.get(site) != now:
+                raise DataError(f"the data of {site} are not those that the run began with")
+    facts = known or facts
+    _check_alike(facts)
+    if len(facts) - len(failures) < order.quorum:
+        raise TooFew(_too_few(order, failures))
+    write_atomically(path, msgspec.json.encode(facts))
+    return _roster(order, config, facts), dict(failures)
+
+
+def _roster(order: Order, config: RunConfig, facts: Mapping[str, Mapping[str, Any]]) -> Roster:
+    first = facts[order.sites[0]]
+    return Roster(
+        order.sites,
+        first["features"],
+        first["classes"],
+        first["task"],
+        tuple(tuple(facts[s]["counts"]) for s in order.sites),
+        tuple(facts[s]["nodes"] for s in order.sites),
+        config.data,
+        first["metric"],
+    )
+
+
+def _no_history(roster: Roster) -> History:
+    return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
+
+
+def _check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse sites whose data do not fit together."""
+    names = list(facts)
+    for name in names[1:]:
+        for key in ("task", "features", "classes", "metric", "words"):
+            one, other = facts[names[0]][key], facts[name][key]
+            if one == other:
+                continue
+            if key == "words" and set(one) != set(other):
+                one, other = ([w for w in a if w not in b] for a, b in ((one, other), (other, one)))
+            raise DataError(
+                f"{names[0]} and {name} do not fit together: {key} {one} and {other}; agree on "
+                "the columns and give every site the same --classes"
+            )
+
+
+def _too_few(order: Order, out: Mapping[str, Failure]) -> str:
+    there = len(order.sites) - len(out)
+    why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
+    return (
+        f"{there} of {len(order.sites)} sites answer, but the quorum is {order.quorum} ({why}); "
+        "the run is saved up to the last complete round"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedExperiment(Experiment):
+    """An experiment whose clients are sites."""
+
+    order: Order
+    config: RunConfig
+    fleet: Fleet
+    audit: Audit
+    out: dict[str, Failure]
+
+    def begin(self) -> Run:
+        return FederatedRun(self)
+
+
+class FederatedRun(Run):
+    """An experiment under way on real sites."""
+
+    experiment: FederatedExperiment
+    simulation: Cohort
+
+    def backend(self) -> Backend:
+        """The sites, told what to run."""
+        wanted = self.experiment
+        roster = cast(Roster, wanted.federation)
+        method: Method = wanted.method
+        run = f"{wanted.order.run}-{wanted.seed}"
+        probe = make_probe(wanted.federation, dict(method.views), torch.zeros(()))
+        engine = Remote(
+            wanted.fleet,
+            roster.names,
+            owners(method),
+            probe,
+            run=run,
+            deadline=wanted.order.deadline,
+            note=wanted.audit.note,
+        )
+        cohort = Cohort(roster, engine, wanted.seed)
+        cohort.out = wanted.out
+        self._tell(run, [name for name in roster.names if name not in cohort.out])
+        self.run_name = run
+        return cohort
+
+    def no_history(self) -> History:
+        return _no_history(self.simulation.federation)
+
+    def _tell(self, run: str, sites: list[str]) -> None:
+        """Have the sites build the method."""
+        wanted = self.experiment
+        head = {"do": "begin", "run": run, "config": config_text(wanted.config)}
+        packets = dict.fromkeys(sites, Packet(head, b""))
+        _, failures = wanted.fleet.map("begin", packets, wanted.order.join)
+        if failures:
+            raise SitesFailed(failures)
+
+    def start(self) -> None:
+        """The server's first tree; every site has to take part in making it."""
+        self.simulation.engine.begin()
+        super().start()
+        self.simulation.engine.commit(-1)
+
+    def one_round(self) -> None:
+        """A whole round with the sites that answer; one that fails is left out and told of."""
+        self._welcome_back()
+        while True:
+            self.simulation.engine.begin()
+            round, server, entries = self.history.rounds, self.server, len(self.ledger.entries)
+            try:
+                super().one_round()
+            except SitesFailed as error:
+                self.server = server
+                del self.ledger.entries[entries:]
+                self._leave_out(error, round)
+                continue
+            self.simulation.engine.commit(round)
+            return
+
+    def _leave_out(self, error: SitesFailed, round: int) -> None:
+        """Go on without the sites that failed, as long as the quorum is met."""
+        wanted, out = self.experiment, self.simulation.out
+        for site, why in error.failures.items():
+            out[site] = why
+            wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
+        refused = {site: why for site, why in error.failures.items() if why.kind == REFUSED}
+        if refused:
+            raise SitesFailed(refused)
+        if len(self.simulation.federation) - len(out) < wanted.order.quorum:
+            raise TooFew(_too_few(wanted.order, out))
+
+    def _welcome_back(self) -> None:
+        """Sites that were lost and answer again take part from this round on."""
+        for site, why in list(self.simulation.out.items()):
+            if why.kind == LOST and self.experiment.fleet.back(site):
+                self._tell(self.run_name, [site])
+                del self.simulation.out[site]
+                self.experiment.audit.note("back", site=site, round=self.history.rounds)
+
+
+def outcome(action: Callable[[], Result]) -> dict[str, Any]:
+    """What became of a run, in plain values that can travel: status, and a sentence."""
+    try:
+        action()
+    except TooFew as error:
+        return {"status": "short", "reason": str(error)}
+    except Aborted as error:
+        return {"status": "stopped", "reason": str(error)}
+    except AtollError as error:
+        return {"status": "failed", "reason": str(error)}
+    return {"status": "finished", "reason": ""}
+
+
+def order_text(order: Order) -> str:
+    """An order as letters and digits: FLARE takes braces in a job's arguments for formulas."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(order)).decode()
+
+
+def read_order(text: str) -> Order:
+    """What `order_text` wrote."""
+    try:
+        order = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
+        check_name(order.run)  # it names a folder
+        return order
+    except (WireError, msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(f"the order cannot be read: {error}") from error

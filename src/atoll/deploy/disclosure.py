@@ -1,0 +1,141 @@
+"""What would leave a site: every field of every reply, with shape, bytes, reason and verdict.
+
+The method runs for a few rounds on this machine, with the site's own graph in place of every
+client's, so that the shapes are the real ones; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from atoll.core.federation import Federation
+from atoll.core.method import Step
+from atoll.core.tree import Tree, named_leaves
+from atoll.deploy.policy import Policy, Refusal
+from atoll.deploy.site import keeps_scores
+from atoll.deploy.site_data import SiteData
+from atoll.engines.fleet import steps_of
+from atoll.engines.serial import Serial
+from atoll.engines.simulation import prepared
+from atoll.experiment.config import RunConfig, build_method, resolve
+from atoll.experiment.privacy import with_privacy
+from atoll.experiment.rounds import Experiment
+
+ROUNDS = 2
+"""Rounds that are tried, where the configuration names none."""
+
+
+class _Recorder(Serial):
+    """Serial, noting what client 0 replies."""
+
+    def __init__(self, graphs: Any) -> None:
+        super().__init__(graphs)
+        self.seen: dict[tuple[str, str], dict[str, Any]] = {}
+        self.messages: dict[str, int] = {}
+        self.steps: dict[str, Step] = {}
+
+    def run_one(self, step: Step, position: int, message: Tree, key: torch.Tensor) -> Tree:
+        reply = super().run_one(step, position, message, key)
+        if position == 0:
+            self.steps[step.name] = step
+            self.messages[step.name] = self.messages.get(step.name, 0) + 1
+            for name, leaf in named_leaves(reply):
+                shape = "x".join(map(str, leaf.shape)) or "1"
+                self.seen[step.name, name] = {
+                    "step": step.name,
+                    "field": name,
+                    "shape": shape,
+                    "type": str(leaf.dtype).removeprefix("torch."),
+                    "bytes": leaf.numel() * leaf.element_size(),
+                    "declared": step.discloses.get(name.split(".")[0], ""),
+                }
+        return reply
+
+
+def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, Any]:
+    """Everything that a run of the configuration would send from this site."""
+    config, _ = resolve(config, data.graph.task)
+    bare = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+    method = with_privacy(bare, config.dp)
+    # Two clients with this site's data: shapes are its own, and every reply can be stacked.
+    federation = Federation((data.graph, data.graph), data.classes, name=data.name)
+    run = Experiment(method, federation, rounds=ROUNDS, engine="serial").begin()
+    recorder = _Recorder(prepared(federation.graphs, dict(method.views)))
+    run.simulation.engine = recorder  # type: ignore[misc]  # it stands in front of the engine
+    run.start()
+    while not run.finished:
+        run.one_round()
+    fields = list(recorder.seen.values())
+    for field in fields:
+        field["bytes_per_round"] = field["bytes"] * recorder.messages[field["step"]] // ROUNDS
+        top = field["field"].split(".")[0]
+        field["verdict"] = _verdict(policy, recorder.steps[field["step"]], top)
+    return {
+        "method": config.method,
+        "rounds_tried": ROUNDS,
+        "told_when_joining": data.facts(sizes=not keeps_scores(config.dp)),
+        "run": _run_verdict(policy, config),
+        "fields": fields,
+        "steps_not_seen": [
+            {
+                "step": step.name,
+                "declared": dict(step.discloses),
+                "verdict": _verdict(policy, step, *step.discloses),
+            }
+            for step in steps_of(method)
+            if step.name not in recorder.steps
+        ],
+    }
+
+
+def _verdict(policy: Policy, step: Step, *fields: str) -> str:
+    try:
+        policy.check_step(step, 0)
+        policy.check_reply(step, fields)
+    except Refusal as error:
+        return f"refused: {error}"
+    return "allowed"
+
+
+def _run_verdict(policy: Policy, config: RunConfig) -> str:
+    try:
+        policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
+        policy.check_privacy(config.dp)
+    except Refusal as error:
+        return f"refused: {error}"
+    return "allowed"
+
+
+def disclosure_table(found: dict[str, Any]) -> Group:
+    """The list for people."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("step", "field", "shape", "type", "bytes/round", "verdict"):
+        table.add_column(name, justify="right" if name.startswith("bytes") else "left")
+    for row in found["fields"]:
+        table.add_row(
+            row["step"],
+            row["field"],
+            row["shape"],
+            row["type"],
+            str(row["bytes_per_round"]),
+            row["verdict"].partition(":")[0],
+        )
+    notes = [f"run: {found['run']}"]
+    notes += [f"told when joining: {found['told_when_joining']}"]
+    declared = {(r["step"], r["field"].split(".")[0], r["declared"]) for r in found["fields"]}
+    notes += [f"{s}.{f} is declared: {why}" for s, f, why in sorted(declared) if why]
+    notes += sorted({r["verdict"] for r in found["fields"] if r["verdict"] != "allowed"})
+    for row in found["steps_not_seen"]:
+        fields = "; ".join(f"{k}: {why}" for k, why in row["declared"].items())
+        notes.append(
+            f"step {row['step']} did not run in {found['rounds_tried']} rounds"
+            + (f"; it declares {fields}" if fields else "")
+        )
+    title = Text(f"What {found['method']} would send from here; nothing was sent", style="bold")
+    return Group(title, Text(), table, Text(), *(Text(note, style="dim") for note in notes))

@@ -1,0 +1,61 @@
+"""The two classes that a FLARE job names: all that a kit's allow-list lets run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.core.errors import ConfigError
+from atoll.deploy.coordinator import coordinate, outcome, read_order
+from atoll.deploy.kits import SETTINGS
+from atoll.deploy.policy import read_policy
+from atoll.deploy.site import Site
+from atoll.deploy.site_data import read_site_data
+from atoll.engines.checkpoint import write_atomically
+from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
+from atoll.engines.fleet import Packet
+from atoll.experiment.run import CHECKPOINT
+
+RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.jsonl", "roster.json")
+
+
+class Coordinator(FleetController):
+    """Runs a federated run on the server."""
+
+    def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
+        order = read_order(self.order)
+        folder = kit / "atoll" / "runs" / order.run
+        ended = outcome(lambda: coordinate(order, fleet, folder, self.progress.update))
+        out.mkdir(parents=True, exist_ok=True)
+        for path in (*map(folder.joinpath, RESULT), *folder.glob(f"seed-*/{CHECKPOINT}")):
+            if path.exists():
+                to = out / path.relative_to(folder)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, to)
+        write_atomically(out / "outcome.json", json.dumps(ended).encode())
+
+
+class Participant(SiteExecutor):
+    """Takes part at a site, with the data and the policy that its owner named."""
+
+    def open(self, kit: Path) -> Callable[[Packet], Packet]:
+        path = kit / "local" / SETTINGS
+        try:
+            settings = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError("the site was not started by `atoll federate site`") from error
+        policy = settings.get("policy")
+        data = read_site_data(
+            Path(settings["data"]),
+            schema=_path(settings.get("schema")),
+            classes=settings.get("classes", ()),
+            split=settings.get("split", "stratified"),
+            seed=settings.get("seed", 0),
+        )
+        return Site(data, read_policy(_path(policy)), kit / "atoll").answer
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -1,0 +1,215 @@
+"""Kits: what each party of a federation is given, with its own key and the federation's root.
+
+FLARE's provisioning makes the keys, certificates and signed start-up files; here they are narrowed
+to what Atoll needs: two classes may run, no code may be sent, nobody gets a shell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import AtollError, ConfigError
+
+ADMIN = "admin@atoll.federation"
+PROJECT = "atoll"
+PORT = 8102
+CLASSES = {
+    "server": ["atoll.deploy.jobs.Coordinator"],
+    "site": ["atoll.deploy.jobs.Participant"],
+}
+"""All that a job may run: on the server, and at a site."""
+SETTINGS = "atoll.json"
+"""In a site's `local` folder: where its data and its policy are."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def need_nvflare() -> None:
+    """One sentence where the extra is missing."""
+    from importlib.util import find_spec
+
+    if find_spec("nvflare") is None:
+        raise ConfigError(
+            "a federation needs nvflare; install it: pip install 'atoll-fgl[federation]'"
+        )
+
+
+def provision(
+    folder: Path, sites: Sequence[str], *, host: str = "localhost", port: int = PORT
+) -> dict[str, Path]:
+    """Make the kits of a federation; the folder of each party by its name.
+
+    Args:
+        folder: Where to put them; must not exist.
+        sites: Their names; each is an organisation of its own.
+        host: Where the sites reach the server.
+        port: The server's port.
+    """
+    need_nvflare()
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"'{folder}' is not empty; kits are made once, in a new folder")
+    if not sites:
+        raise ConfigError("a federation needs at least one site")
+    for name in sites:
+        if not NAME.fullmatch(name) or name in ("server", "admin") or sites.count(name) > 1:
+            raise ConfigError(
+                f"'{name}' cannot name a site; use letters, digits, '-' and '_', each name once, "
+                "not 'server' or 'admin'"
+            )
+    with tempfile.TemporaryDirectory() as work:
+        made = _provision(Path(work), sites, host, port)
+        folder.mkdir(parents=True, exist_ok=True)
+        kits = {}
+        for name in ("server", ADMIN, *sites):
+            kits[name] = folder / ("admin" if name == ADMIN else name)
+            shutil.copytree(made / name, kits[name])
+            kits[name].chmod(0o700)
+    _narrow(kits["server"], CLASSES["server"])
+    for name in sites:
+        _narrow(kits[name], CLASSES["site"])
+    for name, kit in kits.items():
+        about = {
+            "name": name,
+            "org": _org(name, sites),
+            "host": host,
+            "port": port,
+            "sites": list(sites),
+        }
+        (kit / "kit.json").write_text(json.dumps(about, indent=1))
+    return kits
+
+
+def _org(name: str, sites: Sequence[str]) -> str:
+    """FLARE's names of organisations have fewer letters than its names of sites."""
+    return re.sub(r"\W", "_", name.replace("-", "_")) if name in sites else PROJECT
+
+
+def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
+    """FLARE's own provisioning, in a process of its own: it prints, and asks on errors."""
+    people: list[dict[str, Any]] = [
+        {
+            "name": "server",
+            "type": "server",
+            "org": PROJECT,
+            "fed_learn_port": port,
+            "admin_port": port,
+            "default_host": host,
+        },
+        {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"},
+    ]
+    people += [{"name": name, "type": "client", "org": _org(name, sites)} for name in sites]
+    impl = "nvflare.lighter.impl"
+    project = {
+        "api_version": 3,
+        "name": PROJECT,
+        "description": "Atoll",
+        "participants": people,
+        "builders": [
+            {
+                "path": f"{impl}.workspace.WorkspaceBuilder",
+                "args": {"template_file": ["master_template.yml"]},
+            },
+            {"path": f"{impl}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{impl}.cert.CertBuilder"},
+            {"path": f"{impl}.signature.SignatureBuilder"},
+        ],
+    }
+    file = work / "project.yml"
+    file.write_text(json.dumps(project))  # JSON is YAML
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(work)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=work, check=False
+    )
+    made = work / PROJECT / "prod_00"
+    if done.returncode or not made.is_dir():
+        tail = (done.stdout + done.stderr).strip().splitlines()[-12:]
+        raise AtollError(f"the kits could not be made: {' '.join(tail)}")
+    return made
+
+
+def _narrow(kit: Path, classes: Sequence[str]) -> None:
+    """Allow only our classes, no code in jobs, no shell; log warnings alone."""
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text())
+    resources["class_allow_list"] = list(classes)
+    resources["class_list_enforcement_mode"] = "enforce"
+    resources["allow_log_streaming"] = False
+    resources["components"] = [
+        part for part in resources["components"] if "log" not in part["id"]
+    ]  # no site sends its logs to the server
+    for server in resources.get("servers", ()):
+        server["heart_beat_timeout"] = 35  # sites give a sign of life every 10 s
+    (local / "resources.json").write_text(json.dumps(resources, indent=1))
+    allowed = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
+    rights = dict.fromkeys(allowed, "any")
+    denied = dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
+    rules = {"format_version": "1.0", "permissions": {"project_admin": {**rights, **denied}}}
+    (local / "authorization.json").write_text(json.dumps(rules, indent=1))
+    log = json.loads((local / "log_config.json.default").read_text())
+    for name in ("logFileHandler", "errorFileHandler"):
+        log["handlers"][name]["maxBytes"] = 1 << 20
+    log["loggers"] = {"root": {"level": "WARNING", "handlers": ["logFileHandler"]}}
+    (local / "log_config.json").write_text(json.dumps(log, indent=1))
+
+
+def about_kit(kit: Path) -> dict[str, Any]:
+    """Whose kit it is."""
+    try:
+        found: dict[str, Any] = json.loads((kit / "kit.json").read_text())
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"'{kit}' is not a kit; make kits with `atoll federate provision`"
+        ) from None
+    return found
+
+
+def server_command(kit: Path) -> list[str]:
+    """How to start the server of a kit, once what it stores is kept in the kit itself."""
+    # FLARE's own place is /tmp/nvflare, which all servers of a machine would share.
+    file = kit / "local" / "resources.json"
+    store = str(kit.resolve() / "atoll" / "store")
+    file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
+    loopback = about_kit(kit)["host"] in ("localhost", "127.0.0.1")
+    # Only where it serves other machines does it listen on other addresses.
+    more = ["host=127.0.0.1"] if loopback else []
+    return _command("server.server_train", kit, "fed_server.json", more)
+
+
+def site_command(kit: Path) -> list[str]:
+    """How to start the site of a kit."""
+    return _command(
+        "client.client_train", kit, "fed_client.json", [f"uid={about_kit(kit)['name']}"]
+    )
+
+
+def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
+    module = f"nvflare.private.fed.app.{module}"
+    settings = ["secure_train=true", *more, f"org={about_kit(kit)['org']}", "config_folder=config"]
+    return [
+        sys.executable,
+        "-u",
+        "-m",
+        module,
+        "-m",
+        str(kit.resolve()),
+        "-s",
+        config,
+        "--set",
+        *settings,
+    ]
+
+
+def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: Any) -> None:
+    """Note in a site's kit where its data and its policy are."""
+    found = {"data": data, "policy": policy, **more}
+    plain = {
+        k: str(v.resolve()) if isinstance(v, Path) else v for k, v in found.items() if v is not None
+    }
+    (kit / "local" / SETTINGS).write_text(json.dumps(plain))

@@ -1,0 +1,84 @@
+"""Noise that only one site can make, and never twice for different updates.
+
+The numbers come from a secret of the run at this site, the question, and the clipped update itself.
+The scale of the noise is part of the question: the same numbers at two scales could be solved for.
+So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
+which tells nothing new; an update that differs in one bit gets noise that is independent. The
+secret lies beside the private states, which are as private.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.errors import DataError
+from atoll.core.tree import Tree, flatten, leaves, unflatten
+
+SECRET = "noise.key"
+BYTES = 32
+
+
+def site_secret(folder: Path) -> bytes:
+    """The secret of a run at this site, made where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SECRET
+    if not path.exists():
+        fresh = folder / f".{SECRET}"
+        fresh.unlink(missing_ok=True)
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    secret = path.read_bytes()
+    if len(secret) != BYTES:  # an empty one would be known to all
+        raise DataError(f"'{path}' is damaged; delete it, and the run goes on with another one")
+    return secret
+
+
+class SiteNoise:
+    """Standard normal numbers for the answer to one question (`core.dp.Noise`).
+
+    Attributes:
+        release: Names what was drawn; equal for equal answers, and tells nothing else.
+        alone: Whether there was no update to add it to (`Noised.hides_divergence`).
+    """
+
+    def __init__(self, secret: bytes, question: bytes) -> None:
+        self.secret, self.question = secret, question
+        self.release = ""
+        self.alone = False
+
+    def __call__(self, update: Tree, key: Tensor) -> Tree:
+        # A hash of the question first: where it ends and the update begins cannot be shifted.
+        digest = hashlib.sha256(hashlib.sha256(self.question).digest())
+        for leaf in leaves(update):
+            digest.update(leaf.detach().cpu().contiguous().numpy().tobytes())
+        seed = hmac.digest(self.secret, b"noise" + digest.digest(), "sha256")
+        self.release = hmac.digest(self.secret, b"release" + digest.digest(), "sha256").hex()[:32]
+        self.alone = not any(bool(leaf.any()) for leaf in leaves(update))
+        flat, spec = flatten(update)
+        numbers = torch.from_numpy(normals(seed, sum(leaf.numel() for leaf in flat)))
+        parts = torch.split(numbers, [leaf.numel() for leaf in flat])
+        return unflatten(
+            [part.reshape(leaf.shape) for part, leaf in zip(parts, flat, strict=True)], spec
+        )
+
+
+def normals(seed: bytes, count: int) -> np.ndarray:
+    """Standard normal numbers in float64: Box-Muller on the stream of SHAKE-256."""
+    pairs = -(-count // 2)
+    stream = np.frombuffer(hashlib.shake_256(seed).digest(16 * pairs), dtype="<u8")
+    uniform = ((stream >> np.uint64(11)) + 0.5) * 2.0**-53
+    radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
+    angle = 2.0 * np.pi * uniform[pairs:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]

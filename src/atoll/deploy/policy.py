@@ -1,0 +1,155 @@
+"""What the owner of a site allows: methods, steps, rounds, bytes, disclosures.
+
+# policy.toml
+methods = ["fedavg", "fedath"]      # default: every method that comes with Atoll
+steps = ["train", "score"]          # default: every step of an allowed method
+rounds = 200                        # rounds of one run
+reply_bytes = 50_000_000            # of one reply
+run_bytes = 2_000_000_000           # of all replies of one run
+disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
+                                    # private state; "declared" allows what methods declare
+noise = 1.0                         # least noise of a differentially private run; none: any run
+epsilon = 8.0                       # most epsilon against the server, over all runs of this site
+delta = 1e-5                        # of that epsilon
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.core.errors import AtollError, ConfigError, unknown
+from atoll.core.method import Step
+from atoll.experiment.accounting import epsilon, need_accountant
+from atoll.experiment.privacy import PrivacyConfig
+from atoll.methods import METHODS
+
+DECLARED = "declared"
+
+
+class Refusal(AtollError):
+    """The owner of a site does not allow it."""
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The owner's choices; None allows all."""
+
+    methods: tuple[str, ...] | None = None
+    steps: tuple[str, ...] | None = None
+    rounds: int = 10_000
+    reply_bytes: int = 1 << 30
+    run_bytes: int = 1 << 40
+    disclose: tuple[str, ...] | str = ()
+    noise: float | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+
+    def check_run(self, method: str, rounds: int, base: str = "") -> None:
+        """Refuse a run that the owner does not allow; `base` is what the method is a plug on."""
+        names = [name if ":" in name else name.lower() for name in (method, base) if name]
+        for name in names:
+            if self.methods is not None and name not in self.methods:
+                allowed = ", ".join(self.methods) or "none"
+                raise Refusal(f"its policy does not allow method '{name}'; it allows: {allowed}")
+            if self.methods is None and name not in METHODS:
+                # A name with a colon is code of the submitter's choice.
+                raise Refusal(
+                    f"method '{name}' does not come with Atoll; its owner can allow it by name "
+                    "(methods = [...] in the policy)"
+                )
+        if rounds > self.rounds:
+            raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
+
+    def check_privacy(self, privacy: PrivacyConfig | None) -> None:
+        """Refuse a run that protects the owner less than it demands."""
+        if self.noise is None and self.epsilon is None:
+            return
+        demand = "its policy demands differential privacy"
+        if privacy is None:
+            raise Refusal(f"{demand}, but the run has none; give --dp clip=...,noise=...")
+        if privacy.randomness == "seed":
+            raise Refusal(f"{demand}, but the noise would come from the seed, which all know")
+        if privacy.scores == "told":
+            raise Refusal(f"{demand}, but scores would be told in the clear; use scores=kept")
+        if privacy.noise < (self.noise or 0):
+            raise Refusal(
+                f"its policy demands noise of at least {self.noise:g}, but the run has "
+                f"{privacy.noise:g}"
+            )
+
+    def check_spent(self, precision: float, what: str) -> None:
+        """Refuse what would spend more than the owner allows (`experiment.privacy.epsilon`)."""
+        if self.epsilon is None:
+            return
+        found = epsilon(precision, self.delta)
+        if found > self.epsilon:
+            raise Refusal(
+                f"its policy allows epsilon {self.epsilon:g} at delta {self.delta:g} over all its "
+                f"runs, but {what} would make it {found:.3g}"
+            )
+
+    def check_step(self, step: Step, round: int) -> None:
+        """Refuse a step that the owner does not allow."""
+        if self.steps is not None and step.name not in self.steps:
+            allowed = ", ".join(self.steps) or "none"
+            raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
+        if not -1 <= round < self.rounds:
+            raise Refusal(
+                f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
+            )
+
+    def check_reply(self, step: Step, names: Collection[str]) -> None:
+        """Refuse to send a field that the step declares, unless the owner allows it."""
+        for name, reason in step.discloses.items():
+            field = f"{step.name}.{name}"
+            if name in names and self.disclose != DECLARED and field not in self.disclose:
+                raise Refusal(
+                    f"its policy does not allow step '{step.name}' to disclose '{name}' "
+                    f'({reason}); its owner can allow it with disclose = ["{field}"]'
+                )
+
+    def check_bytes(self, size: int, before: int) -> None:
+        """Refuse to send more than the owner allows."""
+        if size > self.reply_bytes:
+            raise Refusal(f"its policy allows replies of {self.reply_bytes} bytes, not of {size}")
+        if before + size > self.run_bytes:
+            raise Refusal(
+                f"its policy allows {self.run_bytes} bytes in a run, and they are used up"
+            )
+
+
+def read_policy(path: Path | None) -> Policy:
+    """The policy in a TOML file; the default one without a file."""
+    if path is None:
+        return Policy()
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        for key in raw:
+            if key not in Policy.__struct_fields__:
+                raise unknown(f"key in {path}", key, Policy.__struct_fields__)
+        policy: Policy = msgspec.convert(raw, Policy)
+    except FileNotFoundError:
+        raise ConfigError(f"policy {path} does not exist; give a TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"policy {path} cannot be read: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policy {path} cannot be used: {error}") from error
+    if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
+        raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
+    for name, below in (("noise", math.inf), ("epsilon", math.inf), ("delta", 1)):
+        value = getattr(policy, name)
+        if value is not None and not 0 < value < below:
+            raise ConfigError(
+                f"policy {path}: {name} is {value:g}; give a number between 0 and {below:g}"
+            )
+    if policy.epsilon is not None:
+        need_accountant()
+    for name in policy.methods or ():
+        if ":" not in name and name not in METHODS:
+            raise unknown(f"method in {path}", name, METHODS)
+    return policy

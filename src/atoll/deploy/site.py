@@ -1,0 +1,373 @@
+"""What a site does with a packet: check it against the owner's policy, run the step, answer.
+
+Transport-free: bytes come in, bytes go out. The private state stays here, in memory and in a folder
+of the run, written before each answer leaves.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll import __version__
+from atoll.core.dp import Noised
+from atoll.core.errors import ConfigError, WireError
+from atoll.core.federation import Federation
+from atoll.core.method import Method, Step, declared_step
+from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
+from atoll.deploy.audit import Audit
+from atoll.deploy.noise import SiteNoise, site_secret
+from atoll.deploy.policy import Policy, Refusal
+from atoll.deploy.site_data import SiteData
+from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
+from atoll.engines.codec import decode, encode
+from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
+from atoll.engines.simulation import Simulation, prepared
+from atoll.engines.wire import make_probe
+from atoll.experiment.accounting import epsilon, release
+from atoll.experiment.config import RunConfig, build_method, make_config
+from atoll.experiment.evaluate import ROLES, Evaluator, Scores
+from atoll.experiment.metrics import from_confusion
+from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
+
+EVALUATOR = "evaluator"
+Shape = tuple[torch.Size, torch.dtype]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+def owners(method: Method) -> dict[str, Any]:
+    """Everything whose steps a packet may name, on the server as on the sites."""
+    return {**owners_of(method), EVALUATOR: Evaluator(method)}
+
+
+class Site:
+    """One owner's side of a federation.
+
+    Args:
+        data: What the owner has.
+        policy: What the owner allows.
+        folder: For private states and the audit log.
+    """
+
+    def __init__(self, data: SiteData, policy: Policy, folder: Path) -> None:
+        self.data, self.policy, self.folder = data, policy, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
+        self.audit = Audit(folder / "audit.jsonl")
+        self.account = Account(self.audit)
+        self.job: Job | None = None
+
+    def answer(self, packet: Packet) -> Packet:
+        """The reply; whatever goes wrong becomes one that says so, and the site lives on."""
+        more = {}
+        try:
+            return self._doing(packet.head.get("do"))(packet)
+        except Refusal as error:
+            kind, reason = REFUSED, str(error)
+        except (WireError, ConfigError) as error:
+            kind, reason = BAD, str(error)
+        except Exception as error:  # a step is a method's code, which may fail in any way
+            # What it says may quote the owner's data, such as the number of nodes in a shape.
+            kind, reason = BAD, f"it failed ({type(error).__name__}); its audit log says more"
+            more["detail"] = str(error)
+        step = {k: packet.head.get(k) for k in ("run", "step", "round") if k in packet.head}
+        self.audit.note(kind, reason=reason, **more, **step)
+        return Packet({"failure": kind, "reason": reason}, b"")
+
+    def _doing(self, what: Any) -> Callable[[Packet], Packet]:
+        known: dict[Any, Callable[[Packet], Packet]] = {
+            "hello": self._hello,
+            "begin": self._begin,
+            "step": self._step,
+            "ping": self._ping,
+        }
+        if what not in known:
+            raise WireError(f"'{what}' is nothing that a site does")
+        return known[what]
+
+    def _ping(self, packet: Packet) -> Packet:
+        return Packet({}, b"")
+
+    def _hello(self, packet: Packet) -> Packet:
+        """Tell what must agree, if the owner allows the run at all."""
+        head = packet.head
+        if head["version"] != __version__:
+            raise Refusal(f"it has Atoll {__version__}, the server {head['version']}")
+        self.policy.check_run(head["method"], int(head["rounds"]))
+        privacy = None if head["dp"] is None else make_privacy(head["dp"])
+        self.policy.check_privacy(privacy)
+        facts = self.data.facts(sizes=not keeps_scores(privacy))
+        self.audit.note("hello", run=head["run"], method=head["method"], told=facts)
+        return Packet(facts, b"")
+
+    def _begin(self, packet: Packet) -> Packet:
+        """Build the method, with the widths that all sites agreed on."""
+        head, run = packet.head, check_name(packet.head["run"])
+        config = _ordered(head["config"])
+        base = str(config.set.get("base", ""))
+        self.policy.check_run(config.method, config.rounds or 0, base)
+        self.policy.check_privacy(config.dp)
+        # One name, one configuration: states and noise of a run are for its own method and scale.
+        for event in self.audit.events(event="begin", run=run):
+            if _ordered(event["config"]) != config:
+                raise Refusal(f"run '{run}' was begun here with another configuration")
+        if config.dp is not None:
+            # What a site can expect to send, over all seeds; beside it, what other runs have spent.
+            sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
+            before = self.account.precision(but=run.rpartition("-")[0])
+            self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
+        data = self.data
+        method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+        self.job = Job(run, with_privacy(method, config.dp), config, self)
+        self.audit.note("begin", run=run, config=head["config"])
+        return Packet({}, b"")
+
+    def _step(self, packet: Packet) -> Packet:
+        if self.job is None or self.job.run != packet.head["run"]:
+            raise WireError(f"run '{packet.head['run']}' was not begun here")
+        return self.job.step(packet)
+
+
+class Job:
+    """One run at one site."""
+
+    def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
+        self.run, self.site, self.privacy = run, site, config.dp
+        self.owners = owners(method)
+        self.shapes = None if config.dp is None else _model_shapes(method, site.data)
+        (self.graph,) = prepared([site.data.graph], dict(method.views))
+        self.states = States(site.folder / "runs" / run)
+        # Counted over every process that took part in the run, so that no restart renews it.
+        self.sent = site.audit.total("bytes", event="sent", run=run)
+        self.attempt: Any = None
+        self.state: Tree = None
+        self.scored = 0
+
+    def step(self, packet: Packet) -> Packet:
+        """Run a step on the site's own graph."""
+        head, policy = packet.head, self.site.policy
+        step, round = self._named(head), int(head["round"])
+        policy.check_step(step, round)
+        message = self._message(packet.body)
+        if (round, head["attempt"]) != self.attempt:
+            self.state = self.states.load(int(head["state"]))
+            self.attempt, self.scored = (round, head["attempt"]), 0
+        noise = self._noise(step, head, packet.body)
+        if noise is not None:
+            owner = replace(step.owner, source=noise, hides_divergence=True)
+            step = replace(step, owner=owner)
+        with torch.no_grad():
+            reply, state = step(self.graph, message, self.state, torch.tensor(int(head["key"])))
+        policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
+        kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
+        if self._diverged(step, reply, state, noise):
+            if noise is None and not kept:
+                raise WireError(
+                    "training diverged (the loss is nan); lower the learning rate or check the "
+                    "features"
+                )
+            self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
+        if kept:
+            reply = self._keep(reply, round)
+        body = encode(reply)
+        with self.site.audit.alone() as changed:
+            if changed:  # by another job at this site: what it released counts here too
+                self.site.account = Account(self.site.audit)
+                self.sent = self.site.audit.total("bytes", event="sent", run=self.run)
+            charged = self._charge(noise)
+            policy.check_bytes(len(body), self.sent)
+            if not step.keeps_state:
+                self.state = state
+                self.states.save(round, state, int(head["state"]))
+            self.sent += len(body)
+            self.site.audit.note(
+                "sent",
+                run=self.run,
+                step=step.name,
+                round=round,
+                bytes=len(body),
+                array_bytes=num_bytes(reply),
+                **charged,
+            )
+        return Packet({}, body)
+
+    def _message(self, body: bytes) -> Tree:
+        """What the server sends; in a private run it must not be able to fit some data alone."""
+        message = decode(body)
+        # A row for each node would pass where there are as many, and so tell their number.
+        if self.shapes is not None and _shapes(message) not in ([], self.shapes):
+            raise WireError("a private run has messages of its model's own shapes and types alone")
+        return message
+
+    def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
+        """Where nothing leaves (Local), the private state must tell; a noised reply is finite."""
+        if noise is not None:
+            return noise.alone or not all_finite(state)
+        return not all_finite(reply if leaves(reply) or step.keeps_state else state)
+
+    def _noise(self, step: Step, head: dict[str, Any], body: bytes) -> SiteNoise | None:
+        """This site's own noise, for a step that is to be noised with it."""
+        private = self.privacy is not None and self.privacy.randomness == "site"
+        if not private or not isinstance(step.owner, Noised):
+            return None
+        scale = [step.owner.clip, step.owner.noise]
+        asked = [
+            self.run,
+            scale,
+            step.name,
+            int(head["round"]),
+            int(head["key"]),
+            hashlib.sha256(body).hexdigest(),
+        ]
+        return SiteNoise(site_secret(self.states.folder), json.dumps(asked).encode())
+
+    def _charge(self, noise: SiteNoise | None) -> dict[str, Any]:
+        """Put an answer on the account, if it is not there yet; what to note of it."""
+        if noise is None or not noise.release:
+            return {}
+        assert self.privacy is not None
+        account = self.site.account
+        after = account.precision()
+        if noise.release not in account.releases:
+            after += release(self.privacy.noise)
+        self.site.policy.check_spent(after, "this update")
+        account.releases[noise.release] = (self.run, self.privacy.noise)
+        spent = epsilon(after, self.privacy.delta)
+        return {
+            "release": noise.release,
+            "clip": self.privacy.clip,
+            "noise": self.privacy.noise,
+            "delta": self.privacy.delta,
+            "epsilon": spent if math.isfinite(spent) else None,
+        }
+
+    def _keep(self, scores: Scores, round: int) -> Scores:
+        """Write scores down for the owner; what leaves in their place is the same for everybody."""
+        which = "deployed" if self.scored == 0 else "local"
+        self.scored += 1
+        accuracy = from_confusion(scores.confusion.numpy())["accuracy"]
+        path = self.states.folder / "scores.csv"
+        fresh = not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            if fresh:
+                table.writerow(["round", "model", "part", "accuracy", "loss"])
+            for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
+                table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
+        return Scores(
+            torch.zeros_like(scores.confusion),
+            torch.zeros_like(scores.loss),
+            torch.full_like(scores.auc, -1.0),
+        )
+
+    def _named(self, head: dict[str, Any]) -> Step:
+        """The step that a packet names; only the evaluator has flags that a packet may set."""
+        name, flags = head["owner"], head["flags"]
+        owner = self.owners.get(name)
+        if owner is not None and flags:
+            known = {"with_auc", "with_dropout", "with_train"}
+            if name != EVALUATOR or not known.issuperset(flags):
+                raise WireError(f"'{name}' takes no flags {sorted(flags)} from a packet")
+            owner = replace(owner, **{key: bool(value) for key, value in flags.items()})
+        step = None if owner is None else declared_step(owner, str(head["step"]))
+        if step is None:
+            raise WireError(f"there is no step '{head['step']}' of '{name}'")
+        return step
+
+
+def _model_shapes(method: Method, data: SiteData) -> list[Shape]:
+    """Shapes and types of the model that the method sends around, found on made-up clients."""
+    own = Federation((data.graph,), data.classes)
+    probes = make_probe(own, {}, torch.zeros(())).graphs
+    made = Simulation(Federation(probes, data.classes), method, engine="serial")
+    return _shapes(method.deploy(method.init(made.clients(-1))).tree)
+
+
+def _shapes(tree: Tree) -> list[Shape]:
+    return [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
+
+
+def check_name(run: Any) -> str:
+    """The name of a run, which is the name of a folder too."""
+    if not isinstance(run, str) or not NAME.fullmatch(run):
+        raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")
+    return run
+
+
+def _ordered(text: str) -> RunConfig:
+    """The server's configuration; its data are a name for tables, never a file of this machine."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
+    return make_config(**{**given, "objects": ("data",)})
+
+
+def keeps_scores(privacy: PrivacyConfig | None) -> bool:
+    """Whether scores and sizes stay at the sites."""
+    return privacy is not None and privacy.scores == "kept"
+
+
+class Account:
+    """What a site has released in all its runs, by its audit log: no restart renews it."""
+
+    def __init__(self, audit: Audit) -> None:
+        self.releases: dict[str, tuple[str, float]] = {
+            event["release"]: (event["run"], event["noise"])
+            for event in audit.events(event="sent")
+            if "release" in event
+        }
+
+    def precision(self, but: str = "") -> float:
+        """The sum of 1/z² over all releases, but for those of one run."""
+        return sum(
+            release(noise) for run, noise in self.releases.values() if run.rpartition("-")[0] != but
+        )
+
+
+class States:
+    """The private states of one run on the disk, by the round after which they were left.
+
+    A round that the server did not complete may be asked for again, so the state before it is
+    kept until the server says that a later one counts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rounds(self) -> list[int]:
+        """Rounds that there is a state of, ascending."""
+        return sorted(int(path.stem[6:]) for path in self.folder.glob("state_*.atoll"))
+
+    def load(self, counts: int) -> Tree:
+        """The state after the last round up to `counts`; None before the first."""
+        if counts == NEVER:
+            return None
+        there = [number for number in self.rounds() if number <= counts]
+        if not there or there[-1] != counts:
+            raise WireError(
+                f"the private state after round {counts} is not in its runs/{self.folder.name}; "
+                "this site cannot continue the run"
+            )
+        return load_checkpoint(self._path(counts))
+
+    def save(self, round: int, state: Tree, counts: int) -> None:
+        """Write the state after a round; what is older than the one that counts is forgotten."""
+        save_checkpoint(self._path(round), state)
+        for number in self.rounds():
+            if number < counts:
+                self._path(number).unlink()
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"state_{round}.atoll"

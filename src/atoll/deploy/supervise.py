@@ -1,0 +1,194 @@
+"""From the administrator's desk: submit a run, watch it, submit it again after a fault.
+
+FLARE does not bring a site back into a job that runs, and ends a job whose process dies. The run
+itself is safe in the folders of server and sites, so the answer to both is a new job that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.core.errors import AtollError, ClientLost, ConfigError
+from atoll.deploy.coordinator import Order, order_text, read_order
+from atoll.deploy.kits import CLASSES
+from atoll.engines.checkpoint import write_atomically
+
+ORDER = "order"
+INTERVAL = 0.05
+"""Seconds between two questions of a site for work."""
+RESTARTS = 3
+"""How often a job that ended without one more round is submitted again."""
+
+
+class Desk(Protocol):
+    """A session with the server (`engines.flare.Desk`)."""
+
+    def connected(self) -> dict[str, str]: ...
+    def submit(self, job: Path) -> str: ...
+    def status(self, job: str) -> str: ...
+    def progress(self, job: str) -> dict[str, Any]: ...
+    def abort(self, job: str) -> None: ...
+    def download(self, job: str, to: Path) -> Path: ...
+
+
+def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
+    """A FLARE job: two configurations and no code."""
+    job = folder / f"atoll-{order.run}"
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": INTERVAL},
+        # A site whose process is gone is left out at once, not after FLARE's minute.
+        "dead_client_grace_period": 1.0,
+        "dead_client_check_lead_time": 1.0,
+        "workflows": [
+            {"id": "atoll", "path": CLASSES["server"][0], "args": {"order": order_text(order)}}
+        ],
+    }
+    site = {
+        "format_version": 2,
+        "executors": [{"tasks": ["atoll"], "executor": {"path": CLASSES["site"][0], "args": {}}}],
+        "default_task_fetch_interval": INTERVAL,
+    }
+    meta = {
+        "name": job.name,
+        "resource_spec": {},
+        "min_clients": 1,
+        "deploy_map": {"server": ["server"], "site": list(sites)},
+    }
+    for path, content in (
+        ("meta.json", meta),
+        ("server/config/config_fed_server.json", server),
+        ("site/config/config_fed_client.json", site),
+    ):
+        (job / path).parent.mkdir(parents=True, exist_ok=True)
+        (job / path).write_text(json.dumps(content, indent=1))
+    return job
+
+
+class Supervisor:
+    """Sees a run through.
+
+    Args:
+        desk: The session.
+        order: What to run.
+        out: Folder for the result.
+        tell: Hears sentences.
+        on_progress: Hears what the running job says.
+        patience: Seconds to wait for sites that are not connected.
+        rejoin: Whether a site that comes back is taken in at once, by continuing in a new job.
+        resuming: Whether the run has begun before; only the first time nobody may be missing.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        order: Order,
+        out: Path,
+        *,
+        tell: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        patience: float = 60.0,
+        rejoin: bool = True,
+        resuming: bool = False,
+    ) -> None:
+        self.desk, self.order, self.out = desk, order, out
+        self.tell, self.on_progress = tell, on_progress
+        self.patience, self.rejoin, self.resuming = patience, rejoin, resuming
+        self.job = ""
+        self.reached = (0, 0)
+
+    def run(self) -> None:
+        """Until the result is in the folder."""
+        write_atomically(self.out / ORDER, order_text(self.order).encode())
+        everybody, fruitless = not self.resuming, 0
+        while True:
+            before = self.reached
+            there = self._gather(len(self.order.sites) if everybody else self.order.quorum)
+            everybody = False
+            ended = self._one_job(there)
+            if ended["status"] == "finished":
+                return
+            if ended["status"] == "failed":
+                raise AtollError(ended["reason"])
+            fruitless = 0 if self.reached > before else fruitless + 1
+            if fruitless > RESTARTS:
+                raise ClientLost(
+                    f"{ended['reason']}; the job was submitted {RESTARTS} times without one more "
+                    f"round; mend the cause and go on with: atoll federate run --resume {self.out}"
+                )
+            self.tell(f"{ended['reason']}; continuing in a new job")
+
+    def stop(self) -> None:
+        """Stop the running job, if the server still listens; the run stays where it is."""
+        with contextlib.suppress(ClientLost):
+            if self.job:
+                self.desk.abort(self.job)
+
+    def _gather(self, least: int) -> dict[str, str]:
+        """The run's sites that are connected, as soon as there are enough."""
+        end = time.monotonic() + self.patience
+        while True:
+            connected = self.desk.connected()
+            there = {site: connected[site] for site in self.order.sites if site in connected}
+            if len(there) == len(self.order.sites):
+                return there
+            if time.monotonic() >= end:
+                if len(there) >= least:
+                    return there
+                missing = ", ".join(site for site in self.order.sites if site not in connected)
+                raise ClientLost(
+                    f"{missing} did not connect within {self.patience:g} s; start it, or leave it "
+                    f"out with --sites, and go on with: atoll federate run --resume {self.out}"
+                )
+            time.sleep(0.2)
+
+    def _one_job(self, there: Mapping[str, str]) -> dict[str, Any]:
+        """Submit one job and watch it until it ends."""
+        with tempfile.TemporaryDirectory() as work:
+            self.job = self.desk.submit(write_job(self.order, list(there), Path(work)))
+        back: list[str] = []
+        while True:
+            progress = self.desk.progress(self.job)
+            if progress:
+                self.reached = max(self.reached, (progress["seed"], progress["round"]))
+                self.on_progress(progress)
+            status = self.desk.status(self.job)
+            if status.startswith("FINISHED"):
+                ended = self._fetch(status)
+                return {**ended, "reason": f"{', '.join(back)} is back"} if back else ended
+            if self.rejoin and progress and not back:
+                # A process that is not the one the job began with has no part in the job.
+                now = self.desk.connected()
+                back = [s for s in self.order.sites if s in now and now[s] != there.get(s)]
+                if back:
+                    self.desk.abort(self.job)
+            time.sleep(0.5)
+
+    def _fetch(self, status: str) -> dict[str, Any]:
+        """Copy what the job left; what became of it."""
+        job, self.job = self.job, ""
+        with tempfile.TemporaryDirectory() as work:
+            try:
+                found = list(self.desk.download(job, Path(work)).rglob("atoll/outcome.json"))
+            except ClientLost:
+                found = []
+            if not found:
+                return {"status": "died", "reason": f"the job ended early ({status.lower()})"}
+            ended: dict[str, Any] = json.loads(found[0].read_text())
+            shutil.copytree(found[0].parent, self.out, dirs_exist_ok=True)
+            return ended
+
+
+def read_saved_order(out: Path) -> Order:
+    """The order of a run that was started before."""
+    try:
+        return read_order((out / ORDER).read_text())
+    except OSError:
+        raise ConfigError(f"'{out}' holds no federated run to resume (it has no {ORDER})") from None

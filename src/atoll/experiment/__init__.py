@@ -1,0 +1,1 @@
+"""One run: configuration, problem, rounds, scores, result and its folder."""

@@ -1,0 +1,514 @@
+"""A run's configuration: typed, complete, saved with every result.
+
+What is left open (None) is filled in by `resolve` from the protocol and the data, so that a saved
+configuration names every choice. Precedence: command line, file, protocol, the method's own
+defaults.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import tomli_w
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.core.method import Method
+from atoll.core.optim import OPTIMIZERS
+from atoll.data.archive import Header, is_federation_file, read_header
+from atoll.data.divide import DEGENERATE
+from atoll.data.divide_graphs import BY_SET
+from atoll.data.load import is_own
+from atoll.data.own.schema import OWNERS
+from atoll.data.partition import PARTITIONS
+from atoll.data.public.registry import plain_name, task_of_data
+from atoll.data.source import Source
+from atoll.data.split import SPLITS
+from atoll.data.synthetic import built_in
+from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
+from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
+from atoll.experiment.rounds import SCORED
+from atoll.methods import METHODS, method_class
+from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
+
+Value = bool | int | float | str
+
+
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that decides a run's numbers, and where it runs. None: the protocol decides.
+
+    `objects` names what Python gave as an object ("method", "data"), which no file can hold.
+    """
+
+    method: str = "fedavg"
+    data: str = "lagoon"
+    clients: int | None = None
+    partition: str | None = None
+    split: str | None = None
+    ratios: tuple[float, float, float] | None = None
+    protocol: str = "strict"
+    rounds: int | None = None
+    epochs: int | None = None
+    fraction: float = 1.0
+    seeds: int = 1
+    seed: int = 0
+    engine: str = "auto"
+    device: str = "auto"
+    chunk: int = 0
+    set: dict[str, Value] = {}
+    compat: tuple[str, ...] = ()
+    evaluate: str | None = None
+    allow: tuple[str, ...] = ()
+    batch_size: int | None = None
+    data_root: str | None = None
+    schema: str | None = None
+    own: dict[str, Value] = {}
+    dp: PrivacyConfig | None = None
+    objects: tuple[str, ...] = ()
+
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+"""Published hyper-parameters, one file each, and the papers' tables."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file, checked; `recipes/...` is also looked for in this package."""
+    if not path.exists() and path.parts[:1] == ("recipes",):
+        path = RECIPES.joinpath(*path.parts[1:])
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"configuration file {path} does not exist; give a TOML file of options"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path} cannot be read: {error}") from error
+    return parse_config(text, f"configuration file {path}", str(path))
+
+
+def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
+    """The keys of a configuration as `config_text` writes it, checked."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{what} is not valid TOML: {error}; mend it") from error
+    known = RunConfig.__struct_fields__
+    for key in raw:
+        if key not in known:
+            raise unknown(f"key in {where or what}", key, known)
+    try:
+        make_config(**raw)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+    return raw
+
+
+def make_config(**given: Any) -> RunConfig:
+    """A configuration from plain values; wrong types and impossible numbers are errors."""
+    known = RunConfig.__struct_fields__
+    for key in given:
+        if key not in known:
+            raise unknown("option", key, known)
+    if isinstance(given.get("dp"), str | dict):
+        given["dp"] = msgspec.to_builtins(make_privacy(given["dp"]))
+    try:
+        config: RunConfig = msgspec.convert(given, RunConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_wrong_type(str(error), given)) from error
+    for name in ("clients", "rounds", "epochs", "seeds"):
+        number = getattr(config, name)
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} is {number}; give a whole number of at least 1")
+    if not 0 < config.fraction <= 1:
+        raise ConfigError(f"fraction is {config.fraction}; give a number above 0 and up to 1")
+    if not 0 <= config.seed < 2**31:
+        raise ConfigError(f"seed is {config.seed}; give a whole number from 0 to 2147483647")
+    if config.batch_size is not None and config.batch_size < 0:
+        raise ConfigError(
+            f"batch_size is {config.batch_size}; give 0 (all at once) or a number of graphs"
+        )
+    if config.chunk < 0:
+        raise ConfigError(f"chunk is {config.chunk}; give 0 (choose) or a number of clients")
+    divided = saved_header(config)
+    if divided is not None and "protocol" not in given:
+        return msgspec.structs.replace(config, protocol=divided.about.get("protocol", "strict"))
+    return config
+
+
+def saved_header(config: RunConfig) -> Header | None:
+    """What is known of the data where they are a federation in one file; else None."""
+    if "data" in config.objects or not is_federation_file(config.data):
+        return None
+    return read_header(config.data)
+
+
+def _as_divided(config: RunConfig, header: Header) -> RunConfig:
+    """The configuration with what a federation's file decides; refuse what it does not have."""
+    about = header.about
+    fixed = {
+        "clients": header.clients,
+        "partition": about.get("partition", "given"),
+        "split": about.get("split", "given"),
+        "protocol": about.get("protocol", config.protocol),
+    }
+    if header.task == "graph":
+        fixed["batch_size"] = about.get("batch_size", max(header.batch_sizes))
+    for name, value in fixed.items():
+        asked = getattr(config, name)
+        if asked not in (None, value):
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"'{config.data}' was divided with {option} {value}, but {asked} was asked for; "
+                f"leave out --{option}, or divide the data again: atoll partition"
+            )
+    for name in ("schema", "own", "allow"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name} is for data that are still to be divided, and '{config.data}' is; leave "
+                "it out"
+            )
+    return msgspec.structs.replace(config, **fixed)
+
+
+def _wrong_type(problem: str, given: Mapping[str, Any]) -> str:
+    """What msgspec says, "Expected `int | null`, got `str` - at `$.rounds`" in our words."""
+    found = re.search(r"Expected `([^`]*)`.* at `\$\.(\w+)", problem)
+    if found is None:
+        return f"the configuration cannot be used: {problem}"
+    kinds = found[1].removesuffix(" | null").split(" | ")
+    wanted = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
+    return f"{found[2]} cannot be {given[found[2]]!r}; it takes {wanted}"
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "object": "a table of keys and values",
+    "array": "a list",
+}
+
+
+def config_text(config: RunConfig) -> str:
+    """A configuration as TOML; what is None is left out."""
+    plain = {k: v for k, v in msgspec.to_builtins(config).items() if v is not None}
+    return tomli_w.dumps(plain)
+
+
+def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
+    """Fill in what the protocol and the kind of data decide; check every name.
+
+    Args:
+        config: As the user gave it.
+        task: What is classified, "node" or "graph"; None finds out by the data's name.
+    """
+    divided = saved_header(config)
+    if divided is not None:
+        config = _as_divided(config, divided)
+    rules = protocol(config.protocol)
+    task = task or (divided.task if divided else task_of_data(config.data))
+    name = divided.name if divided else plain_name(config.data)
+    _check_protocol_task(rules, name, task)
+    settings = {} if "method" in config.objects else _settings(config, rules, name)
+    epochs = _epochs(config, settings) or rules.epochs
+    generator = built_in(config.data)
+    usual = rules.partition if task == "node" else rules.graph_partition
+    partition = config.partition or ("column:owner" if generator else usual)
+    by_column = partition.startswith("column:") and not generator
+    usual_clients = rules.clients_of_data.get(name.lower(), rules.clients)
+    if generator and generator.owners:
+        usual_clients = generator.owners
+    clients = config.clients if by_column else config.clients or usual_clients
+    filled = msgspec.structs.replace(
+        config,
+        method=config.method if ":" in config.method else config.method.lower(),
+        clients=clients,
+        partition=partition if divided else _as_drawn(partition, rules, clients),
+        split=config.split or _split(rules, partition, clients),
+        ratios=None if divided else config.ratios or rules.ratios,
+        rounds=config.rounds or rules.rounds,
+        epochs=None if "method" in config.objects else epochs,
+        evaluate=config.evaluate or rules.evaluate,
+        batch_size=_batch_size(config, rules, task),
+        set=settings,
+    )
+    _check_names(filled, task)
+    return filled if divided else _with_owner(filled), rules
+
+
+def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
+    if task in rules.tasks:
+        return
+    if task == "node":
+        raise ConfigError(
+            f"protocol '{rules.name}' is for sets of graphs, but '{data}' is one graph; choose "
+            "another protocol"
+        )
+    others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
+    raise ConfigError(
+        f"protocol '{rules.name}' is for one graph, but '{data}' is a set of graphs; use "
+        f"--protocol {others}"
+    )
+
+
+def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]:
+    """Hyper-parameters: the protocol's, where the method has them, then the user's."""
+    known = {f.name for f in fields(method_class(config.method))}
+    wished = {**rules.of_methods, **rules.of_data.get(data.lower(), {})}
+    own = {name: value for name, value in wished.items() if name in known}
+    return {**rules.settings, **own, **config.set}
+
+
+def _batch_size(config: RunConfig, rules: Protocol, task: str) -> int | None:
+    if task == "graph":
+        return rules.batch_size if config.batch_size is None else config.batch_size
+    if config.batch_size is not None:
+        raise ConfigError(
+            f"batch_size is for sets of graphs, but '{plain_name(config.data)}' is one graph; "
+            "leave it out"
+        )
+    return None
+
+
+def _split(rules: Protocol, partition: str, clients: int | None) -> str:
+    """The protocol's split; for some it depends on the number of clients which draw that is."""
+    order = rules.draws.get(partition.partition(":")[0], ())
+    return f"{rules.split}:draw={order.index(clients)}" if clients in order else rules.split
+
+
+def _as_drawn(partition: str, rules: Protocol, clients: int | None) -> str:
+    """A partition that draws continues the stream where the smaller settings left it."""
+    order = rules.draws.get(partition, ())
+    if partition != "metis-overlap" or clients not in order or clients == order[0]:
+        return partition
+    return f"{partition}:after={'/'.join(map(str, order[: order.index(clients)]))}"
+
+
+def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
+    """Local epochs have an option of their own; `--set epochs=5` means the same."""
+    if "epochs" not in settings:
+        return config.epochs
+    text = settings.pop("epochs")
+    if not re.fullmatch(r"0*[1-9]\d*", str(text)):
+        raise ConfigError(f"epochs is {text}; give a whole number of at least 1")
+    if config.epochs not in (None, int(text)):
+        raise ConfigError(
+            f"epochs is {config.epochs} by --epochs and {text} by --set; give one of the two"
+        )
+    return int(text)
+
+
+def _check_names(config: RunConfig, task: str) -> None:
+    """Every name and hyper-parameter, before data are loaded and a folder is made."""
+    assert config.partition is not None
+    assert config.split is not None
+    assert config.evaluate is not None
+    if "method" not in config.objects:
+        with_privacy(build_method(config, features=1, classes=2, task=task), config.dp)
+    # Options may follow the name: dirichlet:alpha=0.5. A federation may come divided ("given").
+    for kind, text, known in (
+        ("partition", config.partition, (*PARTITIONS, BY_SET, "given")),
+        ("split", config.split, SPLITS),
+    ):
+        if text.partition(":")[0] not in known:
+            raise unknown(kind, text.partition(":")[0], known)
+    if config.evaluate not in SCORED:
+        raise unknown("value of --evaluate", config.evaluate, SCORED)
+    for name in config.compat:
+        if name not in COMPAT:
+            raise unknown("compat switch", name, COMPAT)
+    for name in config.allow:
+        if name not in DEGENERATE:
+            raise unknown("value of --allow", name, DEGENERATE)
+
+
+def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> RunConfig:
+    """A user's own graph that names its owners is divided by them, unless asked otherwise."""
+    # Columns of a user's own graph are owners, or the ids; a public set's may be anything.
+    owners = [name for name in source.columns if name in OWNERS or is_own(config.data)]
+    owners = [name for name in ("client", *owners) if name in source.columns and name != "id"]
+    by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
+    if asked.partition is not None or by_column or not owners:
+        return config
+    chosen = {"partition": f"column:{owners[0]}", "clients": asked.clients}
+    return _with_owner(msgspec.structs.replace(config, **chosen))
+
+
+def _with_owner(config: RunConfig) -> RunConfig:
+    """The column that names the owner of a user's own nodes is not a feature."""
+    column = (config.partition or "").removeprefix("column:")
+    if column == config.partition or column in ("", *OWNERS) or not is_own(config.data):
+        return config
+    return msgspec.structs.replace(config, own={"owner": column, **config.own})
+
+
+def build_method(config: RunConfig, features: int, classes: int, task: str = "node") -> Method:
+    """The method of a resolved configuration, with its network and optimizer."""
+    cls = method_class(config.method)
+    if task not in cls.tasks:
+        raise ConfigError(_cannot(config, cls, task))
+    settings = dict(config.set)
+    preset = str(settings.pop("preset", ""))
+    if preset:
+        if not cls.presets:
+            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
+        if preset not in cls.presets:
+            raise unknown(f"preset of {config.method}", preset, cls.presets)
+        settings = {**cls.presets[preset], **settings}
+    if task == "graph":
+        settings = {**cls.for_graphs, **settings}
+    base = _base(settings.pop("base", ""), cls, config.method)
+    wanted = cls.nets or (base.nets if base is not None else ())
+    net_name = _net_name(settings.pop("net", ""), config, wanted, task)
+    optimizer_name = str(settings.pop("optimizer", "")).lower()
+    if optimizer_name and optimizer_name not in OPTIMIZERS:
+        raise unknown("optimizer", optimizer_name, OPTIMIZERS)
+    net = NETS[net_name](features=features, classes=classes)
+    method: Any = cls(net=net)
+    parts: dict[str, Any] = {"method": method, "net": net}
+    if base is not None:
+        parts["base"] = base(net=net)
+    if "optimizer" in _names(method):
+        # A method may start from another rate than the optimizer's own default.
+        first = parts.get("base", method)
+        default = getattr(first, "optimizer", method.optimizer)
+        kind = OPTIMIZERS.get(optimizer_name, type(default))
+        parts["optimizer"] = default if type(default) is kind else kind()
+    if "epochs" in _names(method):
+        settings.setdefault("epochs", config.epochs or 3)
+    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in parts}
+    for key, value in settings.items():
+        for owner, name in _owners(key, parts, config.method):
+            chosen[owner][name] = _converted(parts[owner], name, value)
+    # All of a part's at once: what two of them say together is checked when both are there.
+    return _assembled({owner: replace(part, **chosen[owner]) for owner, part in parts.items()})
+
+
+def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
+    """The network's name; a method, or the one it is plugged on, may want a certain one."""
+    nets = NODE_NETS if task == "node" else GRAPH_NETS
+    fitting = [name for name in wanted if name in nets]
+    name = str(asked).lower() or (*fitting, next(iter(nets)))[0]
+    if name not in NETS:
+        raise unknown("net", name, NETS)
+    if fitting and name not in fitting:
+        works = " or ".join(fitting)
+        raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
+    if name not in nets:
+        raise ConfigError(
+            f"net={name} does not classify {task}s, as '{plain_name(config.data)}' needs; use "
+            f"--set net={' or '.join(nets)}"
+        )
+    return name
+
+
+def _cannot(config: RunConfig, cls: type[Method], task: str) -> str:
+    """Why a method is not for a task, and which ones are."""
+    able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
+    what = " and ".join(f"{known}s" for known in cls.tasks)
+    return (
+        f"{config.method} classifies {what}, but '{plain_name(config.data)}' has {task}s to "
+        f"classify; methods for that: {able}"
+    )
+
+
+def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
+    """The method that another one is plugged on (`--set base=fedprox`), if any is asked for."""
+    if not name:
+        return None
+    if "base" not in (f.name for f in fields(cls)):
+        raise ConfigError(f"{method} is not a plug on other methods; leave out --set base={name}")
+    base = method_class(str(name))
+    if base is cls:
+        raise ConfigError(f"{method} cannot be its own base; name another method")
+    return base
+
+
+def _assembled(parts: Mapping[str, Any]) -> Method:
+    """Net and optimizer put into the base, if there is one, and all of them into the method."""
+    shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
+    if "base" in parts:
+        base = parts["base"]
+        given = {name: part for name, part in shared.items() if name in _names(base)}
+        shared["base"] = replace(base, **given)
+    built: Method = replace(parts["method"], **shared)
+    return built
+
+
+_FIXED = ("features", "classes", "net", "optimizer", "base")
+
+
+def _names(part: Any) -> list[str]:
+    return [f.name for f in fields(part)]
+
+
+def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
+    """Which part a key belongs to: `hidden`, or `net.hidden` to be exact.
+
+    A plain key that both a method and its base have (`epochs`) is set in both.
+    """
+    part, dot, name = key.partition(".")
+    if dot and part in parts and name in _names(parts[part]) and name not in _FIXED:
+        return [(part, name)]
+    owners = [owner for owner, candidate in parts.items() if key in _names(candidate)]
+    if owners and key not in _FIXED:
+        both = [owner for owner in owners if owner in ("method", "base")]
+        return [(owner, key) for owner in both or owners[:1]]
+    keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
+    more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
+    raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])
+
+
+def _converted(part: Any, name: str, value: Value) -> Any:
+    """A hyper-parameter's value in its type, within its limits."""
+    assert is_dataclass(part)
+    kind = get_type_hints(type(part))[name]
+    try:
+        converted = msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        word = getattr(kind, "__name__", str(kind))
+        choices = " or ".join(map(str, get_args(kind)))
+        wanted = choices if get_origin(kind) is Literal else _WORDS.get(word, word)
+        raise ConfigError(f"{name} cannot be '{value}'; it takes {wanted}") from None
+    low, high, words = LIMITS.get(name, (None, None, ""))
+    if isinstance(converted, int | float) and not isinstance(converted, bool):
+        outside = (low is not None and converted < low) or (high is not None and converted >= high)
+        if outside or not math.isfinite(converted):
+            raise ConfigError(f"{name} is {converted}; {words or 'give a finite number'}")
+    return converted
+
+
+LIMITS: dict[str, tuple[float | None, float | None, str]] = {
+    "dropout": (0, 1, "give a number from 0 up to, not including, 1"),
+    "lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
+    "weight_decay": (0, None, "give a finite number that is not negative"),
+    "momentum": (0, 1, "give a number from 0 up to, not including, 1"),
+    "beta1": (0, 1, "give a number from 0 up to, not including, 1"),
+    "beta2": (0, 1, "give a number from 0 up to, not including, 1"),
+    "eps": (0, None, "give a finite number that is not negative"),
+    "mu": (0, None, "give a finite number that is not negative"),
+    "tau": (0, 1e6, "give a number from 0 to a million"),
+    "lam": (0, None, "give a finite number that is not negative"),
+    "lam_c": (0, None, "give a finite number that is not negative"),
+    "lam_d": (0, None, "give a finite number that is not negative"),
+    "lam_f": (0, None, "give a finite number that is not negative"),
+    "generator_lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
+    "hidden": (1, None, "give at least 1"),
+    "layers": (1, None, "give at least 1"),
+    "heads": (1, None, "give at least 1"),
+    "hops": (1, None, "give at least 1"),
+    "epochs": (1, None, "give at least 1"),
+    "eps1": (0, None, "give a finite number that is not negative"),
+    "eps2": (0, None, "give a finite number that is not negative"),
+    "seq_length": (1, None, "give at least 1"),
+    "min_round": (0, None, "give a whole number that is not negative"),
+    "min_size": (1, None, "give at least 1"),
+}
+"""Ranges of hyper-parameters that several methods and networks share: at least, below, in words."""

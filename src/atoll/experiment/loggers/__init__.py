@@ -1,0 +1,1 @@
+"""Loggers that send the numbers of every round to other tools."""

@@ -1,0 +1,372 @@
+"""What a run found: metrics with spread, what crossed, how long it took, how to repeat it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.engines.checkpoint import write_atomically
+from atoll.engines.ledger import Ledger
+from atoll.experiment.config import RunConfig, config_text
+from atoll.experiment.evaluate import ROLES
+from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, mean_over_clients
+from atoll.experiment.rounds import SCORED, History
+
+MAX_CSV_ROWS = 200_000
+"""Longest table that is written as text; a longer one becomes Parquet, a tenth of the size."""
+
+BEST_CACHED = "best-cached-test"
+"""Each client's best test score over the models put aside and the last: this leaks test data."""
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One seed's history and traffic."""
+
+    seed: int
+    history: History
+    ledger: Ledger
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """All seeds of one configuration.
+
+    Attributes:
+        config: Resolved: every choice named.
+        seeds: One per seed.
+        deployed: What `method.deploy` makes clients predict with: "global" or "personalised".
+        weights: The mean over clients that the protocol reports.
+        select: How the protocol picks the round.
+        engine: The engine that ran.
+        device: The device that ran.
+        setup_seconds: Loading, dividing and preparing.
+        environment: Versions and machine.
+        federation: How the first seed's federation was made.
+        out: Where it is saved.
+        hyperparameters: Every value of method, net and optimizer, defaults included.
+        metric: What this data set is scored by; it picks the round.
+        privacy: What was spent (`experiment.privacy`); None without differential privacy.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, seeds=2)
+        >>> len(result.metrics()["test_accuracy"]["per_seed"])
+        2
+        >>> result.of_clients("accuracy", "test").shape  # seeds, clients
+        (2, 3)
+        >>> sorted(result.bytes())
+        ['down', 'up']
+        >>> result.save("two-seeds")  # config.toml, result.json, metrics.csv, ledger.csv
+    """
+
+    config: RunConfig
+    seeds: tuple[SeedResult, ...]
+    deployed: str
+    weights: str
+    select: str
+    engine: str
+    device: str
+    setup_seconds: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    federation: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+    metric: str = "accuracy"
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": 0.0})
+        return (
+            f"<Result {self.config.method} on {self.config.data}: test accuracy "
+            f"{found['mean']:.4f} ± {found['std']:.4f} ({self.scored} model, {len(self.seeds)} "
+            f"seed(s), protocol {self.config.protocol})>"
+        )
+
+    @property
+    def scored(self) -> str:
+        """The model behind the reported numbers: "global", "personalised" or "local"."""
+        return self.deployed if self.config.evaluate == "deployed" else "local"
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.seeds[0].history.nodes)
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Every reported number: mean, standard deviation and the value of each seed."""
+        table: dict[str, list[float]] = {}
+        for seed in self.seeds:
+            for name, value in seed_metrics(seed.history, self).items():
+                table.setdefault(name, []).append(value)
+        return {name: _spread(values) for name, values in table.items()}
+
+    def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
+        """What each client reports, (S, K): a metric at the round that the protocol picks."""
+        scored = self.config.evaluate or "deployed"
+        return np.stack(
+            [
+                of_clients(
+                    seed.history,
+                    scored,
+                    metric,
+                    role,
+                    _picked_by(seed.history, self),
+                    self.weights,
+                    self.select,
+                )
+                for seed in self.seeds
+            ]
+        )
+
+    def curve(
+        self, metric: str | None = None, role: str = "test", scored: str | None = None
+    ) -> np.ndarray:
+        """A metric after each round, mean over clients as the protocol reports it, (S, R).
+
+        Args:
+            metric: One of `metrics.METRICS`; None is what the data set is scored by.
+            role: "train", "val" or "test".
+            scored: "deployed" or "local"; None is what the result reports.
+        """
+        model = scored or self.config.evaluate or "deployed"
+        return np.stack(
+            [
+                _mean(seed.history, model, metric or self.metric, role, self.weights)
+                for seed in self.seeds
+            ]
+        )
+
+    def plot(self, kind: str = "convergence") -> Any:
+        """A matplotlib Figure: "convergence", "clients" or "traffic".
+
+        A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
+        """
+        from atoll.present.result_plots import plot_result
+
+        return plot_result(self, kind)
+
+    def seconds(self) -> dict[str, float]:
+        """Set-up, training (with scoring), and the median round."""
+        rounds = [s for seed in self.seeds for s in seed.history.seconds]
+        return {
+            "setup": round(self.setup_seconds, 4),
+            "train": round(sum(rounds), 4),
+            "per_round": round(float(np.median(rounds)), 6) if rounds else 0.0,
+        }
+
+    def bytes(self) -> dict[str, int]:
+        """Training traffic of all seeds; scoring is kept apart in the ledger."""
+        return {way: sum(s.ledger.total(way) for s in self.seeds) for way in ("up", "down")}
+
+    def summary(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        config = self.config
+        privacy = {} if self.privacy is None else {"privacy": dict(self.privacy)}
+        return {
+            "method": config.method,
+            "data": config.data,
+            "clients": self.clients,
+            "partition": config.partition,
+            "split": config.split,
+            "protocol": config.protocol,
+            "engine": self.engine,
+            "device": self.device,
+            "rounds": config.rounds,
+            "seeds": len(self.seeds),
+            "seed": self.seeds[0].seed,
+            "scored": self.scored,
+            "metrics": self.metrics(),
+            "seconds": self.seconds(),
+            "bytes": self.bytes(),
+            "out": None if self.out is None else str(self.out),
+            **privacy,
+        }
+
+    def save(self, out: str | Path, *, tables: bool = True) -> None:
+        """Write everything into a folder; each file appears whole or not at all.
+
+        Args:
+            out: The folder.
+            tables: Whether the numbers of every round and client go along, which may be many.
+        """
+        out = Path(out)
+        whole = {
+            **self.summary(),
+            "out": str(out),
+            "hyperparameters": dict(self.hyperparameters),
+            "metric": self.metric,
+            "weights": self.weights,
+            "select": self.select,
+            "environment": dict(self.environment),
+            "federation": dict(self.federation),
+            "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
+        }
+        text = json.dumps(whole, indent=2, allow_nan=False, default=str)
+        wanted = {"metrics": self._metrics_table, "ledger": self._ledger_table} if tables else {}
+        files = {
+            "config.toml": config_text(self.config).encode(),
+            **dict(_file(name, table()) for name, table in wanted.items()),
+            "result.json": text.encode(),  # last: its presence says that the run is finished
+        }
+        for name, content in files.items():
+            write_atomically(out / name, content)
+
+    def _metrics_table(self) -> Columns:
+        """Seed, round, client, scored model and every metric of every role."""
+        blocks = [
+            (seed.seed, number, self.deployed if scored == "deployed" else scored, table)
+            for seed in self.seeds
+            for scored in SCORED
+            for number, table in enumerate(seed.history.scores[scored])
+        ]
+        sizes = [len(table) for *_, table in blocks]
+        numbers = np.concatenate([table.reshape(len(table), -1) for *_, table in blocks])
+        names = [f"{role}_{metric}" for role in ROLES for metric in METRICS]
+        return {
+            "seed": np.repeat([seed for seed, *_ in blocks], sizes),
+            "round": np.repeat([number for _, number, *_ in blocks], sizes),
+            "client": np.concatenate([np.arange(size) for size in sizes]),
+            "scored": np.repeat([label for _, _, label, _ in blocks], sizes),
+            **dict(zip(names, numbers.T, strict=True)),
+        }
+
+    def _ledger_table(self) -> Columns:
+        """Seed, round, step, client and the bytes that crossed."""
+        entries = [(seed.seed, entry) for seed in self.seeds for entry in seed.ledger.entries]
+        sizes = [entry.size for _, entry in entries]
+        none = np.empty(0, dtype=np.int64)
+        return {
+            "seed": np.repeat([seed for seed, _ in entries], sizes),
+            "round": np.repeat([entry.round for _, entry in entries], sizes),
+            "step": np.repeat([entry.step for _, entry in entries], sizes),
+            "client": np.concatenate([none, *(entry.clients for _, entry in entries)]),
+            "bytes_down": np.repeat([entry.down for _, entry in entries], sizes),
+            "bytes_up": np.repeat([entry.up for _, entry in entries], sizes),
+        }
+
+
+Columns = dict[str, np.ndarray]
+
+
+def _file(name: str, columns: Columns) -> tuple[str, bytes]:
+    """A table as text, or as Parquet where that would be long; undefined numbers stay empty."""
+    if len(columns["seed"]) <= MAX_CSV_ROWS:
+        return f"{name}.csv", _csv(list(columns), zip(*map(_cells, columns.values()), strict=True))
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    slim = {
+        key: pa.array(values.astype(np.float32), from_pandas=True)
+        if values.dtype.kind == "f"
+        else pa.array(values)
+        for key, values in columns.items()
+    }
+    content = io.BytesIO()
+    pa.parquet.write_table(pa.table(slim), content, compression="zstd")
+    return f"{name}.parquet", content.getvalue()
+
+
+def _cells(values: np.ndarray) -> list[Any]:
+    if values.dtype.kind != "f":
+        return list(values.tolist())
+    return ["" if np.isnan(v) else f"{v:.6g}" for v in values.tolist()]
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def seed_metrics(history: History, rules: Result) -> dict[str, float]:
+    """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
+    primary = rules.config.evaluate or "deployed"
+    out: dict[str, float] = {}
+    by = _picked_by(history, rules)
+    for metric in METRICS:
+        for role in ("test", "val"):
+            out[f"{role}_{metric}"] = selected(
+                history, primary, metric, role, by, rules.weights, rules.select
+            )
+    for weights in WEIGHTINGS:
+        out[f"test_accuracy_by_{weights}"] = selected(
+            history, primary, "accuracy", "test", by, weights, rules.select
+        )
+    out["last_test_accuracy"] = selected(
+        history, primary, "accuracy", "test", by, rules.weights, "last"
+    )
+    for scored in SCORED:
+        name = rules.deployed if scored == "deployed" else "local"
+        out[f"{name}_test_accuracy"] = selected(
+            history, scored, "accuracy", "test", by, rules.weights, rules.select
+        )
+    validation = _mean(history, primary, by, "val", rules.weights)
+    out["best_round"] = float(best_round(validation))
+    return {name: value for name, value in out.items() if not np.isnan(value)}
+
+
+def _picked_by(history: History, rules: Result) -> str:
+    """The metric that picks the round: the data set's own, or accuracy where nobody has it."""
+    scored = rules.config.evaluate or "deployed"
+    undefined = np.isnan(history.array(scored, rules.metric, "val")).all()
+    return "accuracy" if undefined else rules.metric
+
+
+def selected(
+    history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
+) -> float:
+    """A metric, mean over clients, at the round that the selection rule picks."""
+    values = of_clients(history, scored, metric, role, by, weights, select)
+    return float(mean_over_clients(values, weight_of(history, role, weights)))
+
+
+def of_clients(
+    history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
+) -> np.ndarray:
+    """A metric of each client, (K,), at the round that the selection rule picks."""
+    values = history.array(scored, metric, role)
+    if select == "last":
+        return np.asarray(values[-1])
+    if select == "best-val":
+        return np.asarray(values[best_round(_mean(history, scored, by, "val", weights))])
+    if select == BEST_CACHED:
+        scores = _of_cached(history, history.array(scored, by, "test"))
+    else:
+        scores = history.array(scored, by, "val")
+    picked = np.nan_to_num(scores, nan=-1.0).argmax(0)
+    return np.asarray(values[picked, np.arange(values.shape[1])])
+
+
+def _of_cached(history: History, scores: np.ndarray) -> np.ndarray:
+    """Scores (R, K) of the models that were put aside and of the last; NaN elsewhere."""
+    cached = np.zeros(scores.shape, dtype=bool)
+    cached[-1] = True
+    for client, rounds in enumerate(history.cached):
+        cached[rounds, client] = True
+    return np.where(cached, scores, np.nan)
+
+
+def _mean(history: History, scored: str, metric: str, role: str, weights: str) -> np.ndarray:
+    return mean_over_clients(history.array(scored, metric, role), weight_of(history, role, weights))
+
+
+def weight_of(history: History, role: str, weights: str) -> np.ndarray:
+    """What each client counts in a mean over clients, (K,)."""
+    if weights == "uniform":
+        return np.ones(history.nodes.shape[0])
+    return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": std, "per_seed": [float(v) for v in values]}

@@ -1,0 +1,450 @@
+"""One experiment: one method on one federation with one seed, round by round.
+
+After every round two things are scored on each client's own graph: the *deployed* model (what
+`method.deploy` gives it) and the *local* model (right after its own training). Which of the two a
+result reports is the protocol's business; both are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from atoll.core.dp import Noised
+from atoll.core.errors import ConfigError, DataError
+from atoll.core.federation import Federation
+from atoll.core.message import ToEach
+from atoll.core.method import Method, task_of
+from atoll.core.tree import Tree, take, tree_map
+from atoll.engines.checkpoint import (
+    load_checkpoint,
+    pack_states,
+    save_checkpoint,
+    unpack_states,
+)
+from atoll.engines.ledger import Ledger
+from atoll.engines.simulation import Backend, Participants, Simulation
+from atoll.experiment.accounting import spent
+from atoll.experiment.evaluate import ROLES, Evaluator, Scores
+from atoll.experiment.metrics import METRICS, from_confusion
+from atoll.experiment.replay import Outcome, Replay, Round, fetched, rounds_ahead
+
+SCORED = ("deployed", "local")
+
+
+@runtime_checkable
+class Caches(Protocol):
+    """A method that puts models aside while it trains, before it goes another way."""
+
+    def cached_rounds(self, server: Tree) -> list[list[int]]:
+        """For each client the rounds after which its model was put aside."""
+
+
+@dataclass
+class History:
+    """Everything measured, round by round.
+
+    Attributes:
+        scores: For "deployed" and "local" a list over rounds of (K, 3, 5): client, role, metric.
+        counts: Training, validation and test nodes (or graphs) of each client, (K, 3).
+        nodes: Nodes (or graphs) of each client, (K,).
+        seconds: Seconds of each round, training and scoring.
+        cached: For each client the rounds after which its model was put aside; empty where a
+            method puts none aside.
+        ledger: What has crossed so far; None where a run is only read back.
+    """
+
+    counts: np.ndarray
+    nodes: np.ndarray
+    scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
+    seconds: list[float] = field(default_factory=list)
+    cached: list[list[int]] = field(default_factory=list)
+    ledger: Ledger | None = None
+
+    @property
+    def rounds(self) -> int:
+        return len(self.seconds)
+
+    def array(self, scored: str, metric: str, role: str) -> np.ndarray:
+        """One number for each round and client, (R, K); NaN where a client has none."""
+        stacked = np.stack(self.scores[scored])
+        return np.asarray(stacked[:, :, ROLES.index(role), METRICS.index(metric)])
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One method on one federation with one seed, without files and protocols: what `run` runs.
+
+    Attributes:
+        method: With its hyper-parameters.
+        federation: The clients.
+        rounds: How many.
+        fraction: Share of the clients that takes part in a round (rounded up, at least one).
+        seed: Root of all noise: initial model, dropout, sampling.
+        engine: "serial", "wire" or "fused".
+        device: Where tensors live.
+        chunk: Most clients in one program of the fused engine; 0 chooses.
+        auc: Whether to compute ROC curves each round; None does for two classes.
+        train_every: Rounds from one scoring of the training part to the next, and in the last
+            round; None takes 1 for nodes, which cost nothing, and 10 for graphs, most of which
+            train. Validation and test are scored in every round.
+        compat: Names from `protocols.COMPAT`.
+        replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
+            fused engine. Elsewhere a replay is the same work again, which only tests want.
+
+    Examples:
+        >>> import atoll
+        >>> federation = atoll.partition(atoll.load("lagoon"), clients=3)
+        >>> net = atoll.nn.GCN(federation.features, federation.classes)
+        >>> done = atoll.Experiment(atoll.methods.FedAvg(net), federation, rounds=4).run()
+        >>> done.history.array("deployed", "accuracy", "test").shape  # rounds, clients
+        (4, 3)
+    """
+
+    method: Method
+    federation: Federation
+    rounds: int = 100
+    fraction: float = 1.0
+    seed: int = 0
+    engine: str = "fused"
+    device: torch.device | str = "cpu"
+    chunk: int = 0
+    auc: bool | None = None
+    train_every: int | None = None
+    compat: tuple[str, ...] = ()
+    replay: bool | None = None
+
+    def run(
+        self,
+        *,
+        checkpoint: Path | None = None,
+        fingerprint: str = "",
+        every_seconds: float = 10.0,
+        on_round: Callable[[History], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Run:
+        """Run, or continue from `checkpoint` if it exists.
+
+        Args:
+            checkpoint: Where to save; written at the start, at most every `every_seconds`, at the
+                end, and when stopped.
+            fingerprint: Names the configuration; a checkpoint of another one is refused.
+            every_seconds: Least time between two checkpoints.
+            on_round: Called after each round, or after several that were replayed together.
+            should_stop: Asked then; True saves and returns.
+        """
+        if self.rounds < 1:
+            raise ConfigError(f"rounds is {self.rounds}; give at least 1")
+        run = self.begin()
+        run.start_from(checkpoint, fingerprint)
+        saved = Saver([(run, checkpoint, fingerprint)], every_seconds)
+        while saved.goes_on(should_stop):
+            run.advance()
+            if on_round is not None:
+                on_round(run.history)
+        run.finish()
+        return run
+
+    def begin(self) -> Run:
+        """The run before its first round."""
+        return Run(self)
+
+
+class Saver:
+    """Saves runs: at the start, now and then, at the end, and when they are stopped.
+
+    Args:
+        runs: Each with the file of its checkpoint, or None, and its fingerprint.
+        every_seconds: Least time between two checkpoints.
+        before: Called before the runs are saved.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[Run, Path | None, str]],
+        every_seconds: float,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.runs, self.every_seconds, self.before = runs, every_seconds, before
+        self.round, self.time, self.pause = -1, -np.inf, every_seconds
+
+    def goes_on(self, should_stop: Callable[[], bool] | None) -> bool:
+        """Save if it is time to, and say whether there is another round to play."""
+        played = sum(run.history.rounds for run, _, _ in self.runs)
+        finished = all(run.finished for run, _, _ in self.runs)
+        stop = finished or (should_stop is not None and should_stop())
+        began = time.monotonic()
+        due = stop or began - self.time >= self.pause
+        if due and self.round != played:
+            self.save()
+            self.round, self.time = played, time.monotonic()
+            # Many clients' states take long to write: at most a tenth of the time goes there.
+            if self.every_seconds:
+                self.pause = max(self.every_seconds, 9 * (self.time - began))
+        return not stop
+
+    def save(self, leave_out: Sequence[Run] = ()) -> None:
+        """Save all runs but some."""
+        if self.before is not None:
+            self.before()
+        for run, checkpoint, fingerprint in self.runs:
+            if checkpoint is not None and run not in leave_out:
+                save_checkpoint(checkpoint, run.snapshot(fingerprint))
+
+
+class Run:
+    """An experiment under way: the server's tree, the clients behind the engine, the history.
+
+    Args:
+        experiment: What is run.
+        beside: How many runs share the device's memory, itself included.
+    """
+
+    def __init__(self, experiment: Experiment, *, beside: int = 1) -> None:
+        self.experiment, self.beside = experiment, beside
+        federation = experiment.federation
+        check_task(experiment.method, federation)
+        self.simulation: Backend = self.backend()
+        auc = federation.classes == 2 if experiment.auc is None else experiment.auc
+        noisy = "dropout-at-eval" in experiment.compat
+        self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
+        self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
+        self.history = self.no_history()
+        self.history.ledger = self.ledger
+        self.server: Tree = None
+        self.replay: Replay | None = None
+        cuda = torch.device(experiment.device).type == "cuda"
+        wished = cuda if experiment.replay is None else experiment.replay
+        if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
+            self.replay = Replay(
+                self.simulation, self.play, experiment.rounds, experiment.method.stage
+            )
+
+    def backend(self) -> Backend:
+        """Where the clients are: on this machine."""
+        wanted = self.experiment
+        return Simulation(
+            wanted.federation,
+            wanted.method,
+            engine=wanted.engine,
+            seed=wanted.seed,
+            device=wanted.device,
+            chunk=wanted.chunk,
+            beside=self.beside,
+        )
+
+    def no_history(self) -> History:
+        """The clients' sizes, and nothing measured yet."""
+        return empty_history(self.experiment.federation)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.simulation.ledger
+
+    @property
+    def finished(self) -> bool:
+        return self.history.rounds >= self.experiment.rounds
+
+    def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
+        """Start, or continue from the checkpoint if it exists."""
+        if checkpoint is not None and checkpoint.exists():
+            self.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
+        else:
+            self.start()
+
+    def start(self) -> None:
+        """The server's first tree."""
+        self.server = self.experiment.method.init(self.simulation.clients(-1))
+
+    def finish(self) -> None:
+        """Note what only the end tells, and let go of recordings: they hold memory."""
+        self.history.cached = cached_rounds(self.experiment.method, self.server)
+        if self.replay is not None:
+            self.replay.forget()
+
+    def one_round(self) -> None:
+        """Train, aggregate, score."""
+        began, number = time.perf_counter(), self.history.rounds
+        everyone = self.simulation.clients(number)
+        self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
+        self._read([Round(number, outcome)], began)
+
+    def advance(self) -> None:
+        """One round, or as many as can be replayed before anybody should look."""
+        if self.replay is None:
+            self.one_round()
+            return
+        began, number = time.perf_counter(), self.history.rounds
+        rounds: list[Round] = []
+        seconds = self.history.seconds
+        left = self.experiment.rounds - number
+        for ahead in range(rounds_ahead(left, seconds[-1]) if seconds else 1):
+            with_train = self.scores_train(number + ahead)
+            if rounds and not self.replay.ready(number + ahead, with_train):
+                break  # what cannot be replayed would be waited for
+            self.server, played = self.replay.one(self.server, number + ahead, with_train)
+            rounds.append(played)
+            if played.tape is None:
+                break  # it was waited for already
+        self._read(rounds, began)
+
+    def scores_train(self, number: int) -> bool:
+        """Whether the training part is scored in this round."""
+        return number % self.train_every == 0 or number == self.experiment.rounds - 1
+
+    def play(
+        self,
+        server: Tree,
+        everyone: Participants,
+        with_train: bool,
+        method: Method | None = None,
+    ) -> tuple[Tree, Outcome]:
+        """One round, without reading anything of what it found; another method may stand in."""
+        method = method or self.experiment.method
+        evaluator = replace(self.evaluator, method=method, with_train=with_train)
+        chosen = everyone.sample(self.experiment.fraction)
+        server = method.round(server, chosen)
+        deployed = everyone.map(evaluator.score, method.deploy(server))
+        local = _score_local(method, chosen, evaluator)
+        finite = None if everyone.tape is None else everyone.tape.finite()
+        return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
+
+    def _read(self, rounds: Sequence[Round], began: float) -> None:
+        """Fetch what some rounds found and write it down."""
+        found = fetched(rounds)
+        self.write(rounds, found, (time.perf_counter() - began) / len(rounds))
+
+    def write(self, rounds: Sequence[Round], found: Outcome, seconds: float) -> None:
+        """Write down what some rounds found, up to the first that went wrong.
+
+        Args:
+            rounds: In order.
+            found: Their outcomes, stacked, where Python can read them.
+            seconds: What each of them took.
+        """
+        deployed = _numbers(found.deployed)
+        local = None if found.local is None else _numbers(found.local)
+        for row, played in enumerate(rounds):
+            positions = found.positions[row].tolist()
+            problem = played.problem(None if found.finite is None else found.finite[row], positions)
+            if problem is not None:
+                raise problem
+            nothing = np.full((len(self.history.nodes), len(ROLES), len(METRICS)), np.nan)
+            everywhere = nothing.copy()
+            everywhere[found.scored[row].tolist()] = deployed[row]
+            # The local numbers of those who did not train are their last ones.
+            past = self.history.scores["local"]
+            scores = past[-1].copy() if past else nothing
+            if local is not None:
+                scores[positions] = local[row]
+            self.history.scores["deployed"].append(everywhere)
+            self.history.scores["local"].append(scores)
+            self.history.seconds.append(seconds)
+            for step, drawn, down, up in [] if played.tape is None else played.tape.traffic:
+                who = positions if drawn else found.scored[row].tolist()
+                self.ledger.add(played.number, step, who, down, up)
+
+    def snapshot(self, fingerprint: str) -> Tree:
+        """Everything needed to continue with the same numbers."""
+        history = {k: [torch.from_numpy(a) for a in v] for k, v in self.history.scores.items()}
+        return {
+            "fingerprint": fingerprint,
+            "server": tree_map(torch.Tensor.cpu, self.server),
+            "states": tree_map(
+                torch.Tensor.cpu, pack_states(self.simulation.engine.export_states())
+            ),
+            "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
+            "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
+            "ledger": self.ledger.export(),
+            "privacy": self.privacy(),
+        }
+
+    def privacy(self) -> dict[str, Any] | None:
+        """What the clients have spent so far, as plain values; None where nothing is noised."""
+        method = self.experiment.method
+        if not isinstance(method, Noised):
+            return None
+        plain = {"clip": method.clip, "noise": method.noise, "delta": method.delta}
+        return {**plain, **asdict(spent(method.noise, method.delta, [self.ledger]))}
+
+    def restore(self, tree: Tree, fingerprint: str, path: Path) -> None:
+        """Continue from a snapshot."""
+        if tree["fingerprint"] != fingerprint:
+            raise DataError(
+                f"checkpoint {path} belongs to another configuration; resume with its own folder "
+                "(--resume DIR) or choose another --out"
+            )
+        device = self.experiment.device
+        server, states = tree_map(lambda leaf: leaf.to(device), (tree["server"], tree["states"]))
+        self.server = server
+        self.simulation.engine.import_states(unpack_states(states))
+        self.history.seconds = tree["seconds"].tolist()
+        self.history.scores = restored_scores(tree)
+        self.ledger.restore(tree["ledger"])
+
+
+def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:
+    """Scores of the local models of those who trained, if anybody did."""
+    if "train" not in chosen.replies:
+        return None
+    trained = method.local(chosen.replies["train"])
+    positions = chosen.positions
+    if len(chosen) < chosen.total:
+        # A row for everybody, as `ToEach` wants; rows of absent clients are never read.
+        row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
+        order = torch.arange(len(chosen), device=positions.device)
+        trained = take(trained, row.scatter(0, positions, order))
+    scores: Scores = chosen.map(evaluator.score, ToEach(trained))
+    return scores
+
+
+def empty_history(federation: Federation) -> History:
+    """The clients' sizes, and nothing measured yet."""
+    masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
+    return History(
+        counts=torch.stack(masks).numpy().astype(np.int64),
+        nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
+    )
+
+
+def cached_rounds(method: object, server: Tree) -> list[list[int]]:
+    """For each client the rounds after which its model was put aside; empty if none ever is."""
+    return method.cached_rounds(server) if isinstance(method, Caches) else []
+
+
+def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:
+    """The scores of a snapshot, as `History` has them."""
+    return {name: list(rounds.numpy()) for name, rounds in saved["scores"].items()}
+
+
+def _numbers(scores: Scores) -> np.ndarray:
+    """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
+    confusion = scores.confusion.numpy()
+    numbers = from_confusion(confusion)
+    empty = confusion.sum((-1, -2)) == 0
+    auc = scores.auc.numpy()
+    numbers["auc"] = np.where(auc < 0, np.nan, auc)
+    numbers["loss"] = np.where(empty, np.nan, scores.loss.numpy())
+    return np.stack([numbers[m] for m in METRICS], axis=-1)
+
+
+def check_task(method: Method, federation: Federation) -> None:
+    """Refuse a method, or its network, that does not classify what the clients have."""
+    task, name = federation.task, type(method).__name__
+    if task not in method.tasks:
+        raise ConfigError(
+            f"{name} classifies {' and '.join(f'{known}s' for known in method.tasks)}, but the "
+            f"clients of '{federation.name}' have {task}s to classify; choose another method"
+        )
+    if task_of(method.net) != task:
+        net = type(method.net).__name__
+        raise ConfigError(
+            f"network {net} classifies {task_of(method.net)}s, but the clients of "
+            f"'{federation.name}' have {task}s to classify; choose another network"
+        )

@@ -1,0 +1,616 @@
+"""From a configuration to a saved result: load, divide, run every seed, keep everything."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from typing import Protocol as TypingProtocol
+
+import msgspec
+import numpy as np
+
+from atoll import __version__
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
+from atoll.core.method import Method
+from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
+from atoll.data.divide import federate
+from atoll.data.divide_graphs import BATCH_SIZE, federate_graphs
+from atoll.data.load import load
+from atoll.data.prepare import PREPARATIONS
+from atoll.data.source import GraphGroup, GraphSet, Source
+from atoll.engines.checkpoint import write_atomically
+from atoll.experiment.config import (
+    RunConfig,
+    build_method,
+    config_text,
+    make_config,
+    read_config,
+    resolve,
+    saved_header,
+    with_own_partition,
+)
+from atoll.experiment.facts import (
+    FACTS,
+    FEDERATION_FACTS,
+    save_federation_facts,
+    save_seed_facts,
+)
+from atoll.experiment.hardware import (
+    available_memory,
+    choose_device,
+    choose_engine,
+    environment,
+    start,
+    tuned_process,
+)
+from atoll.experiment.loggers.base import open_logs
+from atoll.experiment.observers import Heard, Progress
+from atoll.experiment.privacy import privacy_report, with_privacy
+from atoll.experiment.protocols import Protocol
+from atoll.experiment.result import BEST_CACHED, Result, SeedResult
+from atoll.experiment.rounds import Experiment, History, Run
+from atoll.experiment.sweep import can_be_one, run_together
+
+Data = Source | GraphSet | GraphGroup | Federation
+"""What Python may give in place of a name."""
+Divide = Callable[
+    [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
+]
+"""Makes the federation of one seed, as `make_federation` does."""
+CHECKPOINT = "checkpoint.atoll"
+SAVE_EVERY = 10.0
+"""Least seconds between two checkpoints."""
+
+
+class Stopped(Exception):
+    """The user stopped the run; everything up to the last round is saved."""
+
+    def __init__(self, out: Path | None, seed: int, rounds: int) -> None:
+        super().__init__()
+        self.out, self.seed, self.rounds = out, seed, rounds
+
+
+class Observer(TypingProtocol):
+    """Hears how a run goes; the command line draws a progress bar with it."""
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        """Before the first seed."""
+
+    def round(self, seed: int, history: History) -> None:
+        """After every round."""
+
+    def should_stop(self) -> bool:
+        """Whether to stop after this round."""
+
+
+@dataclass
+class Silent:
+    """Hears everything, says nothing."""
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        pass
+
+    def round(self, seed: int, history: History) -> None:
+        pass
+
+    def should_stop(self) -> bool:
+        return False
+
+
+def run(
+    method: str | Method = "fedavg",
+    data: str | Data = "lagoon",
+    *,
+    out: str | Path | None = None,
+    observer: Observer | None = None,
+    save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
+    **options: Any,
+) -> Result:
+    """Run a method on data and return the result.
+
+    Args:
+        method: A name, or a method object, which brings its own hyper-parameters.
+        data: A name or path, what `atoll.load` gave, or a finished `Federation`.
+        out: Folder to save the result and checkpoints in; None saves nothing.
+        observer: Hears about progress.
+        save_every: Least seconds between two checkpoints.
+        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
+        **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
+            fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
+            data_root, schema, own, dp.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedprox", "lagoon", rounds=5, set={"mu": 0.1})
+        >>> result.metrics()["test_accuracy"]["mean"] > 0.5
+        True
+    """
+    given_method = None if isinstance(method, str) else method
+    given_data = None if isinstance(data, str) else data
+    objects = {"method": given_method, "data": given_data}
+    for name in ("set", "epochs"):
+        if given_method is not None and options.get(name):
+            raise ConfigError(
+                f"a method object has its own hyper-parameters, but {name} was given beside it; "
+                f"leave {name} out, or give the method by name"
+            )
+    config = make_config(
+        method=method if isinstance(method, str) else type(method).__name__,
+        data=data if isinstance(data, str) else data.name,
+        objects=[name for name, value in objects.items() if value is not None],
+        **options,
+    )
+    return run_config(
+        config,
+        out=None if out is None else Path(out),
+        observer=observer,
+        method=given_method,
+        data=given_data,
+        save_every=save_every,
+        log=log,
+    )
+
+
+def resume(
+    folder: str | Path,
+    observer: Observer | None = None,
+    *,
+    method: Method | None = None,
+    data: Data | None = None,
+    save_every: float = SAVE_EVERY,
+    log: str | Sequence[str] = (),
+) -> Result:
+    """Continue a stopped run; a finished one is only read again.
+
+    A run that was started with a method object or a data object needs the same objects again.
+
+    Examples:
+        >>> import atoll
+        >>> first = atoll.run("fedavg", "lagoon", rounds=2, out="my-run")  # and now it is killed
+        >>> atoll.resume("my-run").metrics() == first.metrics()
+        True
+    """
+    folder = Path(folder)
+    if not (folder / "config.toml").exists():
+        raise ConfigError(
+            f"'{folder}' holds no run to resume (it has no config.toml); give the folder of a run"
+        )
+    config = make_config(**read_config(folder / "config.toml"))
+    return run_config(
+        config,
+        out=folder,
+        observer=observer,
+        method=method,
+        data=data,
+        resuming=True,
+        save_every=save_every,
+        log=log,
+    )
+
+
+@tuned_process()
+def run_config(
+    config: RunConfig,
+    *,
+    out: Path | None = None,
+    observer: Observer | None = None,
+    method: Method | None = None,
+    data: Data | None = None,
+    resuming: bool = False,
+    save_every: float = SAVE_EVERY,
+    at_once: bool | None = None,
+    log: str | Sequence[str] = (),
+    divide: Divide | None = None,
+) -> Result:
+    """Run every seed of a configuration.
+
+    Args:
+        config: What to run.
+        out: Folder to save everything in.
+        observer: Hears about progress.
+        method: In the place of a name.
+        data: In the place of a name.
+        resuming: Whether the folder holds a run that goes on.
+        save_every: Least seconds between two checkpoints.
+        at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
+            where that costs little more than one seed. On a CPU it gains nothing.
+        log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
+        divide: In the place of `make_federation`, for runs that share their federations.
+    """
+    plan = Plan(config, out, observer, method, data, resuming, save_every, log, divide)
+    if not (plan.device.type == "cuda" if at_once is None else at_once):
+        return plan.result([plan.one_seed(experiment) for experiment in plan.experiments()])
+    waiting = list(plan.experiments())
+    if can_be_one(waiting):
+        return plan.result([plan.one_seed(experiment) for experiment in waiting])
+    runs = run_together(
+        waiting,
+        checkpoints=[plan.checkpoint(e) for e in waiting],
+        every_seconds=save_every,
+        should_stop=plan.heard.should_stop,
+        on_round=lambda place, history: plan.heard.round(waiting[place].seed, history),
+    )
+    return plan.result([plan.seed_result(run) for run in runs])
+
+
+class Plan:
+    """A configuration on its way to a result: experiments, where they are saved, what they gave.
+
+    The arguments are those of `run_config`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path | None = None,
+        observer: Observer | None = None,
+        method: Method | None = None,
+        data: Data | None = None,
+        resuming: bool = False,
+        save_every: float = SAVE_EVERY,
+        log: str | Sequence[str] = (),
+        divide: Divide | None = None,
+    ) -> None:
+        self.began, self.setup = time.perf_counter(), 0.0
+        self.out, self.save_every, self.given, self.data = out, save_every, method, data
+        self.divide: Divide = divide or make_federation
+        _check_objects(config, method, data)
+        self.asked, (self.config, self.rules) = config, resolve(config, task_of_object(data))
+        self.engine, self.why = choose_engine(config.engine)
+        self.device = choose_device(config.device)
+        start(self.device)
+        if method is not None:
+            # What it cannot protect is refused before anything is kept.
+            with_privacy(method, config.dp)
+        if not 0 <= save_every < math.inf:
+            raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
+        if out is not None:
+            check_folder(out, resuming=resuming)
+        progress = None if out is None else Progress(out)
+        self.heard = Heard(observer or Silent(), progress, open_logs(log, out))
+        self.method: Method | None = None
+        self.federation: Federation | None = None
+        self.about: Any = {}
+        self.fingerprint = ""
+
+    def experiments(self) -> Iterator[Experiment]:
+        """One for each seed, made when it is asked for."""
+        for number in range(self.config.seed, self.config.seed + self.config.seeds):
+            federation, notes, self.config = self.divide(
+                self.config, self.rules, number, self.data, self.asked
+            )
+            config, method = self.config, self.given
+            method = method or build_method(
+                config, federation.features, federation.classes, federation.task
+            )
+            if self.method is None:
+                self._begin(federation, method, notes)
+            self.method, self.federation = method, federation
+            if self.out is not None:
+                save_partition(federation, self.out / f"seed-{number}" / "partition.npz")
+            experiment = Experiment(
+                with_privacy(method, config.dp),
+                federation,
+                rounds=config.rounds or self.rules.rounds,
+                fraction=config.fraction,
+                seed=number,
+                engine=self.engine,
+                device=self.device,
+                chunk=config.chunk,
+                compat=config.compat,
+            )
+            self.setup += time.perf_counter() - self.began
+            yield experiment
+            self.began = time.perf_counter()
+
+    def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
+        self.about = federation.about
+        self.fingerprint = name_configuration(self.config, self.given, self.data)
+        if self.out is not None:
+            write_atomically(self.out / "config.toml", config_text(self.config).encode())
+            save_federation_facts(federation, self.out / FEDERATION_FACTS)
+        short = method.too_short(self.config.rounds or self.rules.rounds)
+        said = [*notes, *([short] if short else [])]
+        self.heard.begin(self.config, self.engine, self.why, said)
+
+    def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
+        """An experiment's file, and its fingerprint."""
+        seed = experiment.seed
+        path = None if self.out is None else self.out / f"seed-{seed}" / CHECKPOINT
+        return path, f"{self.fingerprint}/{seed}"
+
+    def one_seed(self, experiment: Experiment) -> SeedResult:
+        """Run an experiment by itself."""
+        path, fingerprint = self.checkpoint(experiment)
+        run = experiment.run(
+            checkpoint=path,
+            fingerprint=fingerprint,
+            every_seconds=self.save_every,
+            on_round=lambda history: self.heard.round(experiment.seed, history),
+            should_stop=self.heard.should_stop,
+        )
+        return self.seed_result(run)
+
+    def seed_result(self, run: Run) -> SeedResult:
+        """What one of the experiments gave."""
+        seed = run.experiment.seed
+        if not run.finished:
+            raise Stopped(self.out, seed, run.history.rounds)
+        if self.out is not None:
+            save_seed_facts(run, self.out / f"seed-{seed}" / FACTS)
+        return SeedResult(seed, run.history, run.ledger)
+
+    def result(self, seeds: Sequence[SeedResult]) -> Result:
+        """What all of them gave, saved."""
+        assert self.method is not None
+        assert self.federation is not None
+        result = Result(
+            self.config,
+            tuple(seeds),
+            self.method.scored_as(),
+            self.rules.weights,
+            selection(self.config, self.rules),
+            self.engine,
+            self.device.type,
+            self.setup,
+            environment(),
+            self.about,
+            self.out,
+            self.federation.metric,
+            asdict(self.method),
+            privacy_of(self.config, seeds, federated=False),
+        )
+        if self.out is not None:
+            result.save(self.out)
+        self.heard.end(result)
+        return result
+
+
+def privacy_of(
+    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
+) -> dict[str, Any] | None:
+    """What a run's differential privacy is worth; None if it had none."""
+    if config.dp is None:
+        return None
+    return privacy_report(
+        config.dp,
+        [seed.ledger for seed in seeds],
+        clients=len(seeds[0].history.nodes),
+        fraction=config.fraction,
+        rounds=config.rounds or 0,
+        federated=federated,
+    )
+
+
+def selection(config: RunConfig, rules: Protocol) -> str:
+    """How the round is picked: the protocol's rule, unless a compat switch overrules it."""
+    return BEST_CACHED if "test-selection" in config.compat else rules.select
+
+
+def task_of_object(data: Data | None) -> str | None:
+    """What is classified in data that Python gave; None if a name was given."""
+    if isinstance(data, Federation):
+        return data.task
+    if data is None:
+        return None
+    return "node" if isinstance(data, Source) else "graph"
+
+
+def _check_objects(config: RunConfig, method: Method | None, data: Data | None) -> None:
+    """A file cannot hold Python objects; what was run with some needs them again."""
+    given = {"method": method, "data": data}
+    lacking = [name for name in config.objects if given.get(name) is None]
+    if lacking:
+        words = " and ".join(f"a {name} object" for name in lacking)
+        hints = ", ".join(f"{name}=..." for name in lacking)
+        raise ConfigError(
+            f"this run was started in Python with {words}, which its configuration cannot hold; "
+            f"continue it in Python with atoll.resume(folder, {hints})"
+        )
+
+
+def make_federation(
+    config: RunConfig,
+    rules: Protocol,
+    seed: int,
+    data: Data | None,
+    asked: RunConfig,
+) -> tuple[Federation, list[str], RunConfig]:
+    """The federation of one seed, what the loader has to say, and the completed configuration.
+
+    Args:
+        config: Resolved.
+        rules: Its protocol.
+        seed: The run's seed.
+        data: What Python gave in place of a name.
+        asked: The configuration before it was resolved.
+    """
+    if isinstance(data, Federation):
+        made = {key: data.about.get(key, "given") for key in ("partition", "split")}
+        return data, [], msgspec.structs.replace(config, clients=len(data), ratios=None, **made)
+    header = saved_header(config) if data is None else None
+    if header is not None:
+        return *open_federation(config, header), config
+    data_seed = seed if rules.data_seed is None else rules.data_seed
+    notes: list[str] = []
+    source: Source | GraphSet | GraphGroup | None = data
+    if source is None:
+        source, notes = load_source(config, rules, data_seed)
+    if not isinstance(source, Source):
+        federation = _federate_graphs(config, rules, data_seed, source, asked)
+        made = {"partition": federation.about["partition"], "clients": len(federation)}
+        return federation, notes, msgspec.structs.replace(config, **made)
+    source, config = prepare_source(source, config, rules, asked)
+    federation = federate(
+        source,
+        clients=config.clients,
+        partition=config.partition or rules.partition,
+        split=config.split or rules.split,
+        ratios=config.ratios,
+        seed=data_seed,
+        allow=config.allow,
+    )
+    return federation, notes, config
+
+
+def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
+    """A federation from its file, and where it comes from, for people."""
+    path = config.data
+    needed, there = memory_needed(path), available_memory()
+    lazy = needed > there / 2
+    about = header.about
+    known = [f"{key} {about[key]}" for key in _ORIGIN if about.get(key) is not None]
+    notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
+    if config.seeds > 1:
+        notes.append("every seed trains the same clients with the same split, those of the file")
+    if lazy:
+        notes.append(
+            f"clients are read when they are needed: at once they would take about "
+            f"{needed / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB are free"
+        )
+    return load_federation(path, lazy=lazy), notes
+
+
+_ORIGIN = ("partition", "split", "seed", "protocol", "sha1")
+
+
+def save_divided(asked: RunConfig, out: Path) -> tuple[Path, Federation, list[str]]:
+    """Divide data as a run with this configuration would, and write the clients into one file."""
+    if saved_header(asked) is not None:
+        raise ConfigError(f"'{asked.data}' is divided already; give data that are not")
+    out = new_file(out)
+    config, rules = resolve(asked)
+    federation, notes, config = make_federation(config, rules, config.seed, None, asked)
+    seed = config.seed if rules.data_seed is None else rules.data_seed
+    about = {
+        "data": config.data,
+        "seed": seed,
+        "protocol": rules.name,
+        "ratios": config.ratios,
+        "own": config.own,
+        "atoll": __version__,
+        **federation.about,
+        "partition": config.partition,
+        "split": config.split,
+    }
+    return save_federation(replace(federation, about=about), out), federation, notes
+
+
+def need_one_graph(federation: Federation) -> None:
+    """Refuse clients with many graphs each, for commands that look at nodes."""
+    if federation.task == "graph":
+        raise ConfigError(
+            f"'{federation.name}' is a set of graphs with one label each; this command needs one "
+            "graph: see `atoll datasets`"
+        )
+
+
+def load_source(
+    config: RunConfig, rules: Protocol, seed: int
+) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
+    """What the configuration names, undivided, and what the loader has to say."""
+    return load(
+        config.data,
+        clients=config.clients or rules.clients,
+        seed=seed,
+        root=config.data_root,
+        schema=config.schema,
+        own=config.own,
+    )
+
+
+def prepare_source(
+    source: Source, config: RunConfig, rules: Protocol, asked: RunConfig
+) -> tuple[Source, RunConfig]:
+    """One graph as the protocol wants it, and the configuration with its owners' partition."""
+    config = with_own_partition(config, source, asked)
+    for name in rules.prepare:
+        source = PREPARATIONS[name](source)
+    return source, config
+
+
+def _federate_graphs(
+    config: RunConfig,
+    rules: Protocol,
+    seed: int,
+    source: GraphSet | GraphGroup,
+    asked: RunConfig,
+) -> Federation:
+    """A federation of clients with many graphs each."""
+    # A group divides itself; what the user asks for beside that must be refused, not overruled.
+    asks = asked if isinstance(source, GraphGroup) else config
+    if "undirected" in rules.prepare:
+        source = source.undirected_simple()
+    size = BATCH_SIZE if config.batch_size is None else config.batch_size
+    return federate_graphs(
+        source,
+        clients=asks.clients,
+        partition=asks.partition,
+        split=config.split or rules.split,
+        ratios=config.ratios,
+        seed=seed,
+        allow=config.allow,
+        batch_size=size,
+    )
+
+
+def save_partition(federation: Federation, path: Path) -> None:
+    """Node ids of every client, in the whole graph's numbering: who owned what in this run."""
+    ids: dict[str, Any] = {
+        f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)
+    }
+    content = io.BytesIO()
+    np.savez_compressed(content, **ids)
+    write_atomically(path, content.getvalue())
+
+
+def name_configuration(
+    config: RunConfig, method: Method | None = None, data: Data | None = None
+) -> str:
+    """A short name of everything that decides the numbers, for checkpoints."""
+    # Where a run happens does not change it (engines agree only to rounding, so they are named).
+    plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
+    header = saved_header(config) if data is None else None
+    if header is not None:  # the same clients, wherever the file lies
+        plain = msgspec.structs.replace(plain, data=str(header))
+    text = config_text(plain)
+    if method is not None:
+        text += repr(method)
+    if isinstance(data, Federation):
+        text += str([(g.num_nodes, g.edges.shape[1], g.num_features) for g in data.graphs])
+    elif data is not None:
+        parts = data.sets if isinstance(data, GraphGroup) else (data,)
+        text += "".join(str((part.x.shape, part.edges.shape, part.classes)) for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_folder(out: Path, *, resuming: bool) -> None:
+    """Make sure that the folder can be made and written, and that nothing in it would be lost."""
+    try:
+        if (out / "config.toml").exists() and not resuming:
+            raise ConfigError(
+                f"'{out}' already holds a run; continue it with --resume {out}, or choose another "
+                "--out"
+            )
+        # It is made when there is something to put in: a refused run leaves no folder behind.
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"output folder '{out}' is not possible ({error})") from error
+    if not there.is_dir():
+        raise ConfigError(
+            f"output folder '{out}' cannot be made: '{there}' is a file; choose another --out"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"output folder '{out}' cannot be written: no permission for '{there}'; choose another "
+            "--out"
+        )

@@ -1,0 +1,1 @@
+"""Tables, plots and text for the terminal and for files."""

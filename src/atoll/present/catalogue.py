@@ -1,0 +1,243 @@
+"""Pages about methods and data sets, for `atoll methods` and `atoll datasets`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from atoll.core.method import task_of
+from atoll.core.optim import OPTIMIZERS
+from atoll.data.public.registry import (
+    DATASETS,
+    GROUPS,
+    data_root,
+    dataset_info,
+    is_present,
+    load_dataset,
+)
+from atoll.data.source import Source
+from atoll.data.synthetic import BUILT_IN, Lagoon, built_in
+from atoll.methods import METHODS, method_class
+from atoll.nn import NETS
+
+
+def method_table() -> Table:
+    """Every method with one line and where it comes from."""
+    table = Table(
+        title="Methods",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="for: nodes (n), graphs (g). scored: one global model, or the clients' own. "
+        "atoll methods NAME says more.",
+        caption_justify="left",
+    )
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it does")
+    for column in ("for", "scored"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("from")
+    for name, cls in METHODS.items():
+        does, _, cited = _first_line(cls).rstrip(".").partition(" (")
+        tasks = " ".join(task[0] for task in cls.tasks)
+        scored = "own" if cls.deployed == "personalised" else cls.deployed
+        table.add_row(name, escape(does), tasks, scored, escape(_origin(cited, cls.paper)))
+    return table
+
+
+def _origin(cited: str, paper: str) -> str:
+    """Authors from a docstring's "Li et al., 2020)", venue from the end of the paper's line."""
+    authors = cited.rstrip(").").rpartition(", ")[0]
+    return f"{authors}, {paper.rpartition(', ')[2]}" if authors else "no paper"
+
+
+def method_page(name: str) -> RenderableType:
+    """A method's own words, and its hyper-parameters with their defaults."""
+    cls = method_class(name)
+    page = Table(title=f"Hyper-parameters (--set KEY=VALUE) of {name}", title_justify="left")
+    for column in ("key", "default", "belongs to"):
+        page.add_column(column)
+    net = (*cls.nets, "gcn")[0]
+    for part, owner in ((cls, "method"), (NETS[net], f"net ({net})")):
+        kinds = get_type_hints(part)
+        for key, default in _defaults(part):
+            choices = get_args(kinds[key]) if get_origin(kinds[key]) is Literal else ()
+            words = f"{owner}: {', '.join(map(str, choices))}" if choices else owner
+            page.add_row(key, escape(str(default)), escape(words))
+    # A method may start from another learning rate than the optimizer's own.
+    optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
+    kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
+    for key, _ in _defaults(type(optimizer)):
+        page.add_row(key, str(getattr(optimizer, key)), f"optimizer ({kind})")
+    for key, value in cls.for_graphs.items():
+        page.add_row(key, str(value), "where graphs are classified")
+    nets = [name for name in cls.nets or NETS if task_of(NETS[name]) in cls.tasks]  # type: ignore[arg-type]  # the class knows
+    page.add_row("net", net, f"one of {', '.join(nets)}")
+    page.add_row("optimizer", kind, f"one of {', '.join(OPTIMIZERS)}")
+    for preset, settings in cls.presets.items():
+        words = ", ".join(f"{key}={value}" for key, value in settings.items())
+        page.add_row("preset", preset, escape(words))
+    words = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    why = cls(net=NETS[net](features=1, classes=2)).why_not_private()
+    private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
+    about = Text(f"\nPaper: {cls.paper}\n{private}\n")
+    parts: list[RenderableType] = [Text(_unwrapped(words)), about, page]
+    for option, space in (("", cls.space), *((f" --preset {k}", v) for k, v in cls.grids.items())):
+        ranges = ", ".join(f"{key} {wanted}" for key, wanted in space.items())
+        parts.append(Text(f"Searched by `atoll tune {name}{option}`: {ranges}"))
+    return Group(*parts)
+
+
+PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
+"""What every method's docstring says, each on a line of its own."""
+SOURCE_WIDTH = 100
+"""How wide the lines of a docstring may be."""
+
+
+def _unwrapped(words: str) -> str:
+    """A docstring without the line breaks that only keep source lines short."""
+    lines: list[str] = []
+    last = ""
+    for line in words.splitlines():
+        first_word = re.match(r"\S*", line)
+        full = len(last) + 1 + len(first_word[0] if first_word else "") > SOURCE_WIDTH - 4
+        fresh = line.startswith(PARAGRAPHS)
+        if first_word and first_word[0] and full and not fresh and not last.startswith(" "):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+        last = line
+    return "\n".join(lines)
+
+
+def _first_line(cls: type[Any]) -> str:
+    doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    return doc.splitlines()[0].partition(": ")[2] or doc.splitlines()[0]
+
+
+def _defaults(cls: type[Any]) -> list[tuple[str, Any]]:
+    skipped = ("net", "optimizer", "features", "classes")
+    return [
+        (f.name, f.default)
+        for f in fields(cls)
+        if f.name not in skipped and f.default is not MISSING
+    ]
+
+
+def dataset_table(root: str | Path | None) -> Table:
+    """Every data set with its published size and whether it is here."""
+    base = data_root(root)
+    caption = (
+        f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME\n"
+        f"Groups, with one set for each client: {', '.join(GROUPS)}"
+    )
+    table = Table(
+        title="Data sets",
+        title_justify="left",
+        caption_justify="left",
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
+    for column in ("name", "task", *_COUNTED, "here"):
+        right = column in _COUNTED
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    for name, made in BUILT_IN.items():
+        nodes = f"{made.nodes:,}" if made.nodes else ""
+        table.add_row(name, "node", "1", nodes, "", str(made.words), str(made.classes), "yes")
+    for name, info in DATASETS.items():
+        counts = (info.graphs, info.nodes, info.edges, info.features, info.classes)
+        numbers = ["" if n is None else f"{n:,}" for n in counts]
+        table.add_row(name, info.task, *numbers, "yes" if is_present(name, base) else "")
+    return table
+
+
+_COUNTED = ("graphs", "nodes", "edges", "features", "classes")
+
+
+_GENERATORS = {
+    "lagoon": ("owners' parts of one citation-like graph", "nodes=5000,homophily=0.3"),
+    "archipelago": ("any number of owners, each with a small graph of its own", "least=20,most=40"),
+}
+
+
+def _generator_page(name: str, made: type[Lagoon]) -> Table:
+    what, example = _GENERATORS[name]
+    table = Table(
+        title=f"{name}: built in, {what}",
+        caption=f"Change some with, for example: --data {name}:{example}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for column in ("knob", "default", "what it is"):
+        table.add_column(column)
+    pages = "\n".join(inspect.getdoc(kind) or "" for kind in (Lagoon, made))
+    about = dict(re.findall(r"^ +(\w+): (.*)$", pages, re.MULTILINE))
+    for f in fields(made):
+        if f.init:
+            table.add_row(f.name, str(f.default), about[f.name])
+    return table
+
+
+def _group_page(name: str, root: str | Path | None) -> Table:
+    table = Table(title=f"{name}: one data set for each client", title_justify="left")
+    for column in ("client", "data set", "graphs", "features", "classes", "here"):
+        table.add_column(column)
+    for number, one in enumerate(GROUPS[name]):
+        info = dataset_info(one)
+        here = "yes" if is_present(one, root) else ""
+        counts = map(str, (info.graphs, info.features, info.classes))
+        table.add_row(str(number), one, *counts, here)
+    return table
+
+
+def dataset_page(name: str, root: str | Path | None) -> Table:
+    """One data set: size, source, licence, and where it is looked for."""
+    generator = built_in(name.lower())
+    if generator:
+        return _generator_page(generator.__name__.lower(), generator)
+    if name.lower() in GROUPS:
+        return _group_page(name.lower(), root)
+    info, base = dataset_info(name), data_root(root)
+    elsewhere = "" if root is None else f" --data-root {root}"
+    table = Table(title=info.name, title_justify="left", show_header=False)
+    here = is_present(name, base)
+    rows: dict[str, Any] = {
+        "task": f"{info.task} classification",
+        "graphs": info.graphs,
+        "nodes": info.nodes,
+        "edges (directed)": info.edges,
+        "features": info.features,
+        "classes": info.classes,
+        "metric": info.metric,
+        "source": info.origin,
+        "licence": info.licence,
+        "looked for in": base / info.home,
+        "present": "yes" if here else f"no; get it with: atoll data fetch {info.name}{elsewhere}",
+    }
+    if here:
+        source = load_dataset(name, base)
+        if isinstance(source, Source):
+            rows["edge homophily"] = f"{edge_homophily(source):.3f}"
+    for key, value in rows.items():
+        if value is not None:
+            table.add_row(key, escape(f"{value:,}" if isinstance(value, int) else str(value)))
+    return table
+
+
+def edge_homophily(source: Source) -> float:
+    """Share of edges whose two ends have the same known label."""
+    ends = source.y[source.edges]
+    known = (ends >= 0).all(axis=0)
+    return float((ends[0] == ends[1])[known].mean()) if known.any() else float("nan")

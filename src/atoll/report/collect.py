@@ -1,0 +1,422 @@
+"""From folders to what a report shows: runs in groups, with names, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import AtollError, ConfigError
+from atoll.experiment.config import RunConfig
+from atoll.experiment.events import failures
+from atoll.experiment.stored import NotFinished, StoredRun, read_json, read_stored
+from atoll.present.tables import Number, ResultTable, number_of
+from atoll.present.terminal import counted
+from atoll.studies.reproduce.history import read_tables
+from atoll.studies.reproduce.table import Reproduction
+from atoll.studies.tune.read import Tried, read_tried
+
+COLUMN_KEYS = (
+    "data",
+    "clients",
+    "protocol",
+    "partition",
+    "split",
+    "ratios",
+    "fraction",
+    "batch_size",
+    "schema",
+    "own",
+    "allow",
+)
+"""What makes another federation or other rules; runs that share them stand side by side."""
+ROW_KEYS = ("epochs", "rounds", "evaluate", "compat", "seeds", "seed", "engine", "device", "chunk")
+"""What tells two runs of one method apart, beside their hyper-parameters."""
+
+
+@dataclass(eq=False)
+class Shown:
+    """One run on the page.
+
+    Attributes:
+        run: What its folder tells.
+        labels: Its place in a study, if it is a cell of one.
+        row: What it is called: its method, and what tells it from others of that method.
+        column: Its federation and rules, likewise.
+        style: Which colour it has.
+    """
+
+    run: StoredRun
+    labels: Mapping[str, Any]
+    row: str = ""
+    column: str = ""
+    style: int = 0
+
+    @property
+    def config(self) -> RunConfig:
+        return self.run.config
+
+    @property
+    def metric(self) -> str:
+        """What its data set is scored by."""
+        return self.run.result.metric
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A run that is not there: which, why, and what to do."""
+
+    name: str
+    why: str
+    kind: str
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Everything that a report shows.
+
+    Attributes:
+        shown: All finished runs, in the order of the folders.
+        missing: What was asked for and is not finished.
+        studies: What each study.json says, by folder.
+        aside: Sentences on finished runs that are not shown: trials, points of a grid.
+        verdicts: What a comparison says can be told apart, by what it is about.
+        reproductions: Tables of papers beside ours.
+        tried: What tunings tried, method by method.
+    """
+
+    shown: list[Shown]
+    missing: list[Missing]
+    studies: dict[Path, dict[str, Any]]
+    aside: list[str] = field(default_factory=list)
+    verdicts: dict[str, list[str]] = field(default_factory=dict)
+    reproductions: list[Reproduction] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return _once(one.row for one in self.shown)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _once(one.column for one in self.shown)
+
+    def group(self, column: str) -> list[Shown]:
+        """The runs that stand side by side in a column."""
+        return [one for one in self.shown if one.column == column]
+
+
+def collect(folders: Sequence[Path]) -> Collection:
+    """Read run folders and study folders; only if nothing at all is finished is that an error."""
+    found = Collection([], [], {})
+    for folder in dict.fromkeys(folders):
+        if (folder / "study.json").exists():
+            _read_study(folder, found)
+        else:
+            found.shown.append(Shown(read_stored(folder), {}))
+    if not found.shown and not any(one.complete for one in found.tried):
+        if found.missing or not found.aside:
+            first = "it has no runs"
+            if found.missing:
+                first = f"{found.missing[0].name}: {found.missing[0].why}"
+            raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
+        raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
+    _name(found.shown)
+    return found
+
+
+def _read_study(folder: Path, found: Collection) -> None:
+    about = read_json(folder / "study.json")
+    found.studies[folder] = about
+    failed = failures(folder)
+    trials, before = 0, len(found.shown)
+    for cell in about.get("cells", []):
+        name, labels = str(cell["name"]), cell.get("labels", {})
+        path = folder / "cells" / name
+        if labels.get("role") == "trial":  # run without test nodes: there is nothing to report
+            trials += 1
+            continue
+        try:
+            if not (path / "config.toml").exists():
+                kind = "failed" if name in failed else "not run yet"
+                found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
+                continue
+            found.shown.append(Shown(read_stored(path), labels))
+        except NotFinished:
+            kind = "failed" if name in failed else "not finished"
+            found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
+        except AtollError as error:
+            found.missing.append(Missing(name, str(error), "not readable", labels))
+    if trials:
+        found.aside.append(f"{counted(trials, 'trial')} of '{folder.name}' had no test nodes.")
+    if about.get("kind") == "tune":
+        found.tried.extend(read_tried(folder))
+    if about.get("kind") == "reproduce":
+        found.reproductions.extend(read_tables(folder))
+    metric = about.get("request", {}).get("metric")
+    found.shown[before:] = _chosen(found.shown[before:], found.aside, metric)
+    if (folder / "compare.json").exists():
+        said = read_json(folder / "compare.json")
+        if _of_these_cells(said, about):
+            _read_verdicts(said, found.verdicts)
+        else:
+            found.aside.append(
+                f"The tests of '{folder.name}' are of fewer runs than are asked for by now, and "
+                f"left out; atoll compare --resume {folder} makes them anew."
+            )
+
+
+def _of_these_cells(said: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    """Whether a comparison's tests are of all that its study asks for by now."""
+    cells, tables = about.get("cells", []), said.get("tables", [])
+    asked = about.get("request", {})
+    seeds = {cell["seeds"] for cell in cells if "seeds" in cell}
+    return (
+        said.get("cells") == len(cells)
+        and list(said.get("methods", [])) == list(asked.get("methods", []))
+        and {table.get("data") for table in tables} == set(asked.get("data", []))
+        and seeds <= {table.get("seeds") for table in tables}
+    )
+
+
+def _chosen(shown: list[Shown], aside: list[str], metric: str | None = None) -> list[Shown]:
+    """Of the points of a grid the one that validation chose: no other test score may be seen."""
+    kept = []
+    names = ("data", "clients", "method")
+    for points in _by(shown, lambda one: [str(one.labels.get(name)) for name in names]):
+        if len(points) == 1 or not all("point" in one.labels for one in points):
+            kept += points
+            continue
+        best = max(points, key=lambda one: _validation(one, metric))
+        kept.append(best)
+        settings = " ".join(f"{k}={v}" for k, v in best.labels["point"].items())
+        where = f"{best.labels['method']} on {_data(str(best.labels.get('data')))}"
+        aside.append(f"{where}: validation chose {settings} of {len(points)} points of the grid.")
+    return [one for one in shown if one in kept]
+
+
+def _validation(one: Shown, metric: str | None) -> float:
+    known = one.run.summary["metrics"].get(f"val_{metric or one.metric}")
+    return float(known["mean"]) if known else float("-inf")
+
+
+def _read_verdicts(said: Mapping[str, Any], verdicts: dict[str, list[str]]) -> None:
+    """The sentences of a comparison, for each federation and over all."""
+    tables = said.get("tables", [])
+    sizes = len({table.get("clients") for table in tables})
+    for table in [*tables, said.get("overall")]:
+        if table and table.get("sentences"):
+            name = f"{_data(table['data'])}" if table.get("data") else "Over all federations"
+            if sizes > 1 and table.get("data"):
+                name += f", clients {table.get('clients')}"
+            verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _name(shown: list[Shown]) -> None:
+    """Short names that tell all runs apart, and a colour for each row."""
+    for one in shown:
+        one.row, one.column = _method(one), _data(one.config.data)
+    # A number of clients, a partition, ... is only said where two groups differ in it.
+    for same in _by(shown, lambda one: one.column):
+        _tell_apart(same, "column", lambda one: _plain(one.config, COLUMN_KEYS))
+    for same in _by(shown, lambda one: one.row):
+        _tell_apart(same, "row", _row_facts)
+    for same in _by(shown, lambda one: (one.row, one.column)):
+        for one in same[1:]:
+            one.row = f"{one.row} ({one.run.folder.name})"
+    rows = _once(one.row for one in shown)
+    for one in shown:
+        one.style = rows.index(one.row)
+
+
+def _method(one: Shown) -> str:
+    preset = str(one.config.set.get("preset", ""))
+    return str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
+
+
+def _data(name: str) -> str:
+    return Path(name).name if "/" in name else name
+
+
+def _row_facts(one: Shown) -> dict[str, str]:
+    facts = _plain(one.config, ROW_KEYS)
+    return {**{key: str(value) for key, value in one.config.set.items()}, **facts}
+
+
+def _plain(config: RunConfig, keys: Iterable[str]) -> dict[str, str]:
+    return {key: str(getattr(config, key)) for key in keys}
+
+
+def _by(shown: list[Shown], key: Any) -> list[list[Shown]]:
+    groups: dict[str, list[Shown]] = {}
+    for one in shown:
+        groups.setdefault(str(key(one)), []).append(one)
+    return list(groups.values())
+
+
+def _tell_apart(same: list[Shown], what: str, facts: Any) -> None:
+    """Add to a name what runs with that name differ in."""
+    all_facts = [facts(one) for one in same]
+    keys = _once(key for one in all_facts for key in one)
+    # What only follows from the federation is said in its column, not in the row.
+    differ = [key for key in keys if len({one.get(key) for one in all_facts}) > 1]
+    if what == "row":
+        differ = [key for key in differ if _differs_inside(same, all_facts, key)]
+    else:
+        differ = _enough(differ, all_facts)
+    for one, own in zip(same, all_facts, strict=True):
+        parts = [
+            f"{key} {own[key]}" if what == "column" else f"{key}={own[key]}"
+            for key in differ
+            if own.get(key) not in (None, "None")
+        ]
+        if parts:
+            setattr(one, what, ", ".join([getattr(one, what), *parts]))
+
+
+def _enough(keys: list[str], facts: list[dict[str, str]]) -> list[str]:
+    """Of the keys those that tell more apart than the ones before: a protocol brings its split."""
+    kept: list[str] = []
+    for key in keys:
+        parts = [{tuple(one.get(k) for k in ks) for one in facts} for ks in (kept, [*kept, key])]
+        kept += [key] if len(parts[1]) > len(parts[0]) else []
+    return kept
+
+
+def _differs_inside(same: list[Shown], facts: list[dict[str, str]], key: str) -> bool:
+    """Whether two runs of one column differ in a fact."""
+    values: dict[str, set[str | None]] = {}
+    for one, own in zip(same, facts, strict=True):
+        values.setdefault(one.column, set()).add(own.get(key))
+    return any(len(found) > 1 for found in values.values())
+
+
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "macro_f1": "macro F1",
+    "weighted_f1": "weighted F1",
+}
+
+
+def main_table(found: Collection) -> ResultTable:
+    """The table of the report: every federation's own metric."""
+    metrics = {column: found.group(column)[0].metric for column in found.columns}
+    several = set(metrics.values()) != {"accuracy"}
+    heads = {c: f"{c} ({METRIC_NAMES[metrics[c]]})" if several else c for c in found.columns}
+    cells = {
+        (one.row, heads[one.column]): number_of(one.run.summary["metrics"], f"test_{one.metric}")
+        for one in found.shown
+    }
+    rows = [*found.rows]
+    for gap in found.missing:
+        row = str(gap.labels.get("method", gap.name))
+        places = [c for c in found.columns if _data(str(gap.labels.get("data", ""))) == c]
+        rows += [] if row in rows else [row]
+        for column in places or (found.columns if len(found.columns) == 1 else ()):
+            cells.setdefault((row, heads[column]), Number(why=gap.kind))
+    name = "score" if several else "accuracy"
+    return ResultTable(
+        f"Test {name}, in percent",
+        tuple(rows),
+        tuple(heads.values()),
+        cells,
+        caption=how_scored(found),
+        metric=f"test_{'score' if several else 'accuracy'}",
+    )
+
+
+def other_tables(found: Collection) -> list[ResultTable]:
+    """What else was measured, as tables of the same form."""
+    wanted = {
+        "test_macro_f1": ("Test macro F1, in percent", 100.0, 1, True),
+        "local_test_accuracy": (
+            "Test accuracy of the client's own model right after training, in percent",
+            100.0,
+            1,
+            True,
+        ),
+        "best_round": ("Round with the best mean validation score", 1.0, 0, None),
+    }
+    tables = []
+    for metric, (title, scale, digits, higher) in wanted.items():
+        cells = {
+            (one.row, one.column): number_of(one.run.summary["metrics"], metric)
+            for one in found.shown
+        }
+        tables.append(
+            ResultTable(
+                title,
+                found.rows,
+                found.columns,
+                cells,
+                metric=metric,
+                scale=scale,
+                digits=digits,
+                higher=higher,
+            )
+        )
+    return [*tables, *cost_tables(found)]
+
+
+def cost_tables(found: Collection) -> list[ResultTable]:
+    """Traffic and time, as tables of the same form; no spread, they are not a sample."""
+    traffic, time = {}, {}
+    for one in found.shown:
+        summary, place = one.run.summary, (one.row, one.column)
+        rounds = max(1, int(summary["rounds"] or 1) * int(summary["seeds"]))
+        traffic[place] = Number(sum(summary["bytes"].values()) / rounds / 1e6)
+        time[place] = Number(float(summary["seconds"]["per_round"]))
+    same = (found.rows, found.columns)
+    return [
+        ResultTable(
+            "MB in a round, up and down, all clients",
+            *same,
+            traffic,
+            scale=1.0,
+            digits=2,
+            metric="mb_per_round",
+            higher=None,
+        ),
+        ResultTable(
+            "Seconds of a round (median), training and scoring",
+            *same,
+            time,
+            metric="seconds_per_round",
+            scale=1.0,
+            digits=3,
+            higher=None,
+        ),
+    ]
+
+
+_SELECT = {
+    "best-val": "at the round with the best mean validation score",
+    "last": "after the last round",
+    "best-val-per-client": "at each client's best validation round",
+}
+_WEIGHTS = {
+    "tests": "weighted by their test nodes (or graphs)",
+    "nodes": "weighted by their nodes (or graphs)",
+    "uniform": "all clients alike",
+}
+
+
+def how_scored(found: Collection) -> str:
+    """How the numbers came to be, in sentences."""
+    results = [one.run.result for one in found.shown]
+    selects = _once(_SELECT.get(r.select, "picked on test data (test-selection)") for r in results)
+    weights = _once(_WEIGHTS.get(r.weights, r.weights) for r in results)
+    seeds = _once(counted(r.config.seeds, "seed") for r in results)
+    protocols = _once(r.config.protocol for r in results)
+    spread = "; mean ± standard deviation over seeds" if seeds != ("1 seed",) else ""
+    return (
+        f"Protocol {', '.join(protocols)}; mean over clients, {' or '.join(weights)}, "
+        f"{' or '.join(selects)}; {' or '.join(seeds)}{spread}."
+    )

@@ -1,0 +1,1 @@
+"""Many runs: comparisons, searches and reproduced tables."""

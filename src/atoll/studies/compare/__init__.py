@@ -1,0 +1,1 @@
+"""Compare methods on the same clients and seeds."""

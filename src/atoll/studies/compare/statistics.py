@@ -1,0 +1,277 @@
+"""Whether methods differ, from their scores on the same seeds and data.
+
+A *block* is one seed on one data set: every method ran there with the same partition, split and
+noise, so that methods are compared by the differences inside blocks.
+
+    Wilcoxon   signed ranks of the differences, exact p (ties too); zeros are left out
+    t          mean of the differences over its standard error; takes them as normal
+    Holm       k-th smallest of m p-values times (m - k + 1), never falling
+    Friedman   mean ranks of all methods over all blocks; Iman and Davenport's F
+    Nemenyi    two mean ranks against the studentized range, over all pairs of methods
+
+With n pairs, no test that only looks at signs and ranks can give a two-sided p below 2^(1-n): with
+5 pairs 0.0625. A sign-flip permutation test has the same bound. Where Wilcoxon's test cannot reach
+alpha, not even with every difference on one side, the t-test decides, and `PairedTest.by` says so;
+which of the two depends on the number of pairs and comparisons, never on the scores.
+
+Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006; Holm, Scand. J.
+Statist. 1979; Iman and Davenport, Commun. Stat. 1980; Guenther, Am. Stat. 1981 (number of pairs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+DIGITS = 12
+"""Scores are means of many numbers: equal ones are ties, whatever their last bits are."""
+ALPHA = 0.05
+POWER = 0.8
+EXACT = 500
+"""Most pairs for which Wilcoxon's distribution is counted out; above, it is normal."""
+MOST_PAIRS = 1000
+"""More pairs than anybody runs: beyond, only that it would take more is said."""
+FEWEST_BLOCKS = 10
+"""Friedman's distribution is an approximation, too rough with fewer blocks."""
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """One method against the reference, block by block.
+
+    Attributes:
+        name: The method.
+        against: The reference.
+        pairs: Blocks that both have.
+        difference: Mean of method minus reference.
+        std: Standard deviation of the differences; 0 for one pair.
+        low: Lower end of the mean's 95% interval (t); NaN for one pair.
+        high: Its upper end.
+        wins: Blocks in which the method has more.
+        losses: Blocks in which it has less.
+        wilcoxon: p of Wilcoxon's signed-rank test, Holm-corrected over the family.
+        t: p of the paired t-test, Holm-corrected over the family.
+        by: What decides: "wilcoxon", "t", or "nothing" with fewer than two pairs.
+        different: Whether the deciding p is below alpha.
+        needed: Pairs at which a difference like this one would be found four times in five;
+            None if more than `MOST_PAIRS`.
+    """
+
+    name: str
+    against: str
+    pairs: int
+    difference: float
+    std: float
+    low: float
+    high: float
+    wins: int
+    losses: int
+    wilcoxon: float
+    t: float
+    by: str
+    different: bool
+    needed: int | None
+
+    @property
+    def p(self) -> float:
+        """The p-value that decides; NaN where nothing does."""
+        return {"wilcoxon": self.wilcoxon, "t": self.t}.get(self.by, math.nan)
+
+
+def against(
+    reference: str, scores: Mapping[str, np.ndarray], alpha: float = ALPHA
+) -> list[PairedTest]:
+    """Every other method against the reference; p-values corrected over all of them.
+
+    Args:
+        reference: One of the names.
+        scores: For each method one number per block, (B,); NaN where it has none.
+        alpha: Chance of a false alarm among all these comparisons.
+    """
+    gaps = {
+        name: np.round(_known(values - scores[reference]), DIGITS)
+        for name, values in scores.items()
+        if name != reference
+    }
+    gaps = {name: gap for name, gap in gaps.items() if gap.size}
+    family = len(gaps)
+    fewest = min((gap.size for gap in gaps.values()), default=0)
+    by = "wilcoxon" if fewest >= least_pairs(alpha, family) else "t" if fewest > 1 else "nothing"
+    ranked = holm([wilcoxon(gap) for gap in gaps.values()])
+    normal = holm([paired_t(gap) for gap in gaps.values()])
+    tests = []
+    for (name, gap), p_ranked, p_normal in zip(gaps.items(), ranked, normal, strict=True):
+        low, high = interval(gap)
+        decides = {"wilcoxon": p_ranked, "t": p_normal}.get(by, 1.0)
+        tests.append(
+            PairedTest(
+                name,
+                reference,
+                gap.size,
+                float(gap.mean()),
+                _std(gap),
+                low,
+                high,
+                int((gap > 0).sum()),
+                int((gap < 0).sum()),
+                p_ranked,
+                p_normal,
+                by,
+                decides < alpha,
+                pairs_needed(gap, alpha, family),
+            )
+        )
+    return tests
+
+
+def wilcoxon(differences: np.ndarray) -> float:
+    """Two-sided p of Wilcoxon's signed-rank test; 1 where nothing differs.
+
+    Exact given the sizes of the differences: each of the 2^n ways to sign them is as likely.
+    """
+    gaps = np.round(differences, DIGITS)
+    gaps = gaps[gaps != 0]
+    if not gaps.size:
+        return 1.0
+    # Twice the rank, because ties share the mean of theirs, which may be a half.
+    twice = np.rint(2 * stats.rankdata(np.abs(gaps))).astype(int)
+    total, positive = int(twice.sum()), int(twice[gaps > 0].sum())
+    least = min(positive, total - positive)
+    if gaps.size > EXACT:
+        deviation = math.sqrt(float((twice.astype(float) ** 2).sum()) / 4)
+        return float(min(1.0, 2 * stats.norm.sf((total / 2 - least) / deviation)))
+    chance = np.zeros(total + 1)
+    chance[0] = 1.0
+    for rank in twice:
+        shifted = np.zeros_like(chance)
+        shifted[rank:] = chance[:-rank]
+        chance = (chance + shifted) / 2
+    return float(min(1.0, 2 * chance[: least + 1].sum()))
+
+
+def smallest_wilcoxon(pairs: int) -> float:
+    """The least p that Wilcoxon's (or any sign-flip) test can give: all differences on one side."""
+    return min(1.0, 2.0 ** (1 - pairs))
+
+
+def least_pairs(alpha: float = ALPHA, comparisons: int = 1) -> int:
+    """Pairs from which on Wilcoxon's test can get below alpha after Holm's correction."""
+    pairs = 1
+    while smallest_wilcoxon(pairs) * max(1, comparisons) >= alpha:
+        pairs += 1
+    return pairs
+
+
+def paired_t(differences: np.ndarray) -> float:
+    """Two-sided p of the paired t-test; 1 where it is not defined (no spread, one pair)."""
+    spread = _std(differences)
+    if spread <= _rounding(differences):
+        return 1.0
+    t = abs(differences.mean()) / (spread / math.sqrt(differences.size))
+    return float(2 * stats.t.sf(t, differences.size - 1))
+
+
+def interval(differences: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Where the mean difference lies, by the t-distribution; NaN for one pair."""
+    if differences.size < 2:
+        return math.nan, math.nan
+    width = stats.t.ppf((1 + level) / 2, differences.size - 1) * _std(differences)
+    mean, half = float(differences.mean()), float(width) / math.sqrt(differences.size)
+    return mean - half, mean + half
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction: bounds the chance of any false alarm among all comparisons."""
+    order = np.argsort(p_values, kind="stable")
+    corrected, floor = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(order):
+        floor = max(floor, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = floor
+    return corrected
+
+
+def pairs_needed(
+    differences: np.ndarray, alpha: float = ALPHA, comparisons: int = 1, power: float = POWER
+) -> int | None:
+    """Pairs at which a difference of this size and spread would be found; None if too many.
+
+    Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2 for the t-test at alpha over the number of
+    comparisons; Wilcoxon's needs pi / 3 times as many where differences are normal.
+    """
+    mean, spread = abs(float(differences.mean())), _std(differences)
+    if mean <= _rounding(differences):
+        return None
+    tail = stats.norm.isf(alpha / max(1, comparisons) / 2)
+    pairs = ((tail + stats.norm.ppf(power)) * spread / mean) ** 2 + tail**2 / 2
+    needed = max(least_pairs(alpha, comparisons), math.ceil(pairs * math.pi / 3))
+    return needed if needed <= MOST_PAIRS else None
+
+
+def ranks(scores: np.ndarray) -> np.ndarray:
+    """Ranks (B, k) inside each block, 1 for the highest score; equals share the mean rank."""
+    return np.asarray(stats.rankdata(-np.round(scores, DIGITS), axis=1))
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """All methods at once.
+
+    Attributes:
+        blocks: How many.
+        mean_ranks: (k,), 1 is best.
+        p: Of the claim that all methods rank alike (Friedman, with Iman and Davenport's F).
+        critical_difference: Mean ranks this far apart differ at alpha (Nemenyi).
+        pairwise: p of each pair of methods, (k, k), over all pairs.
+    """
+
+    blocks: int
+    mean_ranks: np.ndarray
+    p: float
+    critical_difference: float
+    pairwise: np.ndarray
+
+
+def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
+    """Friedman's and Nemenyi's tests on scores (B, k); None with too few blocks or methods."""
+    blocks, methods = scores.shape
+    if blocks < FEWEST_BLOCKS or methods < 3:
+        return None
+    mean = ranks(scores).mean(0)
+    unit = math.sqrt(methods * (methods + 1) / (6 * blocks))
+    apart = np.abs(mean[:, None] - mean[None, :]) / unit
+    pairwise = stats.studentized_range.sf(apart * math.sqrt(2), methods, np.inf)
+    np.fill_diagonal(pairwise, 1.0)
+    critical = stats.studentized_range.isf(alpha, methods, np.inf) / math.sqrt(2) * unit
+    return RankTest(blocks, mean, friedman(scores), float(critical), np.asarray(pairwise))
+
+
+def friedman(scores: np.ndarray) -> float:
+    """Friedman's p of the claim that all methods rank alike, from scores (B, k)."""
+    blocks, methods = scores.shape
+    placed = ranks(scores)
+    between = blocks * float(((placed.mean(0) - (methods + 1) / 2) ** 2).sum())
+    within = float(((placed - placed.mean(0)) ** 2).sum())  # ties make it smaller, rightly
+    if between == 0:
+        return 1.0
+    if within == 0:
+        return 0.0
+    # Iman and Davenport's F is the analysis of variance of the ranks, blocks having equal means.
+    ratio = (blocks - 1) * between / within
+    return float(stats.f.sf(ratio, methods - 1, (methods - 1) * (blocks - 1)))
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[~np.isnan(values)])
+
+
+def _std(values: np.ndarray) -> float:
+    return float(np.std(values, ddof=1)) if values.size > 1 else 0.0
+
+
+def _rounding(values: np.ndarray) -> float:
+    """What differences of scores below 1 are uncertain by: they are means of many numbers."""
+    return float(1e-12 * max(1.0, np.abs(values).max(initial=0.0)))

@@ -1,0 +1,349 @@
+"""The papers that Atoll reproduces: what they print, and which runs stand beside it.
+
+A paper is two files of `atoll/recipes`: `NAME.toml`, how its names of methods, data and settings
+become options of a run, and `printed/NAME.csv`, every number of its tables. A printed cell has a
+run, is made of other cells (an average), or has one sentence that says why it has none.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.data.public.registry import (
+    data_root,
+    dataset_info,
+    is_present,
+    plain_name,
+    sets_of_group,
+)
+from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
+from atoll.experiment.protocols import protocol
+
+PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
+STRICT = "strict"
+
+METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
+"""A printed metric, and the name of ours."""
+AVERAGE = "avg"
+GAINS = ("min_gain", "ratio_improved")
+"""Metrics over the clients of a run and of the paper's baseline together."""
+
+Options = dict[str, Any]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a recipe; a key that nothing reads is an error."""
+
+
+class DataRecipe(_Part, frozen=True):
+    """How a paper's data set is called here, and what it needs."""
+
+    data: str = ""
+    ratios: tuple[float, float, float] | None = None
+
+
+class SettingRecipe(_Part, frozen=True):
+    """Options of a setting, under both protocols or under `strict` alone; a file with more."""
+
+    run: Options = {}
+    strict: Options = {}
+    file: str = ""
+
+
+class MethodRecipe(_Part, frozen=True):
+    """Options of a method; under the paper's protocol alone; with a setting; or why there is none.
+
+    `settings_of_file` takes the hyper-parameters of the setting's file, which are one method's own.
+    """
+
+    run: Options = {}
+    paper_only: Options = {}
+    with_: dict[str, Options] = msgspec.field(default={}, name="with")
+    settings_of_file: bool = False
+    reason: str = ""
+    note: str = ""
+
+
+class Variant(_Part, frozen=True):
+    """One place on an axis of a figure; `beside` names one more data set, of another client."""
+
+    label: str | float | int
+    run: Options = {}
+    data: str = ""
+    beside: str = ""
+    methods: tuple[str, ...] = ()
+
+
+class TableRecipe(_Part, frozen=True):
+    """What a table shows, or why it is not reproduced."""
+
+    shows: str
+    reason: str = ""
+
+
+class FigureRecipe(_Part, frozen=True):
+    """What a figure shows and how it is drawn from which runs, or why it is not."""
+
+    shows: str
+    reason: str = ""
+    draw: str = ""
+    datasets: tuple[str, ...] = ()
+    setting: str = ""
+    clients: tuple[int, ...] = ()
+    methods: tuple[str, ...] = ()
+    x_name: str = ""
+    x: tuple[Variant, ...] = (Variant(label=""),)
+    y_name: str = ""
+    y: tuple[Variant, ...] = (Variant(label=""),)
+    note: str = ""
+
+
+class PaperRecipe(_Part, frozen=True):
+    """A whole file."""
+
+    title: str
+    protocol: str
+    data: dict[str, DataRecipe]
+    settings: dict[str, SettingRecipe]
+    methods: dict[str, MethodRecipe]
+    tables: dict[str, TableRecipe]
+    figures: dict[str, FigureRecipe]
+    printed_in: str = "percent"
+    spread: str = "of runs"
+    baseline: str = ""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One number of a table.
+
+    Attributes:
+        table: Its number.
+        dataset: As the paper calls it.
+        setting: How the data are divided, and what is varied, joined by ";".
+        clients: How many, or "all".
+        method: As the paper calls it.
+        metric: "acc", "f1", "auc", "avg", "min_gain" or "ratio_improved".
+        value: In percent; for "ratio_improved" a number of clients.
+        std: In percent; None where none is printed.
+    """
+
+    table: str
+    dataset: str
+    setting: str
+    clients: str
+    method: str
+    metric: str
+    value: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's recipe and its printed numbers."""
+
+    name: str
+    recipe: PaperRecipe
+    printed: tuple[Printed, ...]
+
+    def cells(self, table: str) -> list[Printed]:
+        """What one table prints."""
+        return [one for one in self.printed if one.table == table]
+
+    def config(
+        self,
+        dataset: str,
+        setting: str,
+        method: str,
+        *,
+        clients: int | None,
+        rules: str = "",
+        variants: tuple[Variant, ...] = (),
+        **more: Any,
+    ) -> RunConfig:
+        """The run behind a cell.
+
+        Args:
+            dataset: The paper's name of the data.
+            setting: The paper's, parts joined by ";"; empty is the first one of the recipe.
+            method: The paper's.
+            clients: How many; None leaves it to the protocol.
+            rules: The protocol; empty is the paper's.
+            variants: Places on the axes of a figure.
+            **more: seeds, rounds, data_root.
+        """
+        own = self._method(method)
+        data = self.recipe.data[dataset]
+        parts = [self.recipe.settings[part] for part in setting.split(";") if part]
+        asked: Options = {
+            "data": data.data or dataset.lower(),
+            "protocol": self.recipe.protocol,
+            "clients": clients,
+            "ratios": data.ratios,
+        }
+        layers = [part.run for part in parts]
+        layers += [_of_file(part.file, asked["data"], own.settings_of_file) for part in parts]
+        layers += [own.run, *(own.with_.get(part, {}) for part in setting.split(";"))]
+        layers += [variant.run for variant in variants]
+        for layer in layers:
+            asked = _merged(asked, layer)
+        for variant in variants:
+            asked["data"] += f"+{variant.beside.lower()}" if variant.beside else ""
+            if variant.data:
+                asked["data"] += f":{variant.data}"
+        if sets_of_group(plain_name(asked["data"])):
+            asked["clients"] = None  # one for each set
+        asked = {key: value for key, value in asked.items() if value is not None}
+        if rules != STRICT:
+            return make_config(**{**_merged(asked, own.paper_only), **more})
+        partition = [part.strict for part in parts]
+        # What a figure varies is varied under both protocols.
+        varied = {k: v for one in variants for k, v in one.run.items() if k == "partition"}
+        return _under_strict(make_config(**asked), {**_all(partition), **varied}, more)
+
+    def _method(self, name: str) -> MethodRecipe:
+        if name not in self.recipe.methods:
+            raise unknown(f"method of {self.name}'s recipe", name, self.recipe.methods)
+        return self.recipe.methods[name]
+
+    def why_not(self, dataset: str, method: str, root: str | None) -> str:
+        """One sentence where a cell has no run here; else nothing."""
+        reason = self._method(method).reason
+        return reason or absent(self.data_name(dataset), root)
+
+    def data_name(self, dataset: str) -> str:
+        """Atoll's name of the paper's data set."""
+        return self.recipe.data[dataset].data or dataset.lower()
+
+
+@cache
+def read_paper(name: str) -> Paper:
+    """A paper by the name of its method."""
+    if name.lower() not in PAPERS:
+        raise unknown("paper", name, PAPERS)
+    name = name.lower()
+    raw = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    recipe = msgspec.convert(raw, PaperRecipe)
+    with (RECIPES / "printed" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        scale = 100.0 if recipe.printed_in == "shares" else 1.0
+        printed = tuple(_printed(row, scale) for row in csv.DictReader(file))
+    return Paper(name, recipe, printed)
+
+
+def _printed(row: dict[str, str], scale: float) -> Printed:
+    count, slash, _ = row["mean"].partition("/")
+    value = float(count) if slash else round(scale * float(row["mean"]), 6)  # 64.74, not 64.7399…
+    std = round(scale * float(row["std"]), 6) if row["std"] else None
+    named = {key: row[key] for key in ("table", "dataset", "setting", "clients", "method")}
+    return Printed(**named, metric=row["metric"], value=value, std=std)
+
+
+def absent(data: str, root: str | None) -> str:
+    """One sentence if the data are not here; else nothing."""
+    name = plain_name(data).lower()
+    lacking = [one for one in sets_of_group(name) or (name,) if not is_present(one, root)]
+    if not lacking:
+        return ""
+    names = [dataset_info(one).name for one in lacking]
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{', '.join(names)} {verb} not in {data_root(root)}; get with: "
+        f"atoll data fetch {' '.join(names)}"
+    )
+
+
+@cache
+def _of_file(template: str, data: str, settings: bool) -> Options:
+    """What a setting's file says of data and training; its hyper-parameters if they are meant."""
+    if not template:
+        return {}
+    raw = read_config(RECIPES / template.format(data=data))
+    names = ("rounds", "epochs", "ratios", "allow", *(["set"] if settings else []))
+    return {name: raw[name] for name in names if name in raw}
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
+    """Options with more of them on top; hyper-parameters one by one."""
+    both = {**first, **second}
+    if "set" in first and "set" in second:
+        both["set"] = {**first["set"], **second["set"]}
+    return both
+
+
+def _all(layers: list[Options]) -> Options:
+    return {key: value for layer in layers for key, value in layer.items()}
+
+
+def _under_strict(asked: RunConfig, division: Options, more: Options) -> RunConfig:
+    """The same method, hyper-parameters and budget, scored and divided by the rules of `strict`."""
+    config, _ = resolve(asked)
+    kept: Options = {
+        "method": config.method,
+        "data": config.data,
+        "clients": asked.clients or config.clients,
+        "rounds": config.rounds,
+        "epochs": config.epochs,
+        "fraction": config.fraction,
+        "set": config.set,
+        "ratios": asked.ratios,
+        "batch_size": config.batch_size,
+    }
+    if sets_of_group(plain_name(config.data)):
+        kept["clients"] = None
+    options = {**kept, "protocol": STRICT, **division}
+    return make_config(**{**{k: v for k, v in options.items() if v is not None}, **more})
+
+
+@cache
+def _costs() -> dict[str, dict[str, float]]:
+    return tomllib.loads((RECIPES / "costs.toml").read_text(encoding="utf-8"))
+
+
+def rough_seconds(config: RunConfig) -> float:
+    """Processor seconds of a run, roughly; what the list of tables says, and the time left."""
+    costs, (full, _) = _costs(), resolve(config)
+    work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
+    base = str(full.set.get("base", ""))
+    method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
+    name = plain_name(full.data).lower()
+    sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
+    return work * method * sum(costs["data"].get(one.lower(), 5.0) for one in sets)
+
+
+def describe_rules(name: str) -> str:
+    """A protocol in one line."""
+    return protocol(name).about
+
+
+def find_item(paper: Paper, text: str) -> tuple[str, str]:
+    """What a word names: "table" or "figure", and its number (1, table1, T1, fig4, F4)."""
+    word = text.lower().replace(" ", "").replace(".", "").replace("-", "")
+    number = word.lstrip("abcdefghijklmnopqrstuvwxyz")
+    kind = word[: len(word) - len(number)]
+    kinds = {
+        "": "table",
+        "t": "table",
+        "tab": "table",
+        "table": "table",
+        "f": "figure",
+        "fig": "figure",
+        "figure": "figure",
+    }
+    tables, figures = paper.recipe.tables, paper.recipe.figures
+    names = [*(f"table{n}" for n in tables), *(f"fig{n}" for n in figures)]
+    if kind not in kinds or not number:
+        raise unknown(f"table or figure of {paper.name}", text, names)
+    there = tables if kinds[kind] == "table" else figures
+    if number in there:
+        return kinds[kind], number
+    if not kind and number in figures:
+        raise ConfigError(f"{paper.name} has no table {number}; did you mean 'fig{number}'?")
+    raise unknown(f"table or figure of {paper.name}", text, names)

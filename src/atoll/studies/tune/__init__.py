@@ -1,0 +1,1 @@
+"""Search hyper-parameters on validation scores."""

@@ -1,0 +1,220 @@
+"""One method's search with Optuna: what to try next, when to give up on a trial, what is known.
+
+Every finished trial is stored, in one transaction, in the SQLite file of the study's folder, which
+Optuna's own tools read as well. What to try next is drawn from what is stored and from (seed,
+number of the trial) alone, so that a search that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import ConfigError
+from atoll.core.space import OneOf, Range, Value, Whole
+
+PRUNERS = ("median", "none")
+STARTUP = 10
+"""Trials that are drawn blindly before the sampler learns from them."""
+PRUNE_AFTER = 5
+"""Finished trials that a median is made of, at least."""
+TRIES = 50
+"""How often another point is drawn where all were tried already."""
+
+
+def need_optuna() -> None:
+    """Refuse in one sentence, before the work, where Optuna is missing."""
+    try:
+        import optuna  # noqa: F401  # only to know whether it is there
+    except ImportError as error:
+        raise ConfigError(
+            "tuning needs the package optuna, which is not installed; install it with: "
+            "pip install 'atoll-fgl[tune]'"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration that was tried.
+
+    Attributes:
+        number: From 0, in the order of trying.
+        settings: What was drawn.
+        state: "complete", "pruned", "diverged" (its loss was not finite) or "failed".
+        value: The validation score by the protocol's rule; None unless complete.
+        curve: Mean validation score after each round that was reported.
+        seconds: How long it took, in this call.
+        problem: Why it failed or diverged.
+        metric: What the score is: "accuracy" or "auc".
+    """
+
+    number: int
+    settings: Mapping[str, Value]
+    state: str
+    value: float | None
+    curve: Sequence[float]
+    seconds: float
+    problem: str = ""
+    metric: str = "accuracy"
+
+
+class Search:
+    """The trials of one method.
+
+    Args:
+        file: The SQLite file.
+        name: The study's name in it.
+        space: What is searched.
+        seed: Of the sampler.
+        rounds: Of a whole trial, for the pruner.
+        pruner: One of `PRUNERS`.
+        first: Points to try before any is drawn; what they leave open is drawn.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        name: str,
+        space: Mapping[str, Range],
+        *,
+        seed: int,
+        rounds: int,
+        pruner: str,
+        first: Sequence[Mapping[str, Value]] = (),
+    ) -> None:
+        import optuna
+
+        # Optuna tells what it does on its own; the command line does that here.
+        logging.getLogger("optuna").setLevel(logging.WARNING)
+        self.space, self.seed, self.first = dict(space), seed, list(first)
+        self.distributions = {key: _distribution(wanted) for key, wanted in space.items()}
+        quiet = optuna.pruners.NopPruner()
+        median = optuna.pruners.MedianPruner(
+            n_startup_trials=PRUNE_AFTER, n_warmup_steps=max(rounds // 5, 1)
+        )
+        self.pruner = median if pruner == "median" else quiet
+        storage = optuna.storages.RDBStorage(f"sqlite:///{file.absolute()}")
+        self.stored = optuna.create_study(
+            study_name=name, storage=storage, direction="maximize", load_if_exists=True
+        )
+        self.frozen: list[Any] = self.stored.get_trials(deepcopy=False)
+        self.live: Any = None  # the trial under way, in a study of its own in memory
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [_trial(number, frozen) for number, frozen in enumerate(self.frozen)]
+
+    def ask(self) -> dict[str, Value] | None:
+        """What to try next; None if nothing is left that was not tried."""
+        import optuna
+
+        number, tried = len(self.frozen), [trial.params for trial in self.frozen]
+        memory = optuna.create_study(direction="maximize", pruner=self.pruner)
+        memory.add_trials(self.frozen)
+        for attempt in range(TRIES):
+            seed = (self.seed * 1_000_003 + number * 1009 + attempt) % 2**32
+            # A sampler that repeats itself is helped by one that does not think.
+            blind = optuna.samplers.RandomSampler(seed=seed)
+            learned = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+            memory.sampler = learned if attempt < 5 else blind
+            if attempt == 0 and number < len(self.first):
+                memory.enqueue_trial(dict(self.first[number]))
+            self.live = memory.ask(self.distributions)
+            settings = {key: _rounded(self.space[key], v) for key, v in self.live.params.items()}
+            if settings not in tried:
+                self.settings = settings
+                return settings
+            memory.tell(self.live, state=optuna.trial.TrialState.FAIL)
+        return None
+
+    def report(self, step: int, value: float) -> bool:
+        """Note the score after a round; True if the trial is not worth going on with."""
+        if math.isnan(value):
+            return False
+        self.live.report(value, step)
+        return bool(self.live.should_prune())
+
+    def tell(
+        self,
+        state: str,
+        curve: Sequence[float],
+        *,
+        value: float | None = None,
+        seconds: float = 0.0,
+        problem: str = "",
+        metric: str = "accuracy",
+    ) -> Trial:
+        """Store how the trial ended."""
+        from optuna.trial import TrialState, create_trial
+
+        # One that diverged counts as pruned: so the sampler learns to keep away from there.
+        states = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL}
+        frozen = create_trial(
+            state=states.get(state, TrialState.PRUNED),
+            value=value,
+            params=self.settings,
+            distributions=self.distributions,
+            intermediate_values={i: v for i, v in enumerate(curve) if not math.isnan(v)},
+            user_attrs={
+                "state": state,
+                "seconds": round(seconds, 3),
+                "problem": problem,
+                "metric": metric,
+            },
+        )
+        self.stored.add_trial(frozen)
+        self.frozen.append(frozen)
+        return _trial(len(self.frozen) - 1, frozen)
+
+    def importance(self) -> dict[str, float]:
+        """Share of each hyper-parameter in how far scores differ; empty with too few trials."""
+        import optuna
+
+        complete = [t for t in self.frozen if t.state == optuna.trial.TrialState.COMPLETE]
+        varied = [k for k in self.space if len({t.params[k] for t in complete}) > 1]
+        if len(complete) < STARTUP or not varied or len({t.value for t in complete}) < 2:
+            return {}
+        memory = optuna.create_study(direction="maximize")
+        memory.add_trials(complete)
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        found = optuna.importance.get_param_importances(memory, evaluator=evaluator, params=varied)
+        return {key: float(share) for key, share in found.items()}
+
+
+def _trial(number: int, frozen: Any) -> Trial:
+    about = frozen.user_attrs
+    curve = [value for _, value in sorted(frozen.intermediate_values.items())]
+    value = frozen.value if about["state"] == "complete" else None
+    return Trial(
+        number,
+        dict(frozen.params),
+        about["state"],
+        value,
+        curve,
+        about["seconds"],
+        about["problem"],
+        about["metric"],
+    )
+
+
+def _distribution(wanted: Range) -> Any:
+    from optuna import distributions
+
+    if isinstance(wanted, OneOf):
+        return distributions.CategoricalDistribution(wanted.values)
+    if isinstance(wanted, Whole):
+        return distributions.IntDistribution(wanted.low, wanted.high, log=wanted.log)
+    return distributions.FloatDistribution(wanted.low, wanted.high, log=wanted.log)
+
+
+def _rounded(wanted: Range, value: Any) -> Value:
+    """Three digits are enough for a real number, and fit on a command line."""
+    if isinstance(value, float) and not isinstance(wanted, OneOf):
+        short = float(f"{value:.3g}")
+        value = short if short in wanted else value
+    found: Value = value
+    return found

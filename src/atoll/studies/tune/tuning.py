@@ -1,0 +1,301 @@
+"""Hyper-parameters by search, on validation scores alone: `atoll tune`.
+
+A tuning is a study (`studies.study`): each trial is a cell, run on clients whose test nodes and
+their labels were taken away, so that nothing of them can reach a choice. Bad trials are given up
+early, by the median of what others had in the same round. When the budget is spent, the best
+configuration of each method is run once on the whole data with fresh seeds, and that is the number
+to report. Every method gets the same budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.core.space import Range
+from atoll.experiment.command import in_python, run_command, what_differs
+from atoll.experiment.config import RunConfig, make_config
+from atoll.experiment.run import Data
+from atoll.experiment.stored import read_json
+from atoll.studies.study import SilentStudy, StudyObserver, held
+from atoll.studies.tune.runner import Blinded, Budget, Plan, Trials, make_plan
+from atoll.studies.tune.search import PRUNERS, Trial, need_optuna
+
+TRIALS, SEEDS = 30, 5
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What was asked for, as `study.json` keeps it; only `trials` may change when a tuning goes on.
+
+    Attributes:
+        methods: Names, each tuned for itself.
+        config: Everything else that decides a run; its `seeds` are those of one trial.
+        trials: Budget of each method.
+        seeds: Of the final test; 0 leaves it out.
+        preset: One of the methods' `grids`.
+        search: Ranges by the user, as text.
+        pruner: One of `PRUNERS`.
+    """
+
+    methods: tuple[str, ...]
+    config: RunConfig
+    trials: int = TRIALS
+    seeds: int = SEEDS
+    preset: str | None = None
+    search: dict[str, str] = {}
+    pruner: str = "median"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the search found for one method.
+
+    Attributes:
+        method: Its name.
+        space: What was searched.
+        trials: All, in order.
+        config: The best configuration, as it is tested.
+        test: What result.json of the final test holds; None without one.
+        importance: Share of each hyper-parameter in how far scores differ.
+        whole: Whether every point of the space was tried.
+        redivided: Whether the final test's seeds divided the data anew.
+        defaults: Whether the first trial is the method as it is by itself; not so where the ranges
+            leave a default out, or where all points are tried.
+    """
+
+    method: str
+    space: Mapping[str, Range]
+    trials: Sequence[Trial]
+    config: RunConfig
+    test: dict[str, Any] | None
+    importance: Mapping[str, float]
+    whole: bool
+    redivided: bool
+    defaults: bool
+
+    @property
+    def ranking(self) -> list[Trial]:
+        """Complete trials, best first; of equals the earlier."""
+        complete = [trial for trial in self.trials if trial.value is not None]
+        return sorted(complete, key=lambda trial: -(trial.value or 0))
+
+    @property
+    def best(self) -> Trial:
+        return self.ranking[0]
+
+    @property
+    def metric(self) -> str:
+        """What validation scores are: "accuracy" or "auc"."""
+        return self.best.metric
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` returns: one `Tuned` for each method, and where everything is saved.
+
+    A method of which no trial came to its end is not there; `notes` say why.
+    """
+
+    asked: Asked
+    methods: Mapping[str, Tuned]
+    notes: Sequence[str]
+    folder: Path | None
+
+
+def tune(
+    methods: str | Sequence[str] = "fedavg",
+    data: str | Data = "lagoon",
+    *,
+    trials: int = TRIALS,
+    seeds: int = SEEDS,
+    trial_seeds: int = 1,
+    preset: str | None = None,
+    search: Mapping[str, str | Range] | None = None,
+    pruner: str = "median",
+    out: str | Path | None = None,
+    observer: StudyObserver | None = None,
+    **options: Any,
+) -> Tuning:
+    """Search for the best hyper-parameters on validation scores, then test them once.
+
+    Args:
+        methods: One or several names; each gets the same budget.
+        data: A name or path, what `atoll.load` gave, or a finished `Federation`.
+        trials: Configurations to try, for each method.
+        seeds: Fresh seeds of the final test; 0 leaves it out.
+        trial_seeds: Seeds of each trial; more make it less of a lottery, and slower.
+        preset: "paper" searches the values that the method's paper tried.
+        search: Ranges in the place of the method's own or beside them: {"lr": "1e-4..1e-1:log"}.
+        pruner: "median" gives up bad trials early, "none" does not.
+        out: Folder; one that holds a tuning of the same kind goes on. None keeps nothing.
+        observer: Hears about progress.
+        **options: As in `RunConfig`.
+
+    Example:
+        >>> import atoll
+        >>> search = {"mu": "0.01,0.1,1"}
+        >>> found = atoll.tune("fedprox", "lagoon:nodes=200", rounds=2, trials=2, search=search)
+        >>> tuned = found.methods["fedprox"]
+        >>> sorted(tuned.best.settings)
+        ['dropout', 'hidden', 'lr', 'mu', 'weight_decay']
+        >>> tuned.test["seeds"]  # fresh ones, for the best configuration alone
+        5
+    """
+    given = None if isinstance(data, str) else data
+    for taken in ("seeds", "method"):
+        if taken in options:
+            raise unknown("option", taken, ("methods", "trial_seeds"))
+    names = (methods,) if isinstance(methods, str) else tuple(methods)
+    if not all(isinstance(name, str) for name in names) or not names:
+        raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
+    asked = Asked(
+        methods=names,
+        config=make_config(
+            method=names[0],
+            data=data if isinstance(data, str) else data.name,
+            seeds=trial_seeds,
+            objects=[] if given is None else ["data"],
+            **options,
+        ),
+        trials=trials,
+        seeds=seeds,
+        preset=preset,
+        pruner=pruner,
+        search={key: str(wanted) for key, wanted in (search or {}).items()},
+    )
+    with contextlib.ExitStack() as stack:
+        folder = Path(out) if out is not None else None
+        where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = replace(run_tuning(asked, where, data=given, observer=observer), folder=folder)
+    if folder is not None:
+        from atoll.studies.tune.show import write_tuning  # it imports what this file defines
+
+        write_tuning(found, folder)
+    return found
+
+
+def read_asked(folder: Path) -> Asked:
+    """What the tuning in a folder was asked for."""
+    path = folder / "study.json"
+    if not path.exists():
+        raise ConfigError(f"'{folder}' holds no tuning to resume (it has no study.json)")
+    saved = read_json(path)
+    if saved.get("kind") != "tune":
+        raise ConfigError(f"the study in '{folder}' is no tuning, but a '{saved.get('kind')}'")
+    try:
+        return msgspec.convert(saved["asked"], Asked)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
+
+
+def run_tuning(
+    asked: Asked, folder: Path, *, data: Data | None = None, observer: StudyObserver | None = None
+) -> Tuning:
+    """Bring a tuning to its end, from wherever it is.
+
+    Raises:
+        Stopped: The user stopped it; all that was done is saved.
+    """
+    need_optuna()
+    _check(asked)
+    if "data" in asked.config.objects and data is None:
+        raise ConfigError(
+            "this tuning was started in Python with a data object, which its folder does not hold; "
+            f"go on in Python with atoll.tune(..., out='{folder}')"
+        )
+    budget = Budget(asked.trials, asked.pruner, asked.preset, asked.search)
+    plans = [
+        make_plan(msgspec.structs.replace(asked.config, method=name), budget, data)
+        for name in asked.methods
+    ]
+    blinded, first = Blinded(), plans[0]
+    if not folder.exists():  # data that cannot be used leave no folder behind
+        blinded(first.config, first.rules, first.asked.seed, data, first.asked)
+    with held(folder):
+        _check_same(asked, folder)
+        about = {
+            "kind": "tune",
+            "command": tune_command(asked, folder),
+            "asked": msgspec.to_builtins(asked),
+        }
+        trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
+        trials.run()
+        found = {plan.name: _tuned(plan, trials) for plan in plans if plan.name in trials.chosen}
+        notes = [note for plan in plans for note in plan.notes]
+        return Tuning(asked, found, [*notes, *trials.notes], folder)
+
+
+def tune_command(asked: Asked, folder: Path) -> str:
+    """`atoll tune ...` as it was asked for; a comment where only Python can go on."""
+    if asked.config.objects:
+        return in_python("atoll.tune", "a data object, which no file holds", folder)
+    config = msgspec.structs.replace(asked.config, seeds=1)
+    words = shlex.split(run_command(config))[3:]
+    more = {
+        "--trials": asked.trials,
+        "--seeds": asked.seeds,
+        "--trial-seeds": asked.config.seeds,
+        "--preset": asked.preset,
+        "--pruner": asked.pruner,
+    }
+    usual = {"--trial-seeds": 1, "--preset": None, "--pruner": "median"}
+    pairs = [(key, str(value)) for key, value in more.items() if value != usual.get(key, "")]
+    pairs += [("--search", f"{key}={text}") for key, text in asked.search.items()]
+    return shlex.join(["atoll", "tune", *asked.methods, *words, *(w for p in pairs for w in p)])
+
+
+def _tuned(plan: Plan, trials: Trials) -> Tuned:
+    search, tested = trials.searches[plan.name], trials.tests.get(plan.name)
+    return Tuned(
+        plan.name,
+        plan.space,
+        search.trials,
+        trials.chosen[plan.name],
+        None if tested is None else tested.summary,
+        search.importance(),
+        plan.whole or plan.name in trials.spent,
+        plan.redivides(trials.data),
+        not plan.whole and set(plan.first[0]) == set(plan.space),
+    )
+
+
+def _check(asked: Asked) -> None:
+    if asked.trials < 1:
+        raise ConfigError(f"trials is {asked.trials}; give at least 1")
+    if asked.seeds < 0:
+        raise ConfigError(f"seeds is {asked.seeds}; give seeds for the final test, 0 for none")
+    if asked.pruner not in PRUNERS:
+        raise unknown("pruner", asked.pruner, PRUNERS)
+    for name in asked.methods:
+        if asked.methods.count(name) > 1:
+            raise ConfigError(f"method '{name}' is named twice; once is enough")
+
+
+def _check_same(asked: Asked, folder: Path) -> None:
+    """Refuse to go on with another search than the one that was begun; more trials are fine."""
+    if (folder / "config.toml").exists():
+        raise ConfigError(f"'{folder}' holds a run; give the tuning a folder of its own")
+    if not (folder / "study.json").exists():
+        return
+    before = read_asked(folder)
+    for name in Asked.__struct_fields__:
+        one, two = getattr(before, name), getattr(asked, name)
+        if name != "trials" and one != two:
+            how = what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
+            raise ConfigError(
+                f"the tuning in '{folder}' was begun with other options ({how}); go on with "
+                f"--resume {folder}, or choose another --out"
+            )
+    if asked.trials < before.trials:
+        raise ConfigError(
+            f"the tuning in '{folder}' has {before.trials} trials for each method, and "
+            f"{asked.trials} are fewer; give more, or another --out"
+        )

@@ -1,1 +1,0 @@
-"""Experiments: configuration, protocols, the round loop, scoring and results."""

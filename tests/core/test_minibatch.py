@@ -1,0 +1,192 @@
+"""Mini-batches: whole graphs, every one once, the same whoever numbers the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atoll.core.fit import fit
+from atoll.core.graph import Distinct, Graph, Matrix, with_views
+from atoll.core.losses import cross_entropy
+from atoll.core.minibatch import held_out, minibatches, whole_graphs
+from atoll.core.optim import Adam
+from atoll.core.random import fold, make_key
+from atoll.core.tree import Tree, leaves
+from atoll.nn.gin import GraphGIN
+from atoll.nn.views import sparse_features, training_nodes
+from atoll.testing import (
+    CLASSES,
+    FEATURES,
+    double_precision,
+    relabelled,
+    small_graph_federation,
+)
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    with double_precision():
+        yield
+
+
+NET = GraphGIN(FEATURES, CLASSES, hidden=5, dropout=0.4)
+
+
+def client(batch_size: int = 3, *, sparse: bool = False, kinds: bool = False) -> Graph:
+    graph = replace(small_graph_federation().graphs[1], batch_size=batch_size)
+    if kinds:
+        graph = replace(graph, x=torch.ones_like(graph.x))
+    if sparse:
+        graph = replace(graph, x=sparse_features(graph.x))
+    return with_views(graph, NET.views)
+
+
+def dense(matrix: Matrix) -> Tensor:
+    return matrix if isinstance(matrix, Tensor) else matrix.to_dense()
+
+
+def root_ids(graph: Graph) -> list[int]:
+    return graph.at_roots(graph.ids).tolist()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@given(st.sets(st.integers(0, 8), min_size=1))
+@settings(max_examples=20, deadline=None)
+def test_a_batch_is_the_graph_that_its_graphs_would_make_alone(sparse, chosen):
+    with double_precision():
+        graph = client(sparse=sparse)
+        roots = graph.roots[torch.tensor(sorted(chosen))]
+        cut = whole_graphs(graph, roots)
+        nodes = torch.isin(graph.root, roots).nonzero().squeeze(1)
+        assert cut.ids.tolist() == graph.ids[nodes].tolist()
+        assert root_ids(cut) == graph.ids[roots].tolist()
+        assert torch.equal(cut.ids[cut.root], graph.ids[graph.root[nodes]])
+        for name in ("y", "train", "val", "test", "real"):
+            assert torch.equal(getattr(cut, name), getattr(graph, name)[nodes])
+        # The views of what was cut are what is cut of the views, in every entry and order.
+        again = with_views(replace(cut, views={}), NET.views)
+        for name, view in cut.views.items():
+            torch.testing.assert_close(dense(view), dense(again.views[name]))
+            for ours, fresh in zip(leaves(view), leaves(again.views[name]), strict=True):
+                torch.testing.assert_close(ours, fresh)
+        ends = {(int(graph.ids[u]), int(graph.ids[v])) for u, v in graph.edges.T.tolist()}
+        kept = {(int(cut.ids[u]), int(cut.ids[v])) for u, v in cut.edges.T.tolist()}
+        assert kept == {(u, v) for u, v in ends if u in cut.ids.tolist()}
+        assert cut.edges[0].tolist() == sorted(cut.edges[0].tolist())
+
+
+def test_a_list_of_nodes_is_cut_to_those_in_the_batch():
+    graph = client()
+    views = {"training": training_nodes}
+    cut = whole_graphs(with_views(graph, views), graph.roots[torch.tensor([1, 3, 6])])
+    assert cut.views["training"].tolist() == with_views(cut, views).views["training"].tolist()
+    assert 0 < len(cut.views["training"]) < int(graph.train.sum())
+
+
+def test_a_list_of_nodes_is_cut_to_those_in_each_batch_of_an_epoch():
+    views = {"training": training_nodes}
+    batches = [batch for batch, _ in minibatches(with_views(client(2), views), make_key(5))]
+    assert len(batches) > 1
+    for batch in batches:
+        listed = batch.views["training"].tolist()
+        assert sorted(listed) == with_views(batch, views).views["training"].tolist()
+
+
+@given(st.integers(1, 8), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_every_training_graph_is_in_one_batch_and_order_follows_the_key(size, seed):
+    with double_precision():
+        graph = client(size)
+        parts = [root_ids(batch) for batch, _ in minibatches(graph, make_key(seed))]
+        training = graph.ids[graph.train > 0].tolist()
+        assert sorted(root for part in parts for root in part) == sorted(training)
+        full, rest = divmod(len(training), size)
+        assert [len(part) for part in parts] == [size] * full + [rest] * (rest > 0)
+        again = [root_ids(batch) for batch, _ in minibatches(graph, make_key(seed))]
+        assert parts == again
+
+
+def test_keys_change_the_order_and_node_numbers_do_not():
+    graph = client(2)
+
+    def order(graph: Graph, seed: int) -> list[set[int]]:
+        return [set(root_ids(batch)) for batch, _ in minibatches(graph, make_key(seed))]
+
+    assert len({str(order(graph, seed)) for seed in range(8)}) > 1
+    moved = with_views(relabelled(replace(graph, views={}), 3), NET.views)
+    assert [order(moved, seed) for seed in range(8)] == [order(graph, seed) for seed in range(8)]
+
+
+def test_batches_of_an_epoch_have_keys_of_their_own():
+    keys = [int(key) for _, key in minibatches(client(2), make_key(0))]
+    assert len(set(keys)) == len(keys) == 3
+
+
+def on_training_graphs(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+    return cross_entropy(NET(params, graph, key), graph)
+
+
+def trained(graph: Graph, epochs: int = 3) -> tuple[Tree, Tree]:
+    return fit(
+        on_training_graphs, NET.init(make_key(4)), Adam(), None, epochs, make_key(9), graph=graph
+    )
+
+
+def test_one_batch_that_holds_everything_is_the_full_batch():
+    ours, full = trained(client(batch_size=50)), trained(client(batch_size=0))
+    for one, other in zip(leaves(ours), leaves(full), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_every_batch_is_a_step_on_its_own_graphs():
+    graph = client(batch_size=3)
+    steps = trained(graph, epochs=2)[1].steps
+    assert int(steps) == 2 * 2  # five training graphs, three at a time
+
+    params = NET.init(make_key(4))
+    moments = Adam().init(params)
+    for epoch in range(2):
+        for batch, key in minibatches(graph, fold(make_key(9), epoch)):
+            slope = torch.func.grad(on_training_graphs)(params, batch, key)
+            params, moments = Adam().update(slope, params, moments)
+    for ours, by_hand in zip(leaves(trained(graph, epochs=2)[0]), leaves(params), strict=True):
+        torch.testing.assert_close(ours, by_hand, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("of", [{}, {"sparse": True}, {"kinds": True}])
+def test_a_batch_of_an_epoch_has_what_its_graphs_would_have_alone(of):
+    graph = client(3, **of)
+    assert isinstance(graph.views["sum_x1"], Distinct) == ("kinds" in of)
+    for batch, _ in minibatches(graph, make_key(3)):
+        roots = torch.tensor([graph.ids.tolist().index(i) for i in root_ids(batch)])
+        alone = whole_graphs(graph, roots)
+        for name in ("y", "train", "real", "ids", "root", "roots"):
+            assert torch.equal(getattr(batch, name), getattr(alone, name)), name
+        for name, view in alone.views.items():
+            for ours, fresh in zip(leaves(batch.views[name]), leaves(view), strict=True):
+                torch.testing.assert_close(ours, fresh, rtol=0, atol=0)
+
+
+def test_what_a_batch_does_not_have_cannot_be_read_by_mistake():
+    batch, _ = next(minibatches(client(3), make_key(0)))
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        _source, _target = batch.edges
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        batch.x @ torch.ones(FEATURES, 2)
+
+
+def test_what_is_held_out_are_validation_and_test_graphs():
+    graph = client(3)
+    rest = held_out(graph)
+    assert sorted(root_ids(rest)) == sorted(graph.ids[(graph.val + graph.test) > 0].tolist())
+    params = NET.init(make_key(1))
+    ours = {int(i): row for i, row in zip(rest.ids, NET(params, rest), strict=True)}
+    whole = {int(i): row for i, row in zip(graph.ids, NET(params, graph), strict=True)}
+    for root in root_ids(rest):
+        torch.testing.assert_close(ours[root], whole[root])

@@ -1,0 +1,55 @@
+"""A site that lies: its job process, started with this folder in PYTHONPATH, spoils its answers.
+
+Python runs this file when it starts. What to do is in the file `fault` of the site's kit, so that
+one site can be faulty in several ways, one run after the other; without the file it is honest.
+"""
+
+from __future__ import annotations
+
+import sys
+
+FIRST = 1
+"""The round in which a site begins to lie."""
+
+
+def spoil(kind, body):
+    import torch
+
+    from atoll.core.tree import tree_map
+    from atoll.engines.codec import decode, encode
+
+    def each(change):
+        return encode(tree_map(change, decode(body)))
+
+    return {
+        "cut": lambda: body[: len(body) // 2],
+        "nan": lambda: each(lambda leaf: torch.full_like(leaf, torch.nan)),
+        "shape": lambda: each(lambda leaf: torch.cat([leaf, leaf]) if leaf.dim() else leaf),
+        "oversized": lambda: body + bytes(64 << 20),
+        "text": body.hex,
+    }[kind]()
+
+
+def install():
+    from atoll.deploy import jobs
+    from atoll.engines.fleet import Packet
+
+    honest = jobs.Participant.open
+
+    def lying(self, kit):
+        answer, file = honest(self, kit), kit / "fault"
+        kind = file.read_text().strip() if file.exists() else ""
+
+        def spoiled(packet):
+            found, head = answer(packet), packet.head
+            if kind and head.get("step") == "train" and head["round"] >= FIRST:
+                return Packet(found.head, spoil(kind, found.body))
+            return found
+
+        return spoiled
+
+    jobs.Participant.open = lying
+
+
+if "worker_process" in " ".join(sys.orig_argv):
+    install()

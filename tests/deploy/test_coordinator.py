@@ -1,0 +1,323 @@
+"""A federated run against the serial engine: equal numbers, whatever happens on the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import atoll
+from atoll.core.errors import DataError
+from atoll.core.tree import leaves, tree_map
+from atoll.deploy.audit import check_audit
+from atoll.deploy.coordinator import TooFew, outcome
+from atoll.deploy.policy import Policy
+from atoll.deploy.site import Site
+from atoll.deploy.site_data import read_site_data
+from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.codec import decode, encode
+from atoll.engines.fleet import Packet, SitesFailed
+from atoll.engines.simulation import Participants, Simulation
+from atoll.experiment.config import build_method, make_config
+from atoll.methods import METHODS
+from atoll.testing import small_federation, small_graph_federation
+
+SMALL = {"hidden": 5}
+SHORTER = {"fedsage+": {"generator_epochs": 2, "exchanges": 2, "wide": 8}}
+
+
+def same(result, reference):
+    """Whether two results have the same scores in every round, the same metrics and traffic."""
+    for one, other in zip(result.seeds, reference.seeds, strict=True):
+        for scored, scores in other.history.scores.items():
+            np.testing.assert_array_equal(np.stack(one.history.scores[scored]), np.stack(scores))
+        assert one.ledger.by_step() == other.ledger.by_step()
+    assert result.metrics() == reference.metrics()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_equals_the_serial_run(name, make_room):
+    federation = small_federation()
+    options = {"rounds": 2, "set": {**SMALL, **SHORTER.get(name, {})}}
+    room = make_room(federation)
+    same(
+        room.run(room.order(name, **options)),
+        atoll.run(name, federation, engine="serial", **options),
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "gcfl"])
+def test_sites_with_many_graphs_equal_the_serial_run(name, make_room):
+    federation = small_graph_federation()
+    options = {"rounds": 2, "set": SMALL, "protocol": "gcfl"}
+    room = make_room(federation)
+    result = room.run(room.order(name, **options))
+    same(result, atoll.run(name, federation, engine="serial", **options))
+    assert result.federation["graphs"] == [6, 9, 7, 5]
+
+
+def test_seeds_and_a_share_of_the_sites_equal_the_serial_run(make_room):
+    federation = small_federation()
+    options = {"rounds": 3, "seeds": 2, "fraction": 0.5, "set": SMALL}
+    room = make_room(federation)
+    same(
+        room.run(room.order("feddc", **options)),
+        atoll.run("feddc", federation, engine="serial", **options),
+    )
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing gets the chance to clean up."""
+
+
+@pytest.mark.parametrize("name", ["fedath", "fedtad"])
+def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(name, make_room):
+    federation = small_federation((13, 9))
+    options = {"rounds": 2, "set": SMALL, "epochs": 1}
+    reference = atoll.run(name, federation, engine="serial", **options)
+    for moment in itertools.count():
+        room, left = make_room(federation, f"killed-{moment}"), itertools.count()
+
+        def kill(site, question, answer, moment=moment, left=left):
+            # The site has answered, and written its state; the server never hears of it.
+            if question.head["do"] == "step" and next(left) == moment:
+                raise Killed
+            return answer
+
+        try:
+            result = room.run(room.order(name, **options), room.fleet(kill))
+        except Killed:
+            result = room.run(room.order(name, **options))
+            same(result, reference)
+            continue
+        same(result, reference)
+        assert moment > 10
+        return
+
+
+def lose(site_lost, first_round, step="train"):
+    """A tamper: a site is silent from a round on."""
+    return lambda site, question, answer: (
+        None
+        if site == site_lost
+        and question.head.get("round", -9) >= first_round
+        and question.head.get("step") == step
+        else answer
+    )
+
+
+def audit(room):
+    return (room.folder / "server" / "audit.jsonl").read_text()
+
+
+def without(federation, name, rounds, out, settings=SMALL):
+    """The server's tree of a serial run in which positions `out[round]` take no part."""
+    config = make_config(method=name, set=settings, epochs=3)
+    method = build_method(config, federation.features, federation.classes, federation.task)
+    simulation = Simulation(federation, method, engine="serial", seed=0)
+    server = method.init(simulation.clients(-1))
+    for number in range(rounds):
+        there = [i for i in range(len(federation)) if i not in out.get(number, ())]
+        server = method.round(server, Participants(simulation, number, torch.tensor(there)))
+    return server
+
+
+@pytest.mark.parametrize("name", ["fedath", "gcfl"])
+@pytest.mark.parametrize("step", ["train", "score"])
+def test_a_lost_site_is_left_out_as_if_it_had_not_taken_part(name, step, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    fleet = room.fleet(lose("site-2", 1, step))
+    result = room.run(room.order(name, rounds=3, set=SMALL), fleet)
+    expected = without(federation, name, 3, {1: [1], 2: [1]})
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other)
+    # After one timeout it is not called again.
+    assert fleet.calls.count(("site-2", step)) == (2 if step == "train" else 3)
+    scores = np.stack(result.seeds[0].history.scores["deployed"])
+    assert np.isnan(scores[1:, 1]).all()
+    assert not np.isnan(scores[:, 0, 1, 0]).any()
+    events = [json.loads(line) for line in audit(room).splitlines()]
+    left_out = [event for event in events if event["event"] == "left out"]
+    assert [(event["site"], event["round"]) for event in left_out] == [("site-2", 1)]
+    assert check_audit(room.folder / "server" / "audit.jsonl") == len(events)
+
+
+def test_a_site_that_is_back_continues_from_the_last_round_it_was_part_of(make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    fleet = room.fleet()
+
+    def silent_in_round_one(site, question, answer):
+        lost = site == "site-2" and question.head.get("round") == 1
+        if question.head.get("round") == 2:
+            return answer
+        if lost:
+            fleet.returned.add("site-2")
+        return None if lost else answer
+
+    fleet.tamper = silent_in_round_one
+    room.run(room.order("fedath", rounds=4, set=SMALL), fleet)
+    expected = without(federation, "fedath", 4, {1: [1]})
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other)
+    assert saved["states"]["committed"] == [3, 3, 3, 3]
+
+
+def test_below_the_quorum_the_run_stops_and_a_resumed_one_finishes(make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    order = room.order("fedath", rounds=3, set=SMALL, quorum=4)
+    with pytest.raises(TooFew, match="3 of 4 sites answer, but the quorum is 4"):
+        room.run(order, room.fleet(lose("site-3", 2)))
+    reference = atoll.run("fedath", federation, engine="serial", rounds=3, set=SMALL)
+    same(room.run(order), reference)
+
+
+def nan(reply):
+    return tree_map(lambda leaf: torch.full_like(leaf, torch.nan), reply)
+
+
+def wider(reply):
+    return tree_map(lambda leaf: torch.cat([leaf, leaf]) if leaf.dim() else leaf, reply)
+
+
+def tiny(reply):
+    return tree_map(lambda leaf: leaf.to(torch.float8_e4m3fn), reply)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda body: encode(nan(decode(body))), "NaN"),
+        (lambda body: encode(wider(decode(body))), "has shape"),
+        (lambda body: encode({"model": torch.zeros(3)}), "but the method declares"),
+        (lambda body: body[: len(body) // 2], "not an Atoll message"),
+        (lambda body: b"\x80\x04." + body, "not an Atoll message"),
+        (lambda body: bytes(len(body)), "not an Atoll message"),
+        (lambda body: encode(tiny(decode(body))), "is torch.float8_e4m3fn"),
+    ],
+    ids=["nan", "shape", "names", "cut", "pickle", "zeros", "tiny"],
+)
+def test_bad_data_are_refused_and_their_site_left_out(spoil, reason, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+
+    def tamper(site, question, answer):
+        bad = site == "site-4" and question.head.get("step") == "train"
+        return Packet(answer.head, spoil(answer.body)) if bad else answer
+
+    room.run(room.order("fedavg", rounds=2, set=SMALL), room.fleet(tamper))
+    expected = without(federation, "fedavg", 2, {0: [3], 1: [3]})
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other)
+    assert reason in audit(room)
+
+
+@pytest.mark.parametrize("change", [{"counts": "many"}, {"nodes": None}, {"more": 1}])
+def test_a_site_that_joins_with_nonsense_is_named(change, make_room):
+    room = make_room(small_federation())
+
+    def tamper(site, question, answer):
+        odd = site == "site-2" and question.head["do"] == "hello"
+        return Packet({**answer.head, **change}, b"") if odd else answer
+
+    with pytest.raises(SitesFailed, match=r"^site-2: what it tells of its data cannot be used"):
+        room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(tamper))
+
+
+def test_an_oversized_reply_is_refused(make_room):
+    room = make_room(small_federation())
+    fleet = room.fleet(lambda site, question, answer: (
+        Packet(answer.head, answer.body + bytes(1 << 20)) if site == "site-1" and answer.body
+        else answer))  # fmt: skip
+    room.run(room.order("fedavg", rounds=1, set=SMALL), fleet)
+    # What a reply may weigh follows from what the method declares: here 316 bytes in five arrays.
+    assert "the limit is 37180 bytes" in audit(room)
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "reason"),
+    [
+        (Policy(methods=("local",)), "fedavg", "does not allow method 'fedavg'; it allows: local"),
+        (Policy(rounds=2), "fedavg", "allows 2 rounds, but the run has 3"),
+        (Policy(steps=("score",)), "fedavg", "does not allow step 'train'"),
+        (Policy(reply_bytes=100), "fedavg", "allows replies of 100 bytes"),
+        (Policy(run_bytes=3000), "fedavg", "allows 3000 bytes in a run"),
+        (Policy(), "moon", "disclose 'model'"),
+    ],
+)
+def test_what_an_owner_does_not_allow_is_refused_in_one_sentence(policy, method, reason, make_room):
+    room = make_room(small_federation())
+    sites = {**room.sites(), "site-2": room.sites(policy)["site-2"]}
+    order = room.order(method, rounds=3, set=SMALL)
+    with pytest.raises(SitesFailed) as error:
+        room.run(order, room.fleet(sites=sites))
+    assert str(error.value).startswith("site-2: ")
+    assert reason in str(error.value)
+    assert "refused" in (room.folder / "site-2" / "audit.jsonl").read_text()
+
+
+def test_code_of_the_submitters_choice_is_refused(make_room):
+    room = make_room(small_federation())
+    with pytest.raises(SitesFailed, match=r"'my\.py:Mine' does not come with Atoll"):
+        room.run(room.order("my.py:Mine", rounds=1))
+
+
+def test_an_outcome_is_one_sentence(make_room):
+    room = make_room(small_federation())
+    fleet = room.fleet(sites=room.sites(Policy(methods=())))
+    ended = outcome(lambda: room.run(room.order("fedavg", rounds=1), fleet))
+    assert ended["status"] == "failed"
+    assert "site-1: its policy does not allow method 'fedavg'" in ended["reason"]
+
+
+def test_other_data_than_the_run_began_with_are_refused(make_room):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=2, set=SMALL, quorum=4)
+    with pytest.raises(TooFew):
+        room.run(order, room.fleet(lose("site-1", 1)))
+    room.files = [room.files[1], *room.files[1:]]
+    with pytest.raises(DataError, match="site-1 are not those that the run began with"):
+        room.run(order)
+
+
+def test_nobody_may_be_missing_at_the_start(make_room):
+    room = make_room(small_federation())
+    fleet = room.fleet(lambda site, q, a: None if site == "site-2" else a)
+    with pytest.raises(SitesFailed, match="site-2: no answer to 'hello'"):
+        room.run(room.order("fedavg", rounds=1), fleet)
+
+
+def owners(room, tables, folder, *columns):
+    """Two owners with tables of their own; the second has no node of class y."""
+    classes = ["x", "y", "z"]
+    wanted = zip(("xyz", "xz"), columns, strict=True)
+    paths = [tables(folder / str(i), *one) for i, one in enumerate(wanted)]
+    room.names = ("bank-a", "bank-b")
+    return {
+        name: Site(read_site_data(path, classes=classes), Policy(), folder / name)
+        for name, path in zip(room.names, paths, strict=True)
+    }
+
+
+def test_owners_with_tables_of_their_own_equal_the_serial_run(make_room, tables, tmp_path):
+    room = make_room(small_federation())
+    sites = owners(room, tables, tmp_path, "b", "b")
+    result = room.run(room.order("fedath", rounds=2, set=SMALL), room.fleet(sites=sites))
+    graphs = tuple(site.data.graph for site in sites.values())
+    federation = atoll.Federation(graphs, classes=3, name="lagoon")
+    same(result, atoll.run("fedath", federation, engine="serial", rounds=2, set=SMALL))
+
+
+def test_owners_whose_columns_differ_are_refused(make_room, tables, tmp_path):
+    room = make_room(small_federation())
+    sites = owners(room, tables, tmp_path, "b", "amount")
+    with pytest.raises(DataError, match=r"do not fit together: words \['column b'\] and"):
+        room.run(room.order("fedath", rounds=2), room.fleet(sites=sites))

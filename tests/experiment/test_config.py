@@ -1,0 +1,403 @@
+"""Configuration: every choice named, saved and read back the same, every mistake one sentence."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.core.errors import AtollError, ConfigError
+from atoll.core.method import task_of
+from atoll.core.optim import SGD
+from atoll.data.public.registry import task_of_data
+from atoll.experiment.config import (
+    RunConfig,
+    build_method,
+    config_text,
+    make_config,
+    read_config,
+    resolve,
+)
+from atoll.experiment.protocols import PROTOCOLS
+from atoll.methods import METHODS
+from atoll.nn import NETS, NODE_NETS, GraphGIN
+
+
+def refusal(**options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(make_config(**options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+DATA = ("lagoon:nodes=300", "cora", "some/folder", "PROTEINS", "tu:X")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data"),
+    [
+        (name, d)
+        for name, rules in PROTOCOLS.items()
+        for d in DATA
+        if task_of_data(d) in rules.tasks
+    ],
+)
+def test_a_resolved_configuration_names_every_choice_and_resolves_to_itself(
+    protocol: str, data: str
+) -> None:
+    config, rules = resolve(make_config(protocol=protocol, data=data))
+    for name in ("clients", "partition", "split", "rounds", "epochs", "evaluate"):
+        assert getattr(config, name) is not None
+    assert rules is PROTOCOLS[protocol]
+    assert resolve(config)[0] == config
+    assert make_config(**tomllib.loads(config_text(config))) == config
+
+
+def test_the_command_line_wins_over_the_protocol_and_the_protocol_over_the_method() -> None:
+    config, _ = resolve(make_config(protocol="fedath", set={"dropout": 0.1}))
+    method = build_method(config, 7, 3)
+    assert (method.optimizer.lr, method.net.dropout, method.net.hidden) == (1e-3, 0.1, 64)
+    config, _ = resolve(make_config(protocol="fedath", epochs=7, set={"lr": 0.5}, rounds=2))
+    method = build_method(config, 7, 3)
+    assert (method.optimizer.lr, method.epochs, config.rounds) == (0.5, 7, 2)
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)
+
+
+@given(
+    config=st.builds(
+        RunConfig,
+        method=names,
+        data=names,
+        clients=st.none() | st.integers(1, 99),
+        split=st.none() | names,
+        ratios=st.none() | st.just((0.2, 0.3, 0.5)),
+        fraction=st.floats(0.01, 1),
+        set=st.dictionaries(
+            names, st.booleans() | st.integers(-(2**63), 2**63 - 1) | names | st.floats(0, 1e9)
+        ),
+        compat=st.lists(names, max_size=2).map(tuple),
+        own=st.dictionaries(names, names, max_size=2),
+    )
+)
+def test_any_configuration_survives_its_file(config: RunConfig) -> None:
+    assert make_config(**tomllib.loads(config_text(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"clients": 0}, "clients is 0; give a whole number of at least 1"),
+        ({"rounds": -3}, "rounds is -3; give a whole number of at least 1"),
+        ({"epochs": 0}, "epochs is 0; give a whole number of at least 1"),
+        ({"seeds": 0}, "seeds is 0; give a whole number of at least 1"),
+        ({"seed": -1}, "seed is -1; give a whole number from 0 to 2147483647"),
+        ({"seed": 2**31}, f"seed is {2**31}; give a whole number from 0 to 2147483647"),
+        ({"fraction": 0.0}, "fraction is 0.0; give a number above 0 and up to 1"),
+        ({"fraction": 1.5}, "fraction is 1.5; give a number above 0 and up to 1"),
+        ({"fraction": float("nan")}, "fraction is nan; give a number above 0 and up to 1"),
+        ({"chunk": -1}, "chunk is -1; give 0 (choose) or a number of clients"),
+        ({"rounds": "many"}, "rounds cannot be 'many'; it takes a whole number"),
+        ({"rounds": 1.5}, "rounds cannot be 1.5; it takes a whole number"),
+        ({"fraction": "half"}, "fraction cannot be 'half'; it takes a number"),
+        ({"data": 3}, "data cannot be 3; it takes a text"),
+        ({"set": 3}, "set cannot be 3; it takes a table of keys and values"),
+        ({"compat": "x"}, "compat cannot be 'x'; it takes a list"),
+        ({"round": 3}, "unknown option 'round'; did you mean 'rounds'?"),
+        ({"method": "fedporx"}, "unknown method 'fedporx'; did you mean 'fedprox'?"),
+        ({"protocol": "strikt"}, "unknown protocol 'strikt'; did you mean 'strict'?"),
+        ({"partition": "luvain"}, "unknown partition 'luvain'; did you mean 'louvain'?"),
+        ({"split": "stratifed"}, "unknown split 'stratifed'; did you mean 'stratified'?"),
+        ({"split": "stratifed:a=1"}, "unknown split 'stratifed'; did you mean 'stratified'?"),
+        ({"evaluate": "globl"}, "unknown value of --evaluate 'globl'; did you mean 'local'?"),
+        (
+            {"compat": ["dropout"]},
+            "unknown compat switch 'dropout'; did you mean 'dropout-at-eval'?",
+        ),
+        (
+            {"allow": ["no-edges"]},
+            "unknown value of --allow 'no-edges'; did you mean 'no-edge'?",
+        ),
+        ({"set": {"net": "gatt"}}, "unknown net 'gatt'; did you mean 'gat'?"),
+        ({"set": {"optimizer": "adm"}}, "unknown optimizer 'adm'; did you mean 'adam'?"),
+        (
+            {"set": {"hiden": 8}},
+            "unknown hyper-parameter of fedavg 'hiden'; did you mean 'hidden'?",
+        ),
+        (
+            {"set": {"net.hiden": 8}},
+            "unknown hyper-parameter of fedavg 'net.hiden'; did you mean 'hidden'?",
+        ),
+        ({"set": {"hidden": "wide"}}, "hidden cannot be 'wide'; it takes a whole number"),
+        ({"set": {"hidden": "1.5"}}, "hidden cannot be '1.5'; it takes a whole number"),
+        ({"set": {"lr": "fast"}}, "lr cannot be 'fast'; it takes a number"),
+        (
+            {"set": {"weight_by": "size"}},
+            "weight_by cannot be 'size'; it takes nodes or train or uniform",
+        ),
+        ({"set": {"hidden": 0}}, "hidden is 0; give at least 1"),
+        ({"set": {"dropout": 1}}, "dropout is 1.0; give a number from 0 up to, not including, 1"),
+        ({"set": {"lr": -1}}, "lr is -1.0; give a learning rate between 0 and a million"),
+        ({"set": {"lr": "nan"}}, "lr is nan; give a learning rate between 0 and a million"),
+        ({"set": {"beta1": 1}}, "beta1 is 1.0; give a number from 0 up to, not including, 1"),
+        (
+            {"method": "fedprox", "set": {"mu": "inf"}},
+            "mu is inf; give a finite number that is not negative",
+        ),
+        ({"set": {"epochs": 0}}, "epochs is 0; give a whole number of at least 1"),
+        ({"set": {"epochs": "1.5"}}, "epochs is 1.5; give a whole number of at least 1"),
+        (
+            {"set": {"epochs": 2}, "epochs": 3},
+            "epochs is 3 by --epochs and 2 by --set; give one of the two",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(options: dict[str, object], sentence: str) -> None:
+    assert refusal(**options) == sentence
+
+
+def test_a_hyper_parameter_of_another_method_lists_or_suggests() -> None:
+    sentence = refusal(method="fedavg", set={"zzz": 1})
+    assert sentence.startswith("unknown hyper-parameter of fedavg 'zzz'; choose one of: ")
+    for name in ("hidden", "lr", "epochs", "net", "optimizer", "weight_by"):
+        assert name in sentence
+    for fixed in ("features", "classes"):
+        assert fixed not in sentence
+
+
+@pytest.mark.parametrize("method", ["moon", "fedproto", "fedpub"])
+def test_a_network_without_hidden_layer_is_refused_in_words(method: str) -> None:
+    assert "has no hidden layer" in refusal(method=method, set={"layers": 1})
+
+
+@pytest.mark.parametrize(
+    ("method", "net"),
+    [
+        (name, net)
+        for name, method in METHODS.items()
+        for net in NETS
+        if not method.nets and task_of(NETS[net]) in method.tasks
+    ],
+)
+def test_every_method_takes_every_net_for_its_tasks(method: str, net: str) -> None:
+    task = task_of(NETS[net])
+    data = {"node": "lagoon", "graph": "MUTAG"}[task]
+    given = {"net": net, "optimizer": "SGD"}
+    config, _ = resolve(make_config(method=method.upper(), data=data, set=given))
+    built = build_method(config, features=5, classes=3, task=task)
+    assert type(built) is METHODS[method]
+    assert type(built.net) is NETS[net]
+    assert isinstance(built.optimizer, SGD)
+    assert (built.net.features, built.net.classes) == (5, 3)
+
+
+def test_sets_of_graphs_have_defaults_of_their_own() -> None:
+    config, _ = resolve(make_config(method="fedavg", data="molecules", protocol="gcfl"))
+    assert (config.batch_size, config.set) == (128, {"lr": 1e-3, "weight_by": "train"})
+    method = build_method(config, 5, 3, "graph")
+    assert isinstance(method.net, GraphGIN)
+    assert method.weight_by == "train"
+    # Local has no weights: the protocol's word on them is not for it.
+    assert resolve(make_config(method="local", data="NCI1", protocol="gcfl"))[0].set == {"lr": 1e-3}
+    # Nor have other methods GCFL's thresholds, which depend on the data; NCI1 has thirty clients.
+    nci1, _ = resolve(make_config(method="gcfl", data="NCI1:features=degree", protocol="gcfl"))
+    assert (nci1.clients, nci1.set["eps1"], nci1.set["eps2"]) == (30, 0.04, 0.08)
+    wished, _ = resolve(
+        make_config(method="gcfl", data="NCI1", protocol="gcfl", clients=3, set={"eps1": 1})
+    )
+    assert (wished.clients, wished.set["eps1"], wished.set["eps2"]) == (3, 1, 0.08)
+    strict, _ = resolve(make_config(data="tu:Mutagenicity:features=degree", batch_size=0))
+    assert (strict.partition, strict.batch_size) == ("gcfl-oneds", 0)
+    assert resolve(make_config(data="cora"))[0].batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"method": "fedath", "data": "NCI1"}, "fedath classifies nodes, but 'NCI1' has graphs to "
+         "classify; methods for that: local, fedavg, fedprox, "),
+        ({"data": "NCI1", "set": {"net": "gcn"}}, "net=gcn does not classify graphs, as 'NCI1' "
+         "needs; use --set net=gin-graph"),
+        ({"set": {"net": "gin-graph"}}, "net=gin-graph does not classify nodes, as 'lagoon' needs; "
+         "use --set net=gcn or sage or gat or gin or sgc or mlp or disengcn"),
+        ({"data": "NCI1", "protocol": "fedtad"}, "protocol 'fedtad' is for one graph, but 'NCI1' "
+         "is a set of graphs; use --protocol strict or gcfl"),
+        ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; leave "
+         "it out"),
+        ({"batch_size": -1, "data": "NCI1"}, "batch_size is -1; give 0 (all at once) or a number "
+         "of graphs"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_task_is_refused(options: dict, problem: str) -> None:
+    assert refusal(**options).startswith(problem)
+
+
+@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if cls.nets])
+def test_a_method_that_needs_a_network_gets_it_and_no_other(method: str) -> None:
+    wanted = METHODS[method].nets
+    built = build_method(resolve(make_config(method=method))[0], features=5, classes=3)
+    assert type(built.net) is NETS[wanted[0]]
+    for net in NETS:
+        if net not in wanted:
+            problem = refusal(method=method, set={"net": net})
+            works = " or ".join(name for name in wanted if name in NODE_NETS)
+            assert problem == f"{method} cannot use net={net}; use --set net={works}"
+
+
+def test_fedath_takes_a_gcn_alone() -> None:
+    with pytest.raises(ConfigError, match="use --set net=gcn"):
+        resolve(make_config(method="fedath", set={"net": "sage"}))
+
+
+def test_a_preset_sets_method_net_and_optimizer_and_can_be_overruled() -> None:
+    settings = {"preset": "reference", "lam": "0.5"}
+    method = build_method(resolve(make_config(method="fedath", set=settings))[0], 5, 3)
+    assert (method.evaluator, method.lam) == ("gnn", 0.5)
+    assert (method.net.hidden, method.optimizer.lr) == (512, 1e-3)
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'paper'"):
+        resolve(make_config(method="fedath", set={"preset": "papr"}))
+
+
+def test_a_method_keeps_its_own_learning_rate() -> None:
+    assert build_method(resolve(make_config(method="fedath"))[0], 5, 3).optimizer.lr == 1e-3
+    assert build_method(resolve(make_config(method="fedavg"))[0], 5, 3).optimizer.lr == 1e-2
+
+
+def test_settings_reach_the_part_that_they_name() -> None:
+    settings = {"hidden": "8", "net.dropout": "0", "optimizer.lr": "0.2", "weight_by": "train"}
+    method = build_method(resolve(make_config(set=settings))[0], 5, 3)
+    assert (method.net.hidden, method.net.dropout) == (8, 0.0)
+    assert (method.optimizer.lr, method.weight_by) == (0.2, "train")
+
+
+def test_epochs_by_set_is_the_same_as_by_option() -> None:
+    by_option, _ = resolve(make_config(epochs=5))
+    by_set, _ = resolve(make_config(set={"epochs": "5"}))
+    assert by_option == by_set
+    assert build_method(by_set, 5, 3).epochs == 5
+
+
+def test_the_column_of_the_owner_is_no_feature_of_own_data() -> None:
+    assert resolve(make_config(data="a/b", partition="column:bank"))[0].own == {"owner": "bank"}
+    # These are found without being named; a folder per client has no such column at all.
+    assert resolve(make_config(data="a/b", partition="column:client"))[0].own == {}
+    assert resolve(make_config(data="ogbn-arxiv", partition="column:year"))[0].own == {}
+    assert resolve(make_config(data="lagoon", partition="column:owner"))[0].own == {}
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_files_give_what_they_say(tmp_path: Path) -> None:
+    text = 'method = "fedprox"\nrounds = 3\ncompat = ["dropout-at-eval"]\n[set]\nmu = 0.5\n'
+    raw = read_config(write(tmp_path / "c.toml", text))
+    assert make_config(**raw) == make_config(
+        method="fedprox", rounds=3, compat=["dropout-at-eval"], set={"mu": 0.5}
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("roundz = 3", ("unknown key in", "c.toml 'roundz'", "did you mean 'rounds'?")),
+        ("rounds = 'x'", ("c.toml", "rounds cannot be 'x'; it takes a whole number")),
+        ("rounds = 0", ("c.toml", "rounds is 0; give a whole number of at least 1")),
+        ("rounds = \n", ("c.toml is not valid TOML", "line 1", "mend it")),
+        (b"\xff\xfe", ("c.toml cannot be read",)),
+        ("[set]\nlr = [1]", ("c.toml", "set cannot be")),
+    ],
+)
+def test_broken_files_are_one_sentence(
+    tmp_path: Path, content: str | bytes, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(AtollError) as caught:
+        read_config(write(tmp_path / "c.toml", content))
+    for part in parts:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_files_and_folders_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"configuration file .*none.toml does not exist"):
+        read_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*directory"):
+        read_config(tmp_path)
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        make_config().rounds = 3  # type: ignore[misc]
+    assert msgspec.structs.replace(make_config(), rounds=3).rounds == 3
+
+
+def test_a_plug_is_built_around_its_base() -> None:
+    given = {"base": "fedprox", "mu": "0.5", "base.weight_by": "train", "lr": 0.02, "hidden": 7}
+    config = resolve(make_config(method="fedtad", epochs=4, set=given))[0]
+    method = build_method(config, 5, 3)
+    base = method.base
+    assert (base.mu, base.weight_by, base.epochs, base.optimizer.lr) == (0.5, "train", 4, 0.02)
+    assert (method.epochs, method.optimizer) == (4, base.optimizer)
+    assert base.net is method.net
+    assert method.net.hidden == 7
+
+
+def test_a_plug_without_a_base_and_a_base_without_a_plug() -> None:
+    config = resolve(make_config(method="fedtad"))[0]
+    assert build_method(config, 5, 3).base is None
+    problem = refusal(method="fedavg", set={"base": "fedprox"})
+    assert problem == "fedavg is not a plug on other methods; leave out --set base=fedprox"
+    assert "cannot be its own base" in refusal(method="fedtad", set={"base": "fedtad"})
+    assert "fedprox" in refusal(method="fedtad", set={"base": "fedprx"})
+    assert "mu" in refusal(method="fedtad", set={"mu": 1})
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients", "expected"),
+    [
+        (None, 10, ("metis", "global:draw=1")),
+        ("metis", 7, ("metis", "global")),
+        ("metis-overlap", 10, ("metis-overlap", "global:draw=0")),
+        ("metis-overlap", 30, ("metis-overlap:after=10", "global:draw=1")),
+        ("metis-overlap", 50, ("metis-overlap:after=10/30", "global:draw=2")),
+        ("metis-overlap:per_community=2", 50, ("metis-overlap:per_community=2", "global:draw=2")),
+        ("louvain", 10, ("louvain", "global")),
+    ],
+)
+def test_fedpubs_settings_follow_each_other_in_one_stream(partition, clients, expected) -> None:
+    given = {"data": "cora", "partition": partition, "clients": clients}
+    config, _ = resolve(make_config(protocol="fediih", **given))
+    assert (config.partition, config.split) == expected
+
+
+def test_a_plug_takes_the_network_that_its_base_needs() -> None:
+    config = resolve(make_config(method="fedtad", set={"base": "fediih", "hidden": 8}))[0]
+    method = build_method(config, 5, 3)
+    assert type(method.net) is NETS["disengcn"]
+    assert method.base.net is method.net
+    assert "use --set net=disengcn" in refusal(
+        method="fedtad", set={"base": "fediih", "net": "gcn"}
+    )
+
+
+def test_hyper_parameters_that_belong_together_come_in_any_order() -> None:
+    for settings in ({"clip": 0.1, "epsilon": 1.0}, {"epsilon": 1.0, "clip": 0.1}):
+        config, _ = resolve(make_config(method="fedgnn", set=settings))
+        built = build_method(config, features=5, classes=3)
+        assert (built.clip, built.epsilon) == (0.1, 1.0)
+
+
+def test_recipes_are_found_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_config(Path("recipes/gcfl/proteins.toml"))["data"] == "PROTEINS"
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_config(Path("recipes/gcfl/none.toml"))

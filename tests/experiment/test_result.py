@@ -1,0 +1,172 @@
+"""Results: numbers by hand, and files that anybody can read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.engines.ledger import Ledger
+from atoll.experiment.config import make_config
+from atoll.experiment.evaluate import ROLES
+from atoll.experiment.metrics import METRICS
+from atoll.experiment.result import BEST_CACHED, Result, SeedResult
+from atoll.experiment.rounds import History
+
+NAN = float("nan")
+
+
+def history(
+    val: list[list[float]], test: list[list[float]], local: list[list[float]] | None = None
+) -> History:
+    """Accuracies by round and client; client 0 has 10 test nodes, client 1 has 30."""
+    rounds, clients = np.array(val).shape
+
+    def scores(val_: list[list[float]], test_: list[list[float]]) -> list[np.ndarray]:
+        table = np.full((rounds, clients, len(ROLES), len(METRICS)), NAN)
+        table[:, :, ROLES.index("val"), METRICS.index("accuracy")] = val_
+        table[:, :, ROLES.index("test"), METRICS.index("accuracy")] = test_
+        return list(table)
+
+    return History(
+        counts=np.array([[5, 20, 10], [5, 20, 30]])[:clients],
+        nodes=np.array([100, 300])[:clients],
+        scores={"deployed": scores(val, test), "local": scores(val, local or test)},
+        seconds=[0.5, 0.1, 0.3][:rounds],
+    )
+
+
+def result(*histories: History, **options: object) -> Result:
+    fields = {"weights": "tests", "select": "best-val", "deployed": "global", **options}
+    config = make_config(evaluate=fields.pop("evaluate", "deployed"), rounds=3, clients=2)
+    ledger = Ledger()
+    ledger.add(0, "train", [0, 1], down=7, up=11)
+    ledger.add(0, "score", [0, 1], down=1000, up=1000)
+    seeds = tuple(SeedResult(number, h, ledger) for number, h in enumerate(histories))
+    return Result(config, seeds, engine="fused", device="cpu", **fields)
+
+
+VAL = [[0.5, 0.5], [0.75, 0.75], [1.0, 0.5]]
+TEST = [[0.0, 0.1], [0.2, 0.6], [0.9, 0.8]]
+
+
+def test_the_earliest_best_round_is_picked_and_clients_weigh_by_their_test_nodes() -> None:
+    metrics = result(history(VAL, TEST)).metrics()
+    assert metrics["best_round"]["mean"] == 1.0  # equal to round 2, but earlier
+    assert metrics["test_accuracy"]["mean"] == pytest.approx((10 * 0.2 + 30 * 0.6) / 40)
+    assert metrics["val_accuracy"]["mean"] == pytest.approx(0.75)
+    assert metrics["test_accuracy_by_nodes"]["mean"] == pytest.approx((100 * 0.2 + 300 * 0.6) / 400)
+    assert metrics["test_accuracy_by_uniform"]["mean"] == pytest.approx(0.4)
+    assert metrics["last_test_accuracy"]["mean"] == pytest.approx((10 * 0.9 + 30 * 0.8) / 40)
+
+
+def test_the_last_round_and_each_clients_own_best() -> None:
+    last = result(history(VAL, TEST), select="last", weights="uniform").metrics()
+    assert last["test_accuracy"]["mean"] == pytest.approx(0.85)
+    own = result(history(VAL, TEST), select="best-val-per-client", weights="uniform").metrics()
+    assert own["test_accuracy"]["mean"] == pytest.approx((0.9 + 0.6) / 2)
+
+
+def test_the_best_test_score_of_the_models_put_aside() -> None:
+    both = history(VAL, [[0.3, 0.9], [0.8, 0.7], [0.5, 0.2]])
+    leaky = {"select": BEST_CACHED, "weights": "uniform"}
+    # Nothing put aside: the last model.
+    assert result(both, **leaky).metrics()["test_accuracy"]["mean"] == pytest.approx(0.35)
+    both.cached = [[0], [0, 1]]
+    metrics = result(both, **leaky).metrics()
+    # Client 0 was best in round 1, but had put aside round 0 alone.
+    assert metrics["test_accuracy"]["mean"] == pytest.approx((0.5 + 0.9) / 2)
+    assert metrics["last_test_accuracy"]["mean"] == pytest.approx(0.35)
+    assert metrics["val_accuracy"]["mean"] == pytest.approx((VAL[2][0] + VAL[0][1]) / 2)
+    both.cached = [[], [1]]
+    assert result(both, **leaky).metrics()["test_accuracy"]["mean"] == pytest.approx(0.6)
+
+
+def test_clients_without_test_nodes_are_left_out() -> None:
+    metrics = result(history(VAL, [[0.1, NAN], [0.3, NAN], [0.2, NAN]])).metrics()
+    assert metrics["test_accuracy"]["mean"] == pytest.approx(0.3)
+    assert metrics["test_accuracy_by_uniform"]["mean"] == pytest.approx(0.3)
+
+
+def test_numbers_that_nobody_has_are_left_out() -> None:
+    metrics = result(history([[NAN, NAN]], [[0.5, 0.5]])).metrics()
+    assert "val_accuracy" not in metrics
+    assert "test_auc" not in metrics
+    assert metrics["test_accuracy"]["mean"] == 0.5  # without validation nodes, the last round
+
+
+def test_spread_over_seeds_is_the_sample_standard_deviation() -> None:
+    one, two = history([[0.5, 0.5]], [[0.2, 0.2]]), history([[0.5, 0.5]], [[0.6, 0.6]])
+    found = result(one, two).metrics()["test_accuracy"]
+    assert found["per_seed"] == pytest.approx([0.2, 0.6])
+    assert found["mean"] == pytest.approx(0.4)
+    assert found["std"] == pytest.approx(np.std([0.2, 0.6], ddof=1))
+    assert result(one).metrics()["test_accuracy"]["std"] == 0.0
+
+
+def test_scored_names_the_model_and_both_are_kept() -> None:
+    local = [[0.9, 0.9], [0.7, 0.7], [0.8, 0.8]]
+    deployed = result(history(VAL, TEST, local))
+    assert deployed.scored == "global"
+    assert deployed.metrics()["local_test_accuracy"]["mean"] == pytest.approx(0.7)
+    scored = result(history(VAL, TEST, local), evaluate="local")
+    assert scored.scored == "local"
+    assert scored.metrics()["test_accuracy"]["mean"] == pytest.approx(0.7)
+    assert scored.metrics()["global_test_accuracy"] == deployed.metrics()["test_accuracy"]
+    assert result(history(VAL, TEST), deployed="personalised").scored == "personalised"
+
+
+def test_the_data_sets_own_metric_picks_the_round() -> None:
+    both = history(VAL, TEST)
+    for number, auc in enumerate((0.9, 0.1, 0.2)):
+        both.scores["deployed"][number][:, ROLES.index("val"), METRICS.index("auc")] = auc
+    assert result(both, metric="auc").metrics()["best_round"]["mean"] == 0.0
+    assert result(both, metric="accuracy").metrics()["best_round"]["mean"] == 1.0
+    # Where no client can have one, accuracy decides.
+    assert result(history(VAL, TEST), metric="auc").metrics()["best_round"]["mean"] == 1.0
+
+
+def test_traffic_is_training_alone_and_times_are_medians() -> None:
+    found = result(history(VAL, TEST), setup_seconds=1.25)
+    assert found.bytes() == {"up": 22, "down": 14}
+    assert found.seconds() == {"setup": 1.25, "train": 0.9, "per_round": 0.3}
+
+
+def test_the_summary_has_the_documented_keys() -> None:
+    summary = result(history(VAL, TEST)).summary()
+    documented = (
+        "method data clients partition protocol engine device rounds seeds scored metrics seconds "
+        "bytes out"
+    )
+    assert set(documented.split()) <= set(summary)
+    assert set(summary["metrics"]["test_accuracy"]) == {"mean", "std", "per_seed"}
+    assert set(summary["seconds"]) == {"setup", "train", "per_round"}
+    assert set(summary["bytes"]) == {"up", "down"}
+    assert summary["clients"] == 2
+    json.dumps(summary, allow_nan=False)
+
+
+def test_saving_writes_whole_files_and_nothing_else(tmp_path: Path) -> None:
+    found = result(history(VAL, [[0.1, NAN], [0.3, NAN], [0.2, NAN]]))
+    found.save(str(tmp_path / "new"))
+    names = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert names == ["config.toml", "ledger.csv", "metrics.csv", "result.json"]
+    saved = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert saved["metrics"] == found.metrics()
+    assert saved["out"] == str(tmp_path / "new")
+    assert saved["ledger"]["0"]["train"] == {"messages": 2, "down": 14, "up": 22}
+    assert tomllib.loads((tmp_path / "new" / "config.toml").read_text())["rounds"] == 3
+    rows = list(csv.DictReader((tmp_path / "new" / "metrics.csv").read_text().splitlines()))
+    assert len(rows) == 3 * 2 * 2
+    cell = {(r["round"], r["client"], r["scored"]): r["test_accuracy"] for r in rows}
+    assert cell["1", "0", "global"] == "0.3"
+    assert cell["1", "1", "global"] == ""
+    ledger = list(csv.reader((tmp_path / "new" / "ledger.csv").read_text().splitlines()))
+    assert ledger[0] == ["seed", "round", "step", "client", "bytes_down", "bytes_up"]
+    assert ledger[1] == ["0", "0", "train", "0", "7", "11"]
+    found.save(tmp_path / "small", tables=False)
+    assert {file.name for file in (tmp_path / "small").iterdir()} == {"config.toml", "result.json"}

@@ -1,0 +1,380 @@
+"""Runs: from names and from objects, saved, repeated, stopped and resumed with the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import atoll
+from atoll.core.errors import AtollError, ConfigError, DataError, StepError
+from atoll.core.federation import Federation
+from atoll.experiment.config import make_config, read_config
+from atoll.experiment.rounds import History
+from atoll.experiment.run import Stopped, check_folder, run_config
+from atoll.methods import FedAvg
+from atoll.nn import GCN
+
+SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 3}
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """A method that no registry knows."""
+
+
+@dataclass
+class StopAfter:
+    """An observer that stops a run after some rounds of one seed."""
+
+    rounds: int
+    seed: int = 0
+    heard: list[tuple[int, int]] = field(default_factory=list)
+
+    def begin(self, *args: object) -> None:
+        pass
+
+    def round(self, seed: int, history: History) -> None:
+        self.heard.append((seed, history.rounds))
+
+    def should_stop(self) -> bool:
+        return (self.seed, self.rounds) in self.heard
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def saved_metrics(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "result.json").read_text())["metrics"]
+
+
+def federation(seed: int = 0) -> Federation:
+    return atoll.partition(atoll.load("lagoon:nodes=150", clients=3, seed=seed), "column:owner")
+
+
+# Names and objects.
+
+
+def test_a_name_a_source_and_a_federation_give_the_same_numbers() -> None:
+    by_name = atoll.run("fedavg", **SMALL)
+    source = atoll.load("lagoon:nodes=150", clients=3, seed=0)
+    by_source = atoll.run("fedavg", source, clients=3, rounds=3)
+    by_federation = atoll.run("fedavg", federation(), rounds=3)
+    assert by_name.metrics() == by_source.metrics() == by_federation.metrics()
+    assert by_federation.summary()["clients"] == 3
+    assert by_federation.summary()["partition"] == "column:owner"
+
+
+def test_a_method_object_needs_no_registry() -> None:
+    fed = federation()
+    method = Mine(net=GCN(fed.features, fed.classes, hidden=8), epochs=2)
+    result = atoll.run(method, fed, rounds=2)
+    assert result.summary()["method"] == "mine"
+    with pytest.raises(ConfigError, match="unknown method 'mine'"):
+        atoll.run("mine", fed)
+
+
+@pytest.mark.parametrize("extra", [{"set": {"hidden": 3}}, {"epochs": 3}])
+def test_hyper_parameters_beside_a_method_object_are_refused(extra: dict[str, object]) -> None:
+    fed = federation()
+    with pytest.raises(ConfigError, match="a method object has its own hyper-parameters"):
+        atoll.run(FedAvg(net=GCN(fed.features, fed.classes)), fed, rounds=1, **extra)
+
+
+def test_a_handmade_federation_runs() -> None:
+    bare = Federation(federation().graphs, federation().classes)
+    summary = atoll.run("local", bare, rounds=1).summary()
+    assert (summary["clients"], summary["partition"], summary["data"]) == (3, "given", "federation")
+
+
+def test_a_protocol_for_sets_of_graphs_refuses_one_graph() -> None:
+    with pytest.raises(ConfigError) as caught:
+        atoll.run("fedavg", protocol="gcfl", **SMALL)
+    assert str(caught.value) == (
+        "protocol 'gcfl' is for sets of graphs, but 'lagoon' is one graph; choose another protocol"
+    )
+
+
+def test_a_run_leaves_the_process_as_it_was() -> None:
+    generators = torch.get_rng_state(), np.random.get_state()[1].copy()
+    atoll.run("fedavg", **SMALL)
+    assert sys.float_info.min / 2 > 0  # denormal numbers count again
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert np.array_equal(np.random.get_state()[1], generators[1])
+    assert torch.get_default_dtype() is torch.float32
+
+
+# The same numbers whatever the engine, the chunk and the company of other seeds.
+
+
+def test_engines_agree_on_every_seed() -> None:
+    runs = [atoll.run("fedprox", engine=e, seeds=2, **SMALL) for e in ("serial", "fused", "wire")]
+    accuracy = [run.metrics()["test_accuracy"]["per_seed"] for run in runs]
+    assert accuracy[0] == accuracy[1] == accuracy[2]
+    for name, numbers in runs[0].metrics().items():
+        for other in runs[1:]:
+            assert other.metrics()[name]["per_seed"] == pytest.approx(numbers["per_seed"], abs=1e-3)
+    assert runs[0].bytes() == runs[1].bytes()
+
+
+def test_seeds_are_independent_of_each_other() -> None:
+    both = atoll.run("fedavg", seeds=2, **SMALL).metrics()
+    alone = atoll.run("fedavg", seed=1, **SMALL).metrics()
+    for name, numbers in both.items():
+        assert numbers["per_seed"][1] == alone[name]["per_seed"][0]
+    assert len(set(both["test_loss"]["per_seed"])) == 2
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_chunks_do_not_change_the_numbers(chunk: int) -> None:
+    whole, parts = (
+        atoll.run("fedavg", chunk=c, **SMALL).metrics()["test_accuracy"] for c in (0, chunk)
+    )
+    assert whole == parts
+
+
+def test_a_fraction_of_the_clients_takes_part() -> None:
+    result = atoll.run("fedavg", fraction=0.5, **SMALL)
+    trained = [e for e in result.seeds[0].ledger.entries if e.step == "train"]
+    assert [len(e.clients) for e in trained] == [2, 2, 2]
+    scored = [e for e in result.seeds[0].ledger.entries if e.step == "score"]
+    assert max(len(e.clients) for e in scored) == 3
+
+
+def test_a_protocol_may_fix_the_data_for_all_seeds() -> None:
+    one, two = (
+        atoll.run("fedavg", data="lagoon:nodes=400", clients=2, rounds=1, protocol=p, seeds=2)
+        for p in ("fedtad", "strict")
+    )
+    nodes = [[s.history.nodes.tolist() for s in run.seeds] for run in (one, two)]
+    assert nodes[0][0] == nodes[0][1]
+    assert nodes[1][0] != nodes[1][1]
+
+
+# What is saved.
+
+
+def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> None:
+    options = {"seeds": 2, "fraction": 0.7, "set": {"hidden": 8}, **SMALL}
+    first = atoll.run("fedprox", out=tmp_path / "a", **options)
+    assert sorted(contents(tmp_path / "a")) == [
+        "config.toml", "federation.npz", "ledger.csv", "metrics.csv", "result.json",
+        "seed-0/checkpoint.atoll", "seed-0/facts.npz", "seed-0/partition.npz",
+        "seed-1/checkpoint.atoll", "seed-1/facts.npz", "seed-1/partition.npz",
+    ]  # fmt: skip
+    again = run_config(
+        make_config(**read_config(tmp_path / "a" / "config.toml")), out=tmp_path / "b"
+    )
+    assert again.metrics() == first.metrics() == saved_metrics(tmp_path / "a")
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    for name in ("config.toml", "ledger.csv", "metrics.csv"):
+        assert a[name] == b[name]
+    rows = list(csv.DictReader((tmp_path / "a" / "metrics.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 3 * 3 * 2  # seeds, rounds, clients, deployed and local
+    assert {row["scored"] for row in rows} == {"global", "local"}
+    whole = json.loads(a["result.json"])
+    assert whole["environment"]["torch"] == torch.__version__
+    assert whole["federation"]["sha1"]
+
+
+def test_an_existing_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    atoll.run("fedavg", out=tmp_path / "a", **SMALL)
+    before = contents(tmp_path / "a")
+    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+        atoll.run("local", out=tmp_path / "a", **SMALL)
+    assert contents(tmp_path / "a") == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"set": {"hiden": 3}},
+        {"data": "croa"},
+        {"clients": 99},
+        {"split": "stratifed"},
+        {"data": "lagoon:nodes=40", "split": "given"},
+    ],
+)
+def test_a_refused_run_leaves_no_folder(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(AtollError):
+        atoll.run(out=tmp_path / "new" / "run", **{**SMALL, **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        atoll.run("fedavg", out=tmp_path / "file" / "run", **SMALL)
+    assert str(caught.value) == (
+        f"output folder '{tmp_path / 'file' / 'run'}' cannot be made: '{tmp_path / 'file'}' is a "
+        "file; choose another --out"
+    )
+    with pytest.raises(ConfigError, match="is not possible"):
+        check_folder(tmp_path / ("long" * 100), resuming=False)
+    check_folder(tmp_path / "a" / "b", resuming=False)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_impossible_times_between_checkpoints(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"save_every is .*; give seconds, 0 for every round"):
+        atoll.run("fedavg", save_every=seconds, **SMALL)
+
+
+# Stopping and resuming.
+
+
+@pytest.mark.parametrize("method", ["local", "fedprox"])
+@pytest.mark.parametrize(
+    ("seed", "rounds", "engine"), [(0, 1, "fused"), (1, 2, "wire"), (1, 4, "fused")]
+)
+def test_a_stopped_run_resumes_to_the_same_bits(
+    tmp_path: Path, method: str, seed: int, rounds: int, engine: str
+) -> None:
+    options = {**SMALL, "seeds": 2, "rounds": 5, "fraction": 0.6, "engine": engine}
+    whole = atoll.run(method, out=tmp_path / "whole", **options)
+    with pytest.raises(Stopped) as stop:
+        atoll.run(method, out=tmp_path / "part", observer=StopAfter(rounds, seed), **options)
+    assert (stop.value.out, stop.value.seed) == (tmp_path / "part", seed)
+    assert stop.value.rounds == rounds
+    assert not (tmp_path / "part" / "result.json").exists()
+    observer = StopAfter(99)
+    resumed = atoll.resume(tmp_path / "part", observer)
+    assert observer.heard[0] == (seed, rounds + 1)
+    assert resumed.metrics() == whole.metrics() == saved_metrics(tmp_path / "part")
+    a, b = contents(tmp_path / "whole"), contents(tmp_path / "part")
+    for name in ("config.toml", "ledger.csv", "metrics.csv"):
+        assert a[name] == b[name]
+
+
+@pytest.mark.parametrize("options", [{}, {"protocol": "fedath"}, {"clients": 2}])
+def test_the_first_saved_configuration_is_the_last(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    """Whatever the protocol fills in: resuming meets the configuration that it was saved with."""
+    options = {"data": "lagoon:nodes=400", "rounds": 2, **options}
+    with pytest.raises(Stopped):
+        atoll.run(out=tmp_path, observer=StopAfter(1), **options)
+    first = (tmp_path / "config.toml").read_bytes()
+    resumed = atoll.resume(tmp_path)
+    assert (tmp_path / "config.toml").read_bytes() == first
+    assert resumed.config.clients == resumed.clients
+    assert resumed.metrics() == atoll.run(**options).metrics()
+
+
+def test_resuming_a_finished_run_trains_nothing(tmp_path: Path) -> None:
+    first = atoll.run("fedavg", out=tmp_path, seeds=2, **SMALL)
+    before = contents(tmp_path)
+    observer = StopAfter(99)
+    again = atoll.resume(tmp_path, observer)
+    assert observer.heard == []
+    assert again.metrics() == first.metrics()
+    assert again.seconds()["train"] == first.seconds()["train"]
+    after = contents(tmp_path)
+    assert before.keys() == after.keys()
+    assert {k: v for k, v in before.items() if k != "result.json"} == {
+        k: v for k, v in after.items() if k != "result.json"
+    }
+
+
+def stopped(folder: Path) -> Path:
+    with pytest.raises(Stopped):
+        atoll.run("fedavg", out=folder, observer=StopAfter(2, 1), seeds=2, **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path: Path, damage: str) -> None:
+    folder = stopped(tmp_path / "run")
+    checkpoint = folder / "seed-1" / "checkpoint.atoll"
+    data = checkpoint.read_bytes()
+    flipped = data[:200] + bytes([data[200] ^ 1]) + data[201:]
+    checkpoint.write_bytes({"cut": data[:-7], "flip": flipped, "empty": b""}[damage])
+    before = contents(folder)
+    with pytest.raises(DataError) as caught:
+        atoll.resume(folder)
+    assert str(checkpoint) in str(caught.value)
+    assert "delete it to start this seed again" in str(caught.value)
+    assert contents(folder) == before
+    checkpoint.unlink()
+    assert atoll.resume(folder).metrics() == atoll.run("fedavg", seeds=2, **SMALL).metrics()
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path / "run")
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 3", "epochs = 4"))
+    with pytest.raises(DataError, match="belongs to another configuration"):
+        atoll.resume(folder)
+
+
+@pytest.mark.parametrize("text", ["rounds = ", 'rounds = "x"', "round = 3", "\0"])
+def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, text: str) -> None:
+    folder = stopped(tmp_path / "run")
+    (folder / "config.toml").write_text(text)
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        atoll.resume(folder)
+    assert contents(folder) == before
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        atoll.resume(tmp_path / "none")
+    assert str(caught.value) == (
+        f"'{tmp_path / 'none'}' holds no run to resume (it has no config.toml); give the folder of "
+        "a run"
+    )
+
+
+def test_a_run_of_objects_resumes_with_the_objects_alone(tmp_path: Path) -> None:
+    fed = federation()
+    method = Mine(net=GCN(fed.features, fed.classes, hidden=8))
+    whole = atoll.run(method, fed, rounds=4)
+    with pytest.raises(Stopped):
+        atoll.run(method, fed, rounds=4, out=tmp_path, observer=StopAfter(2))
+    with pytest.raises(ConfigError) as caught:
+        atoll.resume(tmp_path)
+    assert str(caught.value) == (
+        "this run was started in Python with a method object and a data object, which its "
+        "configuration cannot hold; continue it in Python with atoll.resume(folder, method=..., "
+        "data=...)"
+    )
+    other = Mine(net=GCN(fed.features, fed.classes, hidden=8), epochs=9)
+    with pytest.raises(DataError, match="belongs to another configuration"):
+        atoll.resume(tmp_path, method=other, data=fed)
+    assert atoll.resume(tmp_path, method=method, data=fed).metrics() == whole.metrics()
+
+
+# Numbers that are none.
+
+
+@pytest.mark.parametrize("engine", ["serial", "fused"])
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_divergence_names_client_step_and_round(method: str, engine: str) -> None:
+    options = {**SMALL, "rounds": 20, "set": {"optimizer": "sgd", "lr": 9e5, "weight_decay": 1e3}}
+    with pytest.raises(StepError) as caught:
+        atoll.run(method, engine=engine, **options)
+    error = caught.value
+    assert str(error).startswith(f"client {error.client}, step {error.step}, round {error.round}: ")
+    assert error.step in ("train", "score")
+    assert "lower the learning rate" in str(error)
+
+
+def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
+    options = {**SMALL, "rounds": 20, "set": {"optimizer": "sgd", "lr": 9e5, "weight_decay": 1e3}}
+    with pytest.raises(StepError):
+        atoll.run("fedavg", out=tmp_path, save_every=0, **options)
+    assert sorted(contents(tmp_path)) == [
+        "config.toml",
+        "federation.npz",
+        "seed-0/checkpoint.atoll",
+        "seed-0/partition.npz",
+    ]

@@ -1,0 +1,251 @@
+"""Watching from files alone: running, finished, stopped and killed runs and studies."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import atoll
+from atoll.core.errors import ConfigError
+from atoll.experiment.config import make_config
+from atoll.experiment.observers import PROGRESS, Progress
+from atoll.experiment.run import Silent, Stopped
+from atoll.experiment.stored import NotFinished, read_stored
+from atoll.experiment.watch import Watch
+from atoll.present.watch import follow, plain, seen_text, sparkline, spoken
+from atoll.studies.study import Cell, SilentStudy, run_cells
+
+SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
+
+
+def text(watch: Watch) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(seen_text(watch.look()))
+    return console.export_text()
+
+
+class StopAt(Silent):
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.played = rounds, 0
+
+    def round(self, seed, history):
+        self.played += 1
+
+    def should_stop(self):
+        return self.played >= self.rounds
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    with pytest.raises(Stopped):
+        atoll.run("fedavg", out=tmp_path / "run", observer=StopAt(3), **SMALL)
+    return tmp_path / "run"
+
+
+def says(folder: Path, **changes: object) -> None:
+    """Change what a run says of itself."""
+    path = folder / PROGRESS
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_stopped_run_says_so_and_a_finished_one_leaves_no_sign_of_life(stopped: Path) -> None:
+    shown = text(Watch(stopped))
+    assert "fedavg on lagoon:nodes=150" in shown
+    assert "stopped" in shown
+    assert "seed 0, round 3/4" in shown
+    atoll.resume(stopped)
+    assert not (stopped / PROGRESS).exists()
+    assert Watch(stopped).look().finished
+    assert "test accuracy" in text(Watch(stopped))
+
+
+def test_a_running_run_shows_round_curve_and_time_left(stopped: Path) -> None:
+    says(stopped, state="running", per_round=30.0)
+    seen = Watch(stopped).look()
+    assert (seen.silent, seen.left, seen.finished) == (None, 30.0, False)
+    shown = text(Watch(stopped))
+    assert "running, about 30 s left" in shown
+    line = next(line for line in shown.splitlines() if line.startswith("validation"))
+    assert len(set(line.split()[1])) > 1
+    assert "best" in line
+    assert plain(seen)["now"]["round"] == 3
+    says(stopped, state="running", validation=[0.5, 1.0] * 60, best=1.0, best_round=1000)
+    lines = text(Watch(stopped)).splitlines()
+    assert any(line.startswith("validation") and line.endswith("round 1000") for line in lines)
+
+
+def test_a_killed_run_is_not_called_running(stopped: Path) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    says(stopped, state="running", pid=int(dead.stdout))
+    assert Watch(stopped).look().gone
+    # Elsewhere nobody can ask for the process; the time since the last sign is all there is.
+    says(stopped, host="elsewhere")
+    assert Watch(stopped).look().silent is None
+    old = time.time() - 180
+    os.utime(stopped / PROGRESS, (old, old))
+    shown = text(Watch(stopped))
+    assert "no sign for 3 min" in shown
+    assert "running" not in shown
+    says(stopped, per_round=100.0)  # a round that takes so long may take longer
+    os.utime(stopped / PROGRESS, (old, old))
+    assert Watch(stopped).look().silent is None
+
+
+def test_a_process_that_waits_for_its_parent_is_dead(stopped: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet asked about
+    says(stopped, state="running", pid=child.pid)
+    assert Watch(stopped).look().gone
+    child.wait()
+
+
+def test_a_study_counts_its_cells(tmp_path: Path) -> None:
+    cells = [Cell(name, make_config(method=name, **SMALL), {"method": name})
+             for name in ("local", "fedavg")]  # fmt: skip
+    broken = Cell("broken", make_config(data="no-such-set"), {})
+    run_cells(tmp_path, [cells[0], broken], about={"kind": "compare"})
+    study = json.loads((tmp_path / "study.json").read_text())
+    study["cells"] += [{"name": "fedavg"}, {"name": "later"}]
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    began = {"at": time.time() - 5, "event": "begin", "cell": "fedavg"}
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(began) + "\n" + '{"at": 17')  # cut in the middle of a line
+    watch = Watch(tmp_path)
+    seen = watch.look()
+    assert dict(seen.cells) == {"finished": 1, "failed": 1, "running": 1, "left": 1}
+    assert seen.best[0][:2] == ("lagoon:nodes=150", "local")
+    assert seen.left is not None
+    shown = text(watch)
+    assert "1 finished, 1 failed, 1 running, 1 left" in shown
+    assert "fedavg: no round yet" in shown
+    assert "failed: broken: unknown data set 'no-such-set'" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    cells = [{"name": name, "labels": {}} for name in names]
+    (tmp_path / "study.json").write_text(json.dumps({"kind": "compare", "cells": cells}))
+    begun = [{"at": time.time() - 5, "event": "begin", "cell": name} for name in names[:3]]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in begun))
+    for name, per_round in (("a", 10.0), ("b", 30.0)):  # three of four rounds are played
+        shutil.copytree(stopped, tmp_path / "cells" / name)
+        says(tmp_path / "cells" / name, state="running", per_round=per_round, updated=time.time())
+    watch = Watch(tmp_path)
+    seen = watch.look()
+    assert dict(seen.cells) == {"running": 3, "left": 1}
+    assert seen.now is not None
+    assert {seen.now["cell"], *(one["cell"] for one in seen.beside)} == {"a", "b", "c"}
+    # A cell takes 80 s, the mean of two: one such is left, the third has half of it to go.
+    assert seen.left == pytest.approx((10 + 30 + 40 + 80) / 3)
+    shown = text(watch)
+    for line in ("a: seed 0, round 3/4, 10 s a round", "b: seed 0, round 3/4, 30 s a round",
+                 "c: no round yet", "running, about 53 s left"):  # fmt: skip
+        assert line in shown
+    assert shown.count("validation ") == 1  # of one, so that many fit
+    # One process that has died is none that all have in common.
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    says(tmp_path / "cells" / "b", pid=int(dead.stdout))
+    assert not watch.look().gone
+    says(tmp_path / "cells" / "a", pid=int(dead.stdout))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in begun[:2]))
+    assert watch.look().gone
+
+
+def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) -> None:
+    def run(seeds: int, observer: SilentStudy | None = None) -> None:
+        cells = [Cell(name, make_config(method=name, seeds=seeds, **SMALL), {"method": name})
+                 for name in ("local", "fedavg")]  # fmt: skip
+        run_cells(tmp_path, cells, about={"kind": "compare"}, observer=observer)
+
+    class Stops(SilentStudy):
+        def cell(self, cell: Cell) -> StopAt:
+            return StopAt(2)
+
+    run(1)
+    watch = Watch(tmp_path)
+    assert watch.look().finished
+    with pytest.raises(Stopped):
+        run(2, Stops())
+    for look in (watch, Watch(tmp_path)):
+        assert dict(look.look().cells) == {"stopped": 1, "left": 1}
+    with pytest.raises(NotFinished, match="has 1 of its 2 seeds"):
+        read_stored(tmp_path / "cells" / "local")
+    run(2)
+    assert watch.look().finished
+
+
+def test_a_cell_that_was_deleted_is_left_to_run(tmp_path: Path) -> None:
+    cells = [Cell(name, make_config(method=name, **SMALL), {"method": name})
+             for name in ("local", "fedavg")]  # fmt: skip
+    run_cells(tmp_path, cells, about={"kind": "compare"})
+    shutil.rmtree(tmp_path / "cells" / "fedavg")
+    watch = Watch(tmp_path)
+    assert dict(watch.look().cells) == {"finished": 1, "left": 1}
+    assert "between two cells, or stopped there" in text(watch)
+
+
+def test_watching_ends_with_the_study(stopped: Path) -> None:
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            atoll.resume(stopped)
+        assert len(looks) < 9
+
+    for terminal in (True, False):
+        console = Console(width=80, force_terminal=terminal, file=io.StringIO())
+        follow(Watch(stopped), console, 0.5, sleep)
+    assert looks == [0.5, 0.5]
+
+
+def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a run nor a study"):
+        Watch(tmp_path)
+
+
+def test_signs_of_life_are_rare_and_small(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, content = [], Progress._content
+    monkeypatch.setattr(Progress, "_content", lambda self: written.append(1) or content(self))
+    monkeypatch.setattr("atoll.experiment.observers.EVERY", 1e6)
+    atoll.run("fedavg", out=stopped.parent / "other", **SMALL)
+    assert len(written) == 1  # the first round
+    assert (stopped / PROGRESS).stat().st_size < 1000
+
+
+def test_a_sign_that_cannot_be_written_stops_nobody(stopped: Path) -> None:
+    progress = Progress(stopped / "config.toml")  # a file where a folder is needed
+    progress.begin(make_config(rounds=4), "fused", "", [])
+    history = atoll.resume(stopped).seeds[0].history
+    progress.round(0, history)
+    assert progress.written > 0  # it has tried
+
+
+def test_sparklines_and_times() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.3, 0.3]) == "▁▁"
+    assert sparkline([None, 1.0, 2.0]) == " ▁█"
+    assert sparkline([None]) == sparkline([]) == ""
+    long = sparkline([float(i) for i in range(1000)])
+    assert len(long) <= 50
+    assert long[-1] == "█"
+    times = [5, 100, 3600, 7500, 200_000]
+    assert [spoken(t) for t in times] == ["5 s", "2 min", "1 h", "2 h 5 min", "2 d 7 h"]
+
+
+def test_watching_needs_no_torch() -> None:
+    code = "import atoll.present.watch, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,200 @@
+"""Verdicts, the choice of cells, names of runs: what `atoll reproduce` decides without running."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from atoll.core.errors import ConfigError
+from atoll.studies.reproduce.recipes import PAPERS, read_paper
+from atoll.studies.reproduce.show import reproduction_table, write_table
+from atoll.studies.reproduce.table import (
+    Ours,
+    Reproduction,
+    Wanted,
+    chosen,
+    filled,
+    needed,
+    parse_only,
+    plan_table,
+    tolerance,
+    unique,
+    verdict,
+)
+from atoll.studies.study import Outcome
+
+ATH = read_paper("fedath")
+
+
+@pytest.fixture
+def everything_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.studies.reproduce.recipes.absent", lambda data, root: "")
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "word"),
+    [(0, 1.5, "reproduced"), (1.5, 1.5, "reproduced"), (-1.5, 1.5, "reproduced"),
+     (1.51, 1.5, "above"), (-1.51, 1.5, "below"), (-2.9, 3.0, "reproduced")],
+)  # fmt: skip
+def test_verdicts(difference: float, tolerance: float, word: str) -> None:
+    assert verdict(difference, tolerance) == word
+
+
+def test_a_printed_spread_widens_the_tolerance_only_if_it_is_one_of_runs() -> None:
+    assert tolerance(read_paper("fediih"), "acc", 2.5) == 2.5
+    assert tolerance(read_paper("fediih"), "acc", 0.5) == 1.5
+    gcfl = read_paper("gcfl")
+    found = {(one.metric, tolerance(gcfl, one.metric, one.std)) for one in gcfl.printed}
+    assert found == {("acc", 1.5), ("min_gain", 1.5), ("ratio_improved", 1.0)}
+
+
+def test_only_takes_names_with_commas_and_several_of_one_column() -> None:
+    text = "dataset=Cora,method=FedATH(no ENT,no DEP),clients=10,clients=15"
+    pairs = parse_only([text])
+    assert pairs[1] == ("method", "FedATH(no ENT,no DEP)")
+    kept = chosen(ATH, ATH.cells("3"), Wanted(pairs))
+    assert [(one.dataset, one.clients) for one in kept] == [("Cora", "10"), ("Cora", "15")]
+
+
+def test_only_knows_our_names_too_and_the_papers_first() -> None:
+    cells = read_paper("gcfl").cells("3")
+    assert {
+        one.method for one in chosen(read_paper("gcfl"), cells, Wanted((("method", "gcfl"),)))
+    } == {"GCFL"}
+    iih = read_paper("fediih")
+    kept = chosen(iih, iih.cells("1"), Wanted((("dataset", "photo"), ("method", "fedpub"))))
+    assert {(one.dataset, one.method) for one in kept} == {("Amazon-Photo", "FED-PUB")}
+    tad = read_paper("fedtad")
+    kept = chosen(tad, tad.cells("4"), Wanted((("setting", "participation=40%"),)))
+    assert len(kept) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("dataset", "COLUMN=VALUE"), ("colour=red", "unknown column of --only"),
+     ("dataset=Coar", "did you mean 'Cora'"), ("dataset=Cora,dataset=Photo", "choose one of")],
+)  # fmt: skip
+def test_wrong_choices_are_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        chosen(ATH, ATH.cells("1"), Wanted(parse_only([text])))
+
+
+def test_a_choice_that_leaves_nothing_is_refused() -> None:
+    gcfl = read_paper("gcfl")
+    with pytest.raises(ConfigError, match="no cell of this table has all of"):
+        chosen(gcfl, gcfl.cells("3"), Wanted(parse_only(["dataset=NCI1,clients=10"])))
+
+
+def test_a_table_that_describes_data_says_so() -> None:
+    with pytest.raises(ConfigError, match="table 7 of fedath is not reproduced: It describes"):
+        plan_table(ATH, "7", Wanted())
+
+
+def test_tables_share_runs(everything_here: None) -> None:
+    wanted = Wanted(both=True)
+    runs = {
+        table: {cell.name for row in plan_table(ATH, table, wanted) for cell in needed(row)}
+        for table in ("1", "3", "5", "8")
+    }
+    assert len(runs["1"]) == 180  # ninety cells under two protocols
+    assert runs["8"] == runs["1"]
+    assert runs["3"] & runs["5"] & runs["1"]
+
+
+def test_a_name_tells_every_configuration_apart_but_not_where_data_lie(
+    everything_here: None,
+) -> None:
+    def names(wanted: Wanted) -> list[str]:
+        return [cell.name for row in plan_table(ATH, "1", wanted) for cell in needed(row)]
+
+    assert names(Wanted(root="a")) == names(Wanted(root="b"))
+    assert names(Wanted(seeds=2)) == names(Wanted(seeds=3))
+    assert not set(names(Wanted(rounds=2))) & set(names(Wanted()))
+
+
+def test_averages_are_of_all_their_parts(everything_here: None) -> None:
+    iih = read_paper("fediih")
+    rows = plan_table(iih, "3", Wanted(parse_only(["dataset=AVG(all datasets),method=Local"])))
+    sizes = {row.printed.clients: len(row.cells["fediih"]) for row in rows}
+    assert sizes == {"5": 5, "10": 5, "20": 5, "all": 15}
+    row = next(row for row in rows if row.printed.clients == "5")
+    found = {}
+    for place, cell in enumerate(row.cells["fediih"]):
+        spread = {"mean": place / 10, "std": 0.0, "per_seed": [place / 10] * 3}
+        metrics = {"test_accuracy": spread, "test_auc": spread}
+        found[cell.name] = Outcome(cell, Path(), {"metrics": metrics})
+    whole = filled(row, found, None)  # type: ignore[arg-type]  # no gains here
+    assert whole.ours["fediih"].mean == pytest.approx(20.0)
+    assert row.metrics.count("test_auc") == 3
+    first = row.cells["fediih"][0]
+    found[first.name] = Outcome(first, Path(), error="it broke")
+    assert filled(row, found, None).errors == {"fediih": "Local: it broke"}  # type: ignore[arg-type]
+
+
+def test_averages_need_all_data_sets(tmp_path: Path) -> None:
+    iih = read_paper("fediih")
+    only = parse_only(["dataset=AVG(all datasets),method=Local"])
+    (row,) = plan_table(iih, "1", Wanted(only, root=str(tmp_path)))
+    assert row.reason.startswith("a mean over data sets that are not all here: Cora")
+
+
+def test_gains_bring_their_baseline_and_have_none_under_strict(everything_here: None) -> None:
+    only = parse_only(["dataset=PROTEINS,method=FedAvg"])
+    rows = plan_table(read_paper("gcfl"), "3", Wanted(only, both=True))
+    assert [row.printed.metric for row in rows] == ["acc", "min_gain", "ratio_improved"]
+    assert [list(row.cells) for row in rows] == [["gcfl", "strict"], ["gcfl"], ["gcfl"]]
+    assert rows[1].baseline is not None
+    assert rows[1].baseline.config.method == "local"
+    assert len(unique(cell for row in rows for cell in needed(row))) == 3
+
+
+def test_shortened_runs_get_no_verdict(everything_here: None) -> None:
+    only = parse_only(["dataset=Cora,clients=10,method=FedAvg"])
+    (row,) = plan_table(ATH, "1", Wanted(only))
+    done = type(row)(row.printed, row.cells, ours={"fedath": Ours(73.0, 0.2, 3)})
+    whole = Reproduction(ATH, "1", (done,), ("fedath",), None, 3)
+    assert (whole.verdict(done), whole.counts()) == ("reproduced", {"reproduced": 1})
+    short = Reproduction(ATH, "1", (done,), ("fedath",), 5, 3)
+    assert short.verdict(done) == "shortened"
+    failed = type(row)(row.printed, row.cells, errors={"fedath": "it broke"})
+    assert whole.verdict(failed) == "failed: it broke"
+    missing = type(row)(row.printed, reason="no data")
+    assert whole.verdict(missing) == "not run: no data"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_here: None) -> None:
+    paper, wanted = read_paper(name), Wanted(both=True)
+    ours = dict.fromkeys(wanted.rules(paper), Ours(80.25, 11.25, 3))
+    for number, recipe in paper.recipe.tables.items():
+        if recipe.reason:
+            continue
+        rows = tuple(replace(row, ours=ours) for row in plan_table(paper, number, wanted))
+        found = Reproduction(paper, number, rows, wanted.rules(paper), None, 3)
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(reproduction_table(found))
+        text = console.export_text()
+        assert "…" not in text
+        assert text.count("80.2 ± 11.2") >= sum(not row.reason for row in rows)
+
+
+def test_files_tell_cells_without_a_run_apart(everything_here: None, tmp_path: Path) -> None:
+    paper, wanted = read_paper("gcfl"), Wanted()
+    rows = tuple(
+        row if row.printed.dataset == "MOLECULES" else replace(row, reason="no data")
+        for row in plan_table(paper, "4", wanted)
+    )
+    found = Reproduction(paper, "4", rows, wanted.rules(paper), None, 3)
+    markdown = write_table(found, tmp_path, tex=True)[1].read_text()
+    heads = [line.split(" | ")[:4] for line in markdown.splitlines() if line.startswith("| ")][2:]
+    assert len({tuple(head) for head in heads}) == len(rows)
+    assert ["| MIX", "13", "self-train", "accuracy"] in heads
+    assert "MOLECULES," not in markdown  # which is not true of all rows
+    assert "MIX & 13 & self-train & accuracy" in (tmp_path / "table-4.tex").read_text()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(reproduction_table(found))
+    assert "MOLECULES, multiDS, 7 clients" in console.export_text()

@@ -1,0 +1,1 @@
+"""Scripts that `make` runs on the repository itself."""
