@@ -26,6 +26,11 @@ CLASSES = {
     "site": ["atoll.deploy.jobs.Participant"],
 }
 """All that a job may run: on the server, and at a site."""
+OLD_CLASSES = {
+    "atoll.federate.jobs.Coordinator": "atoll.deploy.jobs.Coordinator",
+    "atoll.federate.jobs.Participant": "atoll.deploy.jobs.Participant",
+}
+"""Paths in the allow-lists of older kits, and the same classes today."""
 SETTINGS = "atoll.json"
 """In a site's `local` folder: where its data and its policy are."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -173,6 +178,7 @@ def about_kit(kit: Path) -> dict[str, Any]:
 def server_command(kit: Path) -> list[str]:
     """How to start the server of a kit, once what it stores is kept in the kit itself."""
     # FLARE's own place is /tmp/nvflare, which all servers of a machine would share.
+    _rename_classes(kit)
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
     file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
@@ -184,9 +190,24 @@ def server_command(kit: Path) -> list[str]:
 
 def site_command(kit: Path) -> list[str]:
     """How to start the site of a kit."""
+    _rename_classes(kit)
     return _command(
         "client.client_train", kit, "fed_client.json", [f"uid={about_kit(kit)['name']}"]
     )
+
+
+def _rename_classes(kit: Path) -> None:
+    """Give our classes in an older kit's allow-list the paths that jobs name today.
+
+    No entry is added, so a list that its owner narrowed stays as narrow.
+    """
+    file = kit / "local" / "resources.json"
+    resources = json.loads(file.read_text())
+    allowed = resources.get("class_allow_list", [])
+    renamed = [OLD_CLASSES.get(name, name) for name in allowed]
+    if renamed != allowed:
+        resources["class_allow_list"] = renamed
+        file.write_text(json.dumps(resources, indent=1))
 
 
 def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
