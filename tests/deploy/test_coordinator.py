@@ -21,7 +21,8 @@ from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet, SitesFailed
 from atoll.engines.simulation import Participants, Simulation
-from atoll.experiment.config import build_method, make_config
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config
 from atoll.methods import METHODS
 from atoll.testing import small_federation, small_graph_federation
 

@@ -26,7 +26,8 @@ from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet, SitesFailed
 from atoll.experiment.accounting import epsilon, release
-from atoll.experiment.config import build_method, config_text, make_config
+from atoll.experiment.build import build_method
+from atoll.experiment.config import config_text, make_config
 from atoll.experiment.privacy import make_privacy, with_privacy
 from atoll.methods import METHODS
 from atoll.testing import small_federation
@@ -63,7 +64,7 @@ def begin(site, dp=DP, rounds=9, run="r-0", **more):
 
 def model_for(site):
     """A message: the first model of a run."""
-    from atoll.experiment.config import build_method
+    from atoll.experiment.build import build_method
 
     data = site.data
     config = make_config(method="fedavg", set={"hidden": 5})

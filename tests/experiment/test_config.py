@@ -14,14 +14,8 @@ from atoll.core.errors import AtollError, ConfigError
 from atoll.core.method import task_of
 from atoll.core.optim import SGD
 from atoll.data.public.registry import task_of_data
-from atoll.experiment.config import (
-    RunConfig,
-    build_method,
-    config_text,
-    make_config,
-    read_config,
-    resolve,
-)
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, config_text, make_config, read_config, resolve
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.methods import METHODS
 from atoll.nn import NETS, NODE_NETS, GraphGIN

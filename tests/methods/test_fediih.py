@@ -14,7 +14,8 @@ from atoll.core.method import client_step
 from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.experiment.config import RECIPES, build_method, make_config, read_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RECIPES, make_config, read_config, resolve
 from atoll.methods.fedavg import FedAvg
 from atoll.methods.fediih import FedIIH, Update, separate_federation
 from atoll.nn import GCN, DisenGCN

@@ -13,7 +13,8 @@ from atoll.core.federation import Federation
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedOpt
 from atoll.methods.fedopt import Server

@@ -20,7 +20,8 @@ from atoll.core.optim import SGD
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedPUB
 from atoll.methods.fedpub import (

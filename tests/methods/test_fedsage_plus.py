@@ -17,7 +17,8 @@ from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Empty, Tree, leaves, named_leaves, stack, structure, tree_map
 from atoll.engines.simulation import ENGINES, Participants, Simulation
-from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedSage, FedSagePlus
 from atoll.methods.fedsage_plus import (

@@ -18,7 +18,8 @@ from atoll.core.graph import Graph, View, make_graph
 from atoll.core.optim import SGD
 from atoll.core.tree import Tree, leaves, named_leaves, take, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.experiment.config import RECIPES, build_method, make_config, read_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RECIPES, make_config, read_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import GCFL, FedAvg
 from atoll.methods.gcfl import (

@@ -21,7 +21,8 @@ from atoll.core.private_layers import joined
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.simulation import ENGINES, Simulation
-from atoll.experiment.config import build_method, make_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, Scaffold
 from atoll.nn import GCN, GraphGIN

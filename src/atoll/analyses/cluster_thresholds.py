@@ -28,7 +28,8 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.engines.simulation import Simulation
-from atoll.experiment.config import RunConfig, build_method, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
 from atoll.experiment.rounds import check_task
 from atoll.experiment.run import make_federation

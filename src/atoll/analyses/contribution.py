@@ -36,7 +36,8 @@ from atoll.data.isolate import RATIO, VARY, check_client, vary_federation
 from atoll.data.load import one_graph
 from atoll.data.measure.heterogeneity import describe
 from atoll.engines.simulation import Simulation
-from atoll.experiment.config import RunConfig, build_method, resolve, saved_header
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, resolve, saved_header
 from atoll.experiment.evaluate import ROLES, Evaluator
 from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
 from atoll.experiment.metrics import METRICS, mean_over_clients

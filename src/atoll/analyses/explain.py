@@ -24,7 +24,8 @@ from atoll.core.tree import Tree, num_bytes
 from atoll.data.measure.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
-from atoll.experiment.config import build_method, make_config, read_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, read_config, resolve
 from atoll.experiment.run import CHECKPOINT, make_federation
 from atoll.present.plots import empty_figure
 

@@ -41,14 +41,8 @@ from atoll.engines.fleet import (
 from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Backend
 from atoll.engines.wire import make_probe
-from atoll.experiment.config import (
-    RunConfig,
-    build_method,
-    config_text,
-    make_config,
-    parse_config,
-    resolve,
-)
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.facts import FACTS, save_seed_facts
 from atoll.experiment.hardware import environment, tuned_process
 from atoll.experiment.privacy import with_privacy

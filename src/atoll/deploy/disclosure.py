@@ -23,7 +23,8 @@ from atoll.deploy.site_data import SiteData
 from atoll.engines.fleet import steps_of
 from atoll.engines.serial import Serial
 from atoll.engines.simulation import prepared
-from atoll.experiment.config import RunConfig, build_method, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.rounds import Experiment
 

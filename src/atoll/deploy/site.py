@@ -35,7 +35,8 @@ from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
 from atoll.engines.simulation import Simulation, prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.accounting import epsilon, release
-from atoll.experiment.config import RunConfig, build_method, make_config
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.evaluate import ROLES, Evaluator, Scores
 from atoll.experiment.metrics import from_confusion
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy

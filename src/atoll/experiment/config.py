@@ -7,20 +7,18 @@ defaults.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 import tomli_w
 
 from atoll.core.errors import ConfigError, unknown
-from atoll.core.method import Method
-from atoll.core.optim import OPTIMIZERS
+from atoll.core.space import Value
 from atoll.data.archive import Header, is_federation_file, read_header
 from atoll.data.divide import DEGENERATE
 from atoll.data.divide_graphs import BY_SET
@@ -31,13 +29,11 @@ from atoll.data.public.registry import plain_name, task_of_data
 from atoll.data.source import Source
 from atoll.data.split import SPLITS
 from atoll.data.synthetic import built_in
+from atoll.experiment.build import KINDS, build_method
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 from atoll.experiment.rounds import SCORED
-from atoll.methods import METHODS, method_class
-from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
-
-Value = bool | int | float | str
+from atoll.methods import method_class
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -182,18 +178,8 @@ def _wrong_type(problem: str, given: Mapping[str, Any]) -> str:
     if found is None:
         return f"the configuration cannot be used: {problem}"
     kinds = found[1].removesuffix(" | null").split(" | ")
-    wanted = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
+    wanted = " or ".join(KINDS.get(kind, kind) for kind in kinds)
     return f"{found[2]} cannot be {given[found[2]]!r}; it takes {wanted}"
-
-
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "object": "a table of keys and values",
-    "array": "a list",
-}
 
 
 def config_text(config: RunConfig) -> str:
@@ -347,168 +333,3 @@ def _with_owner(config: RunConfig) -> RunConfig:
     if column == config.partition or column in ("", *OWNERS) or not is_own(config.data):
         return config
     return msgspec.structs.replace(config, own={"owner": column, **config.own})
-
-
-def build_method(config: RunConfig, features: int, classes: int, task: str = "node") -> Method:
-    """The method of a resolved configuration, with its network and optimizer."""
-    cls = method_class(config.method)
-    if task not in cls.tasks:
-        raise ConfigError(_cannot(config, cls, task))
-    settings = dict(config.set)
-    preset = str(settings.pop("preset", ""))
-    if preset:
-        if not cls.presets:
-            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
-        if preset not in cls.presets:
-            raise unknown(f"preset of {config.method}", preset, cls.presets)
-        settings = {**cls.presets[preset], **settings}
-    if task == "graph":
-        settings = {**cls.for_graphs, **settings}
-    base = _base(settings.pop("base", ""), cls, config.method)
-    wanted = cls.nets or (base.nets if base is not None else ())
-    net_name = _net_name(settings.pop("net", ""), config, wanted, task)
-    optimizer_name = str(settings.pop("optimizer", "")).lower()
-    if optimizer_name and optimizer_name not in OPTIMIZERS:
-        raise unknown("optimizer", optimizer_name, OPTIMIZERS)
-    net = NETS[net_name](features=features, classes=classes)
-    method: Any = cls(net=net)
-    parts: dict[str, Any] = {"method": method, "net": net}
-    if base is not None:
-        parts["base"] = base(net=net)
-    if "optimizer" in _names(method):
-        # A method may start from another rate than the optimizer's own default.
-        first = parts.get("base", method)
-        default = getattr(first, "optimizer", method.optimizer)
-        kind = OPTIMIZERS.get(optimizer_name, type(default))
-        parts["optimizer"] = default if type(default) is kind else kind()
-    if "epochs" in _names(method):
-        settings.setdefault("epochs", config.epochs or 3)
-    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in parts}
-    for key, value in settings.items():
-        for owner, name in _owners(key, parts, config.method):
-            chosen[owner][name] = _converted(parts[owner], name, value)
-    # All of a part's at once: what two of them say together is checked when both are there.
-    return _assembled({owner: replace(part, **chosen[owner]) for owner, part in parts.items()})
-
-
-def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
-    """The network's name; a method, or the one it is plugged on, may want a certain one."""
-    nets = NODE_NETS if task == "node" else GRAPH_NETS
-    fitting = [name for name in wanted if name in nets]
-    name = str(asked).lower() or (*fitting, next(iter(nets)))[0]
-    if name not in NETS:
-        raise unknown("net", name, NETS)
-    if fitting and name not in fitting:
-        works = " or ".join(fitting)
-        raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
-    if name not in nets:
-        raise ConfigError(
-            f"net={name} does not classify {task}s, as '{plain_name(config.data)}' needs; use "
-            f"--set net={' or '.join(nets)}"
-        )
-    return name
-
-
-def _cannot(config: RunConfig, cls: type[Method], task: str) -> str:
-    """Why a method is not for a task, and which ones are."""
-    able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
-    what = " and ".join(f"{known}s" for known in cls.tasks)
-    return (
-        f"{config.method} classifies {what}, but '{plain_name(config.data)}' has {task}s to "
-        f"classify; methods for that: {able}"
-    )
-
-
-def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
-    """The method that another one is plugged on (`--set base=fedprox`), if any is asked for."""
-    if not name:
-        return None
-    if "base" not in (f.name for f in fields(cls)):
-        raise ConfigError(f"{method} is not a plug on other methods; leave out --set base={name}")
-    base = method_class(str(name))
-    if base is cls:
-        raise ConfigError(f"{method} cannot be its own base; name another method")
-    return base
-
-
-def _assembled(parts: Mapping[str, Any]) -> Method:
-    """Net and optimizer put into the base, if there is one, and all of them into the method."""
-    shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
-    if "base" in parts:
-        base = parts["base"]
-        given = {name: part for name, part in shared.items() if name in _names(base)}
-        shared["base"] = replace(base, **given)
-    built: Method = replace(parts["method"], **shared)
-    return built
-
-
-_FIXED = ("features", "classes", "net", "optimizer", "base")
-
-
-def _names(part: Any) -> list[str]:
-    return [f.name for f in fields(part)]
-
-
-def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
-    """Which part a key belongs to: `hidden`, or `net.hidden` to be exact.
-
-    A plain key that both a method and its base have (`epochs`) is set in both.
-    """
-    part, dot, name = key.partition(".")
-    if dot and part in parts and name in _names(parts[part]) and name not in _FIXED:
-        return [(part, name)]
-    owners = [owner for owner, candidate in parts.items() if key in _names(candidate)]
-    if owners and key not in _FIXED:
-        both = [owner for owner in owners if owner in ("method", "base")]
-        return [(owner, key) for owner in both or owners[:1]]
-    keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
-    more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
-    raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])
-
-
-def _converted(part: Any, name: str, value: Value) -> Any:
-    """A hyper-parameter's value in its type, within its limits."""
-    assert is_dataclass(part)
-    kind = get_type_hints(type(part))[name]
-    try:
-        converted = msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError:
-        word = getattr(kind, "__name__", str(kind))
-        choices = " or ".join(map(str, get_args(kind)))
-        wanted = choices if get_origin(kind) is Literal else _WORDS.get(word, word)
-        raise ConfigError(f"{name} cannot be '{value}'; it takes {wanted}") from None
-    low, high, words = LIMITS.get(name, (None, None, ""))
-    if isinstance(converted, int | float) and not isinstance(converted, bool):
-        outside = (low is not None and converted < low) or (high is not None and converted >= high)
-        if outside or not math.isfinite(converted):
-            raise ConfigError(f"{name} is {converted}; {words or 'give a finite number'}")
-    return converted
-
-
-LIMITS: dict[str, tuple[float | None, float | None, str]] = {
-    "dropout": (0, 1, "give a number from 0 up to, not including, 1"),
-    "lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
-    "weight_decay": (0, None, "give a finite number that is not negative"),
-    "momentum": (0, 1, "give a number from 0 up to, not including, 1"),
-    "beta1": (0, 1, "give a number from 0 up to, not including, 1"),
-    "beta2": (0, 1, "give a number from 0 up to, not including, 1"),
-    "eps": (0, None, "give a finite number that is not negative"),
-    "mu": (0, None, "give a finite number that is not negative"),
-    "tau": (0, 1e6, "give a number from 0 to a million"),
-    "lam": (0, None, "give a finite number that is not negative"),
-    "lam_c": (0, None, "give a finite number that is not negative"),
-    "lam_d": (0, None, "give a finite number that is not negative"),
-    "lam_f": (0, None, "give a finite number that is not negative"),
-    "generator_lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
-    "hidden": (1, None, "give at least 1"),
-    "layers": (1, None, "give at least 1"),
-    "heads": (1, None, "give at least 1"),
-    "hops": (1, None, "give at least 1"),
-    "epochs": (1, None, "give at least 1"),
-    "eps1": (0, None, "give a finite number that is not negative"),
-    "eps2": (0, None, "give a finite number that is not negative"),
-    "seq_length": (1, None, "give at least 1"),
-    "min_round": (0, None, "give a whole number that is not negative"),
-    "min_size": (1, None, "give at least 1"),
-}
-"""Ranges of hyper-parameters that several methods and networks share: at least, below, in words."""

@@ -27,9 +27,9 @@ from atoll.data.load import load
 from atoll.data.prepare import PREPARATIONS
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.checkpoint import write_atomically
+from atoll.experiment.build import build_method
 from atoll.experiment.config import (
     RunConfig,
-    build_method,
     config_text,
     make_config,
     read_config,

@@ -12,7 +12,8 @@ from atoll.core.method import Method
 from atoll.core.tree import Tree
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.ledger import Ledger
-from atoll.experiment.config import RunConfig, build_method, make_config, read_config, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, make_config, read_config, resolve
 from atoll.experiment.protocols import Protocol, protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import cached_rounds, empty_history, restored_scores

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from atoll.core.errors import AtollError
 from atoll.engines.fleet import owners_of, steps_of
-from atoll.experiment.config import RunConfig, build_method
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig
 from atoll.present.catalogue import PARAGRAPHS
 
 

@@ -10,7 +10,8 @@ import msgspec
 
 from atoll.core.errors import ConfigError
 from atoll.core.vmap.varied import Undecided, points
-from atoll.experiment.config import RunConfig, build_method, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.result import Result
 from atoll.experiment.run import (

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from atoll.core.errors import ConfigError
-from atoll.experiment.config import build_method, resolve
+from atoll.experiment.build import build_method
+from atoll.experiment.config import resolve
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.studies.reproduce.figures import ALONE, figure_points
 from atoll.studies.reproduce.recipes import (

@@ -29,9 +29,9 @@ import msgspec
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
+from atoll.core.space import Value
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.command import in_python
-from atoll.experiment.config import Value
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.run import Data, check_folder
 from atoll.experiment.stored import read_json

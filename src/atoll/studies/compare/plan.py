@@ -17,15 +17,10 @@ import msgspec
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.core.federation import Federation
 from atoll.core.method import Method
+from atoll.core.space import Value
 from atoll.data.public.registry import task_of_data
-from atoll.experiment.config import (
-    Value,
-    build_method,
-    config_text,
-    make_config,
-    resolve,
-    saved_header,
-)
+from atoll.experiment.build import build_method
+from atoll.experiment.config import config_text, make_config, resolve, saved_header
 from atoll.experiment.hardware import choose_device, choose_engine
 from atoll.experiment.run import Data, task_of_object
 from atoll.methods import METHODS

@@ -13,7 +13,8 @@ import msgspec
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.core.space import OneOf, Range, Real, Space, Value, Whole, values_of
-from atoll.experiment.config import RunConfig, build_method
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig
 from atoll.methods import METHODS, method_class
 
 
