@@ -3,16 +3,26 @@ import io
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from atoll.core.errors import ConfigError
 from atoll.present.tables import (
+    Cell,
+    Column,
     Number,
     ResultTable,
+    csv_text,
+    html,
+    latex,
+    make_table,
+    markdown,
     number,
     number_of,
+    record_table,
     result_csv,
     result_latex,
     result_markdown,
+    rich_table,
     write_tables,
 )
 
@@ -33,7 +43,7 @@ TABLE = ResultTable(
 
 def test_spread_is_the_sample_standard_deviation_and_absent_for_one_seed():
     assert number([0.70, 0.72]).std == pytest.approx(np.std([0.70, 0.72], ddof=1))
-    assert np.isnan(number([0.5]).std)
+    assert number([0.5]).std is None
     assert not number([]).known
     assert number_of({"test_auc": {"per_seed": [0.5, 0.7]}}, "test_auc").mean == pytest.approx(0.6)
     assert not number_of({}, "test_auc").known
@@ -81,3 +91,75 @@ def test_files_are_written_or_refused_in_one_sentence(tmp_path):
         write_tables([TABLE], {"md": tmp_path})
     with pytest.raises(ConfigError, match="is a file"):
         write_tables([TABLE], {"md": tmp_path / "t.md" / "x.md"})
+
+
+MARKED = make_table(
+    ("method", "score", Column("scale", below="<i>0</i>")),
+    [
+        ("a_b|c", Cell("80.2", "0.1", mark="best"), Cell("x", html="<svg/>")),
+        ("d", Cell("79.0", mark="second", sign="≈"), None),
+    ],
+    title="Scores & more",
+    caption="In <percent>.",
+    notes=("One note.",),
+    sections=(1,),
+)
+
+
+def test_marks_spreads_and_signs_in_every_form():
+    assert "| a\\_b\\|c | **80.2 ± 0.1** | x |" in markdown(MARKED)
+    assert "| d | *79.0≈* |  |" in markdown(MARKED)
+    text = latex(MARKED)
+    assert "a\\_b|c & \\textbf{80.2}{\\scriptsize$\\pm$0.1} & x \\\\" in text
+    assert "d & \\underline{79.0}$^{\\approx}$ &  \\\\" in text
+    page = html(MARKED)
+    assert (
+        '<td class=n><b>80.2</b> <span class="pm">± 0.1</span></td><td class=n><svg/></td>' in page
+    )
+    assert "<td class=n><u>79.0</u><sup>≈</sup></td>" in page
+    assert csv_text(MARKED).splitlines() == ["method,score,scale", "a_b|c,80.2 ± 0.1,x", "d,79.0≈,"]
+
+
+def test_heading_and_escapes_of_markdown_can_be_chosen():
+    lines = markdown(MARKED, level=2, escaped="|").splitlines()
+    assert lines[:2] == ["## Scores & more", ""]
+    assert lines[3:5] == ["|---|---:|---:|", "| a_b\\|c | **80.2 ± 0.1** | x |"]
+    assert lines[-4:] == ["", "- One note.", "", "In <percent>."]
+
+
+def test_latex_without_words_is_no_float():
+    plain = latex(make_table(("a", "b"), [(1, 2)]))
+    assert plain.splitlines()[0] == "\\begin{tabular}{lr}"
+    assert plain.splitlines()[2:5] == ["a & b \\\\", "\\midrule", "1 & 2 \\\\"]
+    assert "\\begin{table}[t]" in latex(MARKED)
+    assert "\\begin{table}\n" in latex(MARKED, place="")
+    assert "\\caption{Scores \\& more. In <percent>.}" in latex(MARKED)
+
+
+def test_page_escapes_text_and_names_its_region():
+    page = html(make_table(("<a>", "n"), [("<b>", 1)], title="T<"), label='"L"')
+    assert 'aria-label="&quot;L&quot;"' in page
+    assert "<caption>T&lt;</caption>" in page
+    assert '<th scope="col">&lt;a&gt;</th><th scope="col" class=n>n</th>' in page
+    assert '<tr><th scope="row">&lt;b&gt;</th><td class=n>1</td></tr>' in page
+    assert '<th scope="col" class="wide">scale<i>0</i></th>' in html(MARKED)
+    assert '<p class="note">In &lt;percent&gt;.</p><p class="note">One note.</p>' in html(MARKED)
+
+
+def test_terminal_has_marks_sections_and_no_markup():
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    table = make_table(("m", "s"), [("[red]", Cell("1", mark="best")), ("b", 2)], sections=(1,))
+    with console.capture() as captured:
+        console.print(rich_table(table))
+    lines = captured.get().splitlines()
+    assert [line.strip() for line in lines[0::2]] == ["m      s", "[red]  1", "b      2"]
+    assert set(lines[1].strip()) == {"─"}
+    drawn = rich_table(MARKED, framed="left")
+    assert (str(drawn.title), str(drawn.caption)) == ("Scores & more", "In <percent>.")
+    assert [str(cell.style) for cell in drawn.columns[1].cells] == ["bold", "underline"]
+
+
+def test_records_become_rows_and_what_is_missing_stays_empty():
+    records = [{"a": 1, "b": 0.5}, {"a": None, "c": 2}]
+    assert csv_text(record_table(records)) == "a,b\n1,0.5\n,\n"
+    assert csv_text(record_table(records, ("c", "a"))) == "c,a\n,1\n2,\n"

@@ -265,6 +265,6 @@ def printed_tables(found: Reproduction) -> list[ResultTable]:
 def _cell(mean: float, std: float | None, values: Sequence[float], scale: float) -> Number:
     return Number(
         mean / scale,
-        float("nan") if std is None else std / scale,
+        None if std is None else std / scale,
         tuple(value / scale for value in values),
     )

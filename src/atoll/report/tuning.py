@@ -79,7 +79,7 @@ def _best(found: Collection, tried: Tried) -> str:
     ]
     if tests:
         number = number_of(tests[0].run.summary["metrics"], f"test_{tests[0].metric}")
-        spread = f" ± {100 * number.std:.1f}" if np.isfinite(number.std) else ""
+        spread = f" ± {100 * number.std:.1f}" if number.std is not None else ""
         seeds = counted(len(number.values), "fresh seed")
         text += f"; on test data <b>{100 * number.mean:.1f}</b>{spread}, {seeds}"
     return f"<p>{text}.</p><pre tabindex=0><code>{escape(words)}</code></pre>"

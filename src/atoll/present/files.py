@@ -1,0 +1,67 @@
+"""One way to write what a command found: tables, numbers and pictures into one folder."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from atoll.engines.checkpoint import write_atomically
+from atoll.experiment.run import check_folder
+from atoll.present.plots import DPI, need_matplotlib, plain_json
+from atoll.present.tables import Table, csv_text, latex, markdown
+
+TABLES: Mapping[str, Callable[[Table], str]] = {
+    ".csv": csv_text,
+    ".md": markdown,
+    ".tex": latex,
+}
+
+
+@runtime_checkable
+class Picture(Protocol):
+    """A figure of matplotlib."""
+
+    def savefig(self, fname: io.BytesIO, *, dpi: float, format: str) -> None: ...
+
+
+def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
+    """Write files into a folder, each whole or not at all.
+
+    Nothing is written unless every file can be made.
+
+    Args:
+        out: The folder; made if it does not exist.
+        files: By name, which may have a folder in front. A `Table` becomes CSV, Markdown or LaTeX
+            by the ending of its name, and a figure becomes PNG. Text and bytes stay unchanged. Any
+            other value of a `.json` file becomes JSON, with null for undefined numbers.
+    """
+    out = Path(out)
+    check_folder(out, resuming=True)
+    if any(name.endswith(".png") for name in files):
+        need_matplotlib()
+    contents = {name: _content(name, value) for name, value in files.items()}
+    for name, content in contents.items():
+        write_atomically(out / name, content)
+    return [out / name for name in contents]
+
+
+def _content(name: str, value: object) -> bytes:
+    ending = Path(name).suffix
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, Table) and ending in TABLES:
+        return TABLES[ending](value).encode()
+    if isinstance(value, Picture) and ending == ".png":
+        content = io.BytesIO()
+        value.savefig(content, dpi=DPI, format="png")
+        return content.getvalue()
+    if ending == ".json":
+        return (json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n").encode()
+    raise TypeError(
+        f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a figure"
+    )
