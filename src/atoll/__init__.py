@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from atoll.api import load, partition, save
     from atoll.core.federation import Federation
     from atoll.core.method import Method, client_step
+    from atoll.experiment.folder import read_result
     from atoll.experiment.result import Result
     from atoll.experiment.rounds import Experiment
     from atoll.experiment.run import resume, run
-    from atoll.experiment.stored import read_result
     from atoll.studies.compare.comparison import compare
     from atoll.studies.tune.tuning import tune
 
@@ -35,7 +35,7 @@ _HOMES = {
     "compare": "atoll.studies.compare.comparison",
     "run": "atoll.experiment.run",
     "resume": "atoll.experiment.run",
-    "read_result": "atoll.experiment.stored",
+    "read_result": "atoll.experiment.folder",
     "tune": "atoll.studies.tune.tuning",
     "Experiment": "atoll.experiment.rounds",
     "Result": "atoll.experiment.result",

@@ -23,7 +23,7 @@ from atoll.analyses.cluster_thresholds_show import (
 from atoll.core.errors import ConfigError
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.experiment.config import make_config
-from atoll.experiment.run import CHECKPOINT
+from atoll.experiment.folder import CHECKPOINT
 from atoll.methods.gcfl import cluster_tree
 
 SMALL: dict[str, Any] = {

@@ -20,8 +20,7 @@ from atoll.core.errors import ConfigError
 from atoll.data.measure.graph_pairs import PairHeterogeneity
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.checkpoint import load_checkpoint
-from atoll.experiment.run import CHECKPOINT
-from atoll.experiment.saved import read_run
+from atoll.experiment.folder import CHECKPOINT, read_run
 from atoll.methods.gcfl import Split, clusters
 
 SPLITS = {"eps1": 1e9, "eps2": 0.0, "min_round": 2, "hidden": 8}

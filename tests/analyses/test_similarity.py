@@ -17,7 +17,7 @@ from atoll.analyses.similarity import (
 )
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
-from atoll.experiment.saved import read_run
+from atoll.experiment.folder import read_run
 
 DATA = {"data": "lagoon:nodes=300", "clients": 4, "rounds": 2, "seeds": 2}
 

@@ -90,8 +90,8 @@ def test_a_saved_run_repeats_exactly(cli, tmp_path: Path) -> None:
     first = cli(*SMALL, "--seeds", 2, "--set", "hidden=8", "--out", "a", "--json", "--quiet")
     assert sorted(contents(tmp_path / "a")) == [
         "config.toml", "federation.npz", "ledger.csv", "metrics.csv", "result.json",
-        "seed-0/checkpoint.atoll", "seed-0/facts.npz", "seed-0/partition.npz",
-        "seed-1/checkpoint.atoll", "seed-1/facts.npz", "seed-1/partition.npz",
+        "seed-0/checkpoint.atoll", "seed-0/clients.npz", "seed-0/partition.npz",
+        "seed-1/checkpoint.atoll", "seed-1/clients.npz", "seed-1/partition.npz",
     ]  # fmt: skip
     again = cli("run", "--config", "a/config.toml", "--out", "b", "--json", "--quiet")
     assert summary(again)["metrics"] == summary(first)["metrics"]

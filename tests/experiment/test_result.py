@@ -47,7 +47,7 @@ def result(*histories: History, **options: object) -> Result:
     ledger.add(0, "train", [0, 1], down=7, up=11)
     ledger.add(0, "score", [0, 1], down=1000, up=1000)
     seeds = tuple(SeedResult(number, h, ledger) for number, h in enumerate(histories))
-    return Result(config, seeds, engine="fused", device="cpu", **fields)
+    return Result(config=config, seeds=seeds, engine="fused", device="cpu", **fields)
 
 
 VAL = [[0.5, 0.5], [0.75, 0.75], [1.0, 0.5]]

@@ -16,8 +16,9 @@ import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
 from atoll.experiment.config import make_config, read_config
+from atoll.experiment.folder import check_folder
 from atoll.experiment.rounds import History
-from atoll.experiment.run import Stopped, check_folder, run_config
+from atoll.experiment.run import Stopped, run_config
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 
@@ -166,8 +167,8 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
     first = atoll.run("fedprox", out=tmp_path / "a", **options)
     assert sorted(contents(tmp_path / "a")) == [
         "config.toml", "federation.npz", "ledger.csv", "metrics.csv", "result.json",
-        "seed-0/checkpoint.atoll", "seed-0/facts.npz", "seed-0/partition.npz",
-        "seed-1/checkpoint.atoll", "seed-1/facts.npz", "seed-1/partition.npz",
+        "seed-0/checkpoint.atoll", "seed-0/clients.npz", "seed-0/partition.npz",
+        "seed-1/checkpoint.atoll", "seed-1/clients.npz", "seed-1/partition.npz",
     ]  # fmt: skip
     again = run_config(
         make_config(**read_config(tmp_path / "a" / "config.toml")), out=tmp_path / "b"

@@ -16,7 +16,7 @@ from atoll.data.divide import Induced, federate
 from atoll.data.synthetic import Archipelago, make_lagoon
 from atoll.engines.fused import NODES, Fused, make_buckets, outline
 from atoll.engines.simulation import Simulation
-from atoll.experiment import result as results
+from atoll.experiment import columns
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import run
 from atoll.methods import FedAvg
@@ -114,7 +114,7 @@ def test_long_tables_become_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     options = {"clients": 3, "rounds": 2, "seeds": 2}
     run("fedavg", "lagoon:nodes=150", out=tmp_path / "text", **options)
-    monkeypatch.setattr(results, "MAX_CSV_ROWS", 20)
+    monkeypatch.setattr(columns, "MAX_CSV_ROWS", 20)
     run("fedavg", "lagoon:nodes=150", out=tmp_path / "long", **options)
     for name in ("metrics", "ledger"):
         assert not (tmp_path / "long" / f"{name}.csv").exists()

@@ -17,9 +17,9 @@ from rich.console import Console
 import atoll
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
+from atoll.experiment.folder import NotFinished, open_run
 from atoll.experiment.observers import PROGRESS, Progress
 from atoll.experiment.run import Silent, Stopped
-from atoll.experiment.stored import NotFinished, read_stored
 from atoll.experiment.watch import Watch
 from atoll.present.watch import follow, plain, seen_text, sparkline, spoken
 from atoll.studies.study import Cell, SilentStudy, run_cells
@@ -181,7 +181,7 @@ def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) ->
     for look in (watch, Watch(tmp_path)):
         assert dict(look.look().cells) == {"stopped": 1, "left": 1}
     with pytest.raises(NotFinished, match="has 1 of its 2 seeds"):
-        read_stored(tmp_path / "cells" / "local")
+        open_run(tmp_path / "cells" / "local")
     run(2)
     assert watch.look().finished
 

@@ -9,7 +9,8 @@ import torch
 
 from atoll.core.tree import num_bytes
 from atoll.experiment.config import make_config, resolve
-from atoll.experiment.run import make_federation, run_config
+from atoll.experiment.problem import make_federation
+from atoll.experiment.run import run_config
 from atoll.studies.federations import TRAINING, Federations, Made
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 2}

@@ -31,8 +31,8 @@ from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
+from atoll.experiment.problem import make_federation
 from atoll.experiment.rounds import check_task
-from atoll.experiment.run import make_federation
 from atoll.methods.gcfl import GCFL
 
 ROUNDS = 50

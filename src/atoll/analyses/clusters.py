@@ -23,8 +23,8 @@ import numpy as np
 from atoll.analyses.cluster_thresholds import client_names
 from atoll.core.errors import ConfigError
 from atoll.data.measure.graph_pairs import PairHeterogeneity, compare_graphs
-from atoll.experiment.run import Data
-from atoll.experiment.saved import SavedRun, read_run
+from atoll.experiment.folder import FinishedRun, read_run
+from atoll.experiment.problem import Data
 from atoll.methods.gcfl import Server, Split, cluster_tree
 
 SHUFFLES = 2000
@@ -83,7 +83,7 @@ class ClusterStudy:
         baseline: Name of the one that gains are over; None for want of one.
     """
 
-    run: SavedRun
+    run: FinishedRun
     seed: int
     names: tuple[str, ...]
     splits: list[Split]
@@ -92,7 +92,7 @@ class ClusterStudy:
     together: np.ndarray
     pairs: PairHeterogeneity
     gains: list[Gain]
-    others: list[SavedRun]
+    others: list[FinishedRun]
     baseline: str | None = None
 
     @property
@@ -210,7 +210,7 @@ def study_clusters(
     )
 
 
-def gains_of(runs: Sequence[SavedRun], baseline: SavedRun | None) -> list[Gain]:
+def gains_of(runs: Sequence[FinishedRun], baseline: FinishedRun | None) -> list[Gain]:
     """Every run's accuracies, and what its clients gain over the baseline's."""
     found, plain = [], [run_name(run) for run in runs]
     for run, name in zip(runs, plain, strict=True):
@@ -224,7 +224,7 @@ def gains_of(runs: Sequence[SavedRun], baseline: SavedRun | None) -> list[Gain]:
     return found
 
 
-def run_name(run: SavedRun) -> str:
+def run_name(run: FinishedRun) -> str:
     """Method and preset, as in "gcfl plus"."""
     preset = run.config.set.get("preset", "")
     return f"{run.config.method} {preset}".strip()

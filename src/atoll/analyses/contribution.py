@@ -41,9 +41,9 @@ from atoll.experiment.config import RunConfig, resolve, saved_header
 from atoll.experiment.evaluate import ROLES, Evaluator
 from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
 from atoll.experiment.metrics import METRICS, mean_over_clients
+from atoll.experiment.problem import load_source, make_federation, need_one_graph, prepare_source
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.rounds import Experiment, History, Run
-from atoll.experiment.run import load_source, make_federation, need_one_graph, prepare_source
 
 OnRound = Callable[[int, bool, int], None]
 """Hears the seed, whether the client takes part, and how many rounds are done."""

@@ -26,7 +26,8 @@ from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, read_config, resolve
-from atoll.experiment.run import CHECKPOINT, make_federation
+from atoll.experiment.folder import CHECKPOINT
+from atoll.experiment.problem import make_federation
 from atoll.present.plots import empty_figure
 
 

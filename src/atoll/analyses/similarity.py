@@ -21,7 +21,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
-from atoll.experiment.saved import SavedRun, read_run
+from atoll.experiment.folder import FinishedRun, read_run
 from atoll.present.plots import DPI, empty_figure, heat_map, name_ticks, number_text, plain_json
 
 
@@ -67,7 +67,7 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
     return Similarities(found.clients, {k: 1 - d for k, d in divergences.items()}, methods)
 
 
-def _of_server(run: SavedRun, number: int, folder: Path) -> np.ndarray:
+def _of_server(run: FinishedRun, number: int, folder: Path) -> np.ndarray:
     kept = getattr(run.servers[number], "similarity", None)
     if not isinstance(kept, Tensor):
         raise ConfigError(

@@ -174,7 +174,8 @@ def _show(results: list[Result], *, folder: Path | None, as_json: bool, quiet: b
 def demo(ctx: click.Context, rounds: int, seeds: int, clients: int, out: Path | None) -> None:
     """Three methods on the built-in federation: what does working together gain?"""
     from atoll.experiment.config import make_config
-    from atoll.experiment.run import check_folder, run_config
+    from atoll.experiment.folder import check_folder
+    from atoll.experiment.run import run_config
     from atoll.present.terminal import Watcher
 
     folder, names = out or fresh_folder("demo"), ("local", "fedavg", "fedath")
@@ -275,7 +276,7 @@ def partition(out: Path, own: tuple[str, ...], **given: Any) -> None:
     from rich.text import Text
 
     from atoll.experiment.config import make_config
-    from atoll.experiment.run import save_divided
+    from atoll.experiment.problem import save_divided
 
     asked = make_config(**chosen_options(given, own=own))
     path, federation, notes = save_divided(asked, out)
@@ -298,7 +299,8 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: Any) -> None:
 
     from atoll.analyses.inspect import inspect_federation
     from atoll.experiment.config import make_config, resolve
-    from atoll.experiment.run import check_folder, make_federation, need_one_graph
+    from atoll.experiment.folder import check_folder
+    from atoll.experiment.problem import make_federation, need_one_graph
 
     asked = make_config(**chosen_options(given, own=own))
     config, rules = resolve(asked)

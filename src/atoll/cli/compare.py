@@ -172,7 +172,7 @@ def _refuse_mixing(given: dict[str, Any]) -> None:
 
 def _check_file(path: Path) -> None:
     from atoll.core.errors import ConfigError
-    from atoll.experiment.run import check_folder
+    from atoll.experiment.folder import check_folder
 
     if path.is_dir():
         raise ConfigError(f"'{path}' is a folder; give --tex a file")

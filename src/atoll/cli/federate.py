@@ -265,7 +265,7 @@ def run(
     """Run METHOD (default: fedavg) on the sites, with the administrator's kit."""
     from atoll.core.errors import ConfigError
     from atoll.deploy.supervise import read_saved_order
-    from atoll.experiment.run import check_folder
+    from atoll.experiment.folder import check_folder
 
     about = _opened(kit, "admin")
     if resume_from is not None:
@@ -371,7 +371,7 @@ def demo(
     """Provision, start, run and clean up a federation on loopback."""
     from atoll.deploy.demo import Demo
     from atoll.deploy.kits import need_nvflare
-    from atoll.experiment.run import check_folder
+    from atoll.experiment.folder import check_folder
 
     need_nvflare()
     given["rounds"] = given["rounds"] or 10
@@ -409,7 +409,7 @@ def _config(settings: tuple[str, ...] = (), own: tuple[str, ...] = (), **given: 
 
 def _federation(config: RunConfig) -> Any:
     from atoll.experiment.config import resolve
-    from atoll.experiment.run import make_federation
+    from atoll.experiment.problem import make_federation
 
     filled, rules = resolve(config)
     return make_federation(filled, rules, filled.seed, None, config)[0]

@@ -10,7 +10,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,13 +43,13 @@ from atoll.engines.simulation import Backend
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
-from atoll.experiment.facts import FACTS, save_seed_facts
-from atoll.experiment.hardware import environment, tuned_process
+from atoll.experiment.folder import RunFolder
+from atoll.experiment.hardware import tuned_process
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, History, Run, cached_rounds, restored_scores
-from atoll.experiment.run import CHECKPOINT, name_configuration, privacy_of, selection
+from atoll.experiment.run import make_result, name_configuration
 
 ROSTER = "roster.json"
 
@@ -106,7 +106,7 @@ def coordinate(
     fingerprint = name_configuration(config)
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
-    seeds = []
+    seeds, saved = [], RunFolder(folder)
     for seed in range(config.seed, config.seed + config.seeds):
         experiment = FederatedExperiment(
             method,
@@ -124,12 +124,12 @@ def coordinate(
         )
         report = Progress(seed, experiment.rounds, config, out, on_round)
         done = experiment.run(
-            checkpoint=folder / f"seed-{seed}" / CHECKPOINT,
+            checkpoint=saved.checkpoint(seed),
             fingerprint=f"{fingerprint}/{seed}",
             every_seconds=0.0,
             on_round=report,
         )
-        save_seed_facts(done, folder / f"seed-{seed}" / FACTS)
+        saved.write_seed(done)
         seeds.append(SeedResult(seed, done.history, done.ledger))
     result = _result(config, rules, bare, roster, seeds, setup, folder)
     result.save(folder)
@@ -153,22 +153,18 @@ def _result(
     setup: float,
     folder: Path,
 ) -> Result:
-    sizes = {f"{roster.task}s": list(roster.nodes)}
-    return Result(
+    return make_result(
         config,
-        tuple(seeds),
-        method.scored_as(),
-        rules.weights,
-        selection(config, rules),
-        "flare",
-        "cpu",
-        setup,
-        environment(),
-        {"sites": list(roster.names), **sizes},
-        folder,
-        roster.metric,
-        asdict(method),
-        privacy_of(config, seeds, federated=True),
+        rules,
+        method,
+        seeds,
+        engine="flare",
+        device="cpu",
+        setup_seconds=setup,
+        federation={"sites": list(roster.names), f"{roster.task}s": list(roster.nodes)},
+        metric=roster.metric,
+        out=folder,
+        federated=True,
     )
 
 
@@ -180,7 +176,7 @@ def read_result(order: Order, folder: Path) -> Result:
     method = build_method(config, roster.features, roster.classes, roster.task)
     seeds = []
     for seed in range(config.seed, config.seed + config.seeds):
-        tree = load_checkpoint(folder / f"seed-{seed}" / CHECKPOINT)
+        tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
         history = _no_history(roster)
         history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
         history.cached = cached_rounds(method, tree["server"])

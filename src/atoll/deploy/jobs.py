@@ -16,7 +16,6 @@ from atoll.deploy.site_data import read_site_data
 from atoll.engines.checkpoint import write_atomically
 from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
 from atoll.engines.fleet import Packet
-from atoll.experiment.run import CHECKPOINT
 
 RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.jsonl", "roster.json")
 
@@ -29,7 +28,7 @@ class Coordinator(FleetController):
         folder = kit / "atoll" / "runs" / order.run
         ended = outcome(lambda: coordinate(order, fleet, folder, self.progress.update))
         out.mkdir(parents=True, exist_ok=True)
-        for path in (*map(folder.joinpath, RESULT), *folder.glob(f"seed-*/{CHECKPOINT}")):
+        for path in (*map(folder.joinpath, RESULT), *folder.glob("seed-*/*")):
             if path.exists():
                 to = out / path.relative_to(folder)
                 to.parent.mkdir(parents=True, exist_ok=True)

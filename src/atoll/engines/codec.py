@@ -37,6 +37,8 @@ TYPES = frozenset(
     }
 )
 """Numbers that are accepted: of others (8-bit floats, complex ones) NaN cannot be told."""
+MOVED = {"atoll.core.layers": "atoll.core.private_layers", "atoll.nn.places": "atoll.nn.slots"}
+"""Modules of record types by their earlier names."""
 
 
 def encode(tree: Tree) -> bytes:
@@ -143,9 +145,15 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
         if "tuple" in plan:
             return tuple(_build(v, tensors, depth + 1) for v in plan["tuple"])
         fields = {k: _build(v, tensors, depth + 1) for k, v in plan["fields"].items()}
-        return RECORDS[plan["record"]](**fields)
+        return RECORDS[_current(plan["record"])](**fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
+
+
+def _current(name: str) -> str:
+    """Today's name of a record type; checkpoints of earlier versions use the earlier one."""
+    module, _, kind = name.rpartition(".")
+    return f"{MOVED.get(module, module)}.{kind}"
 
 
 def _plain(value: Any) -> Any:

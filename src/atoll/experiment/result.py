@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,13 @@ import numpy as np
 
 from atoll.engines.checkpoint import write_atomically
 from atoll.engines.ledger import Ledger
+from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.evaluate import ROLES
 from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, mean_over_clients
 from atoll.experiment.rounds import SCORED, History
 
-MAX_CSV_ROWS = 200_000
-"""Longest table that is written as text; a longer one becomes Parquet, a tenth of the size."""
-
+CONFIG, RESULT = "config.toml", "result.json"
 BEST_CACHED = "best-cached-test"
 """Each client's best test score over the models put aside and the last: this leaks test data."""
 
@@ -35,7 +32,7 @@ class SeedResult:
     ledger: Ledger
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Result:
     """All seeds of one configuration.
 
@@ -209,83 +206,18 @@ class Result:
             "federation": dict(self.federation),
             "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
         }
-        text = json.dumps(whole, indent=2, allow_nan=False, default=str)
-        wanted = {"metrics": self._metrics_table, "ledger": self._ledger_table} if tables else {}
-        files = {
-            "config.toml": config_text(self.config).encode(),
-            **dict(_file(name, table()) for name, table in wanted.items()),
-            "result.json": text.encode(),  # last: its presence says that the run is finished
-        }
+        files = {CONFIG: config_text(self.config).encode()}
+        if tables:
+            histories = {seed.seed: seed.history for seed in self.seeds}
+            ledgers = {seed.seed: seed.ledger for seed in self.seeds}
+            files |= (
+                table_file("metrics", metrics_table(histories, self.deployed)),
+                table_file("ledger", ledger_table(ledgers)),
+            )
+        # The last file: its presence shows that the run is finished.
+        files[RESULT] = json.dumps(whole, indent=2, allow_nan=False, default=str).encode()
         for name, content in files.items():
             write_atomically(out / name, content)
-
-    def _metrics_table(self) -> Columns:
-        """Seed, round, client, scored model and every metric of every role."""
-        blocks = [
-            (seed.seed, number, self.deployed if scored == "deployed" else scored, table)
-            for seed in self.seeds
-            for scored in SCORED
-            for number, table in enumerate(seed.history.scores[scored])
-        ]
-        sizes = [len(table) for *_, table in blocks]
-        numbers = np.concatenate([table.reshape(len(table), -1) for *_, table in blocks])
-        names = [f"{role}_{metric}" for role in ROLES for metric in METRICS]
-        return {
-            "seed": np.repeat([seed for seed, *_ in blocks], sizes),
-            "round": np.repeat([number for _, number, *_ in blocks], sizes),
-            "client": np.concatenate([np.arange(size) for size in sizes]),
-            "scored": np.repeat([label for _, _, label, _ in blocks], sizes),
-            **dict(zip(names, numbers.T, strict=True)),
-        }
-
-    def _ledger_table(self) -> Columns:
-        """Seed, round, step, client and the bytes that crossed."""
-        entries = [(seed.seed, entry) for seed in self.seeds for entry in seed.ledger.entries]
-        sizes = [entry.size for _, entry in entries]
-        none = np.empty(0, dtype=np.int64)
-        return {
-            "seed": np.repeat([seed for seed, _ in entries], sizes),
-            "round": np.repeat([entry.round for _, entry in entries], sizes),
-            "step": np.repeat([entry.step for _, entry in entries], sizes),
-            "client": np.concatenate([none, *(entry.clients for _, entry in entries)]),
-            "bytes_down": np.repeat([entry.down for _, entry in entries], sizes),
-            "bytes_up": np.repeat([entry.up for _, entry in entries], sizes),
-        }
-
-
-Columns = dict[str, np.ndarray]
-
-
-def _file(name: str, columns: Columns) -> tuple[str, bytes]:
-    """A table as text, or as Parquet where that would be long; undefined numbers stay empty."""
-    if len(columns["seed"]) <= MAX_CSV_ROWS:
-        return f"{name}.csv", _csv(list(columns), zip(*map(_cells, columns.values()), strict=True))
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    slim = {
-        key: pa.array(values.astype(np.float32), from_pandas=True)
-        if values.dtype.kind == "f"
-        else pa.array(values)
-        for key, values in columns.items()
-    }
-    content = io.BytesIO()
-    pa.parquet.write_table(pa.table(slim), content, compression="zstd")
-    return f"{name}.parquet", content.getvalue()
-
-
-def _cells(values: np.ndarray) -> list[Any]:
-    if values.dtype.kind != "f":
-        return list(values.tolist())
-    return ["" if np.isnan(v) else f"{v:.6g}" for v in values.tolist()]
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def seed_metrics(history: History, rules: Result) -> dict[str, float]:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from typing import Protocol as TypingProtocol
 
 import msgspec
-import numpy as np
 
-from atoll import __version__
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
-from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
-from atoll.data.divide import federate
-from atoll.data.divide_graphs import BATCH_SIZE, federate_graphs
-from atoll.data.load import load
-from atoll.data.prepare import PREPARATIONS
-from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.engines.checkpoint import write_atomically
+from atoll.data.source import GraphGroup
 from atoll.experiment.build import build_method
 from atoll.experiment.config import (
     RunConfig,
@@ -35,16 +25,9 @@ from atoll.experiment.config import (
     read_config,
     resolve,
     saved_header,
-    with_own_partition,
 )
-from atoll.experiment.facts import (
-    FACTS,
-    FEDERATION_FACTS,
-    save_federation_facts,
-    save_seed_facts,
-)
+from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import (
-    available_memory,
     choose_device,
     choose_engine,
     environment,
@@ -54,18 +37,16 @@ from atoll.experiment.hardware import (
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.observers import Heard, Progress
 from atoll.experiment.privacy import privacy_report, with_privacy
+from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import BEST_CACHED, Result, SeedResult
 from atoll.experiment.rounds import Experiment, History, Run
 from atoll.experiment.sweep import can_be_one, run_together
 
-Data = Source | GraphSet | GraphGroup | Federation
-"""What Python may give in place of a name."""
 Divide = Callable[
     [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
 ]
 """Makes the federation of one seed, as `make_federation` does."""
-CHECKPOINT = "checkpoint.atoll"
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
 
@@ -275,7 +256,8 @@ class Plan:
             raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
         if out is not None:
             check_folder(out, resuming=resuming)
-        progress = None if out is None else Progress(out)
+        self.folder = None if out is None else RunFolder(out)
+        progress = None if self.folder is None else Progress(self.folder.path)
         self.heard = Heard(observer or Silent(), progress, open_logs(log, out))
         self.method: Method | None = None
         self.federation: Federation | None = None
@@ -295,8 +277,8 @@ class Plan:
             if self.method is None:
                 self._begin(federation, method, notes)
             self.method, self.federation = method, federation
-            if self.out is not None:
-                save_partition(federation, self.out / f"seed-{number}" / "partition.npz")
+            if self.folder is not None:
+                self.folder.write_partition(number, federation)
             experiment = Experiment(
                 with_privacy(method, config.dp),
                 federation,
@@ -315,9 +297,8 @@ class Plan:
     def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
         self.about = federation.about
         self.fingerprint = name_configuration(self.config, self.given, self.data)
-        if self.out is not None:
-            write_atomically(self.out / "config.toml", config_text(self.config).encode())
-            save_federation_facts(federation, self.out / FEDERATION_FACTS)
+        if self.folder is not None:
+            self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
         said = [*notes, *([short] if short else [])]
         self.heard.begin(self.config, self.engine, self.why, said)
@@ -325,7 +306,7 @@ class Plan:
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
         """An experiment's file, and its fingerprint."""
         seed = experiment.seed
-        path = None if self.out is None else self.out / f"seed-{seed}" / CHECKPOINT
+        path = None if self.folder is None else self.folder.checkpoint(seed)
         return path, f"{self.fingerprint}/{seed}"
 
     def one_seed(self, experiment: Experiment) -> SeedResult:
@@ -345,29 +326,25 @@ class Plan:
         seed = run.experiment.seed
         if not run.finished:
             raise Stopped(self.out, seed, run.history.rounds)
-        if self.out is not None:
-            save_seed_facts(run, self.out / f"seed-{seed}" / FACTS)
+        if self.folder is not None:
+            self.folder.write_seed(run)
         return SeedResult(seed, run.history, run.ledger)
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
         """What all of them gave, saved."""
         assert self.method is not None
         assert self.federation is not None
-        result = Result(
+        result = make_result(
             self.config,
-            tuple(seeds),
-            self.method.scored_as(),
-            self.rules.weights,
-            selection(self.config, self.rules),
-            self.engine,
-            self.device.type,
-            self.setup,
-            environment(),
-            self.about,
-            self.out,
-            self.federation.metric,
-            asdict(self.method),
-            privacy_of(self.config, seeds, federated=False),
+            self.rules,
+            self.method,
+            seeds,
+            engine=self.engine,
+            device=self.device.type,
+            setup_seconds=self.setup,
+            federation=self.about,
+            metric=self.federation.metric,
+            out=self.out,
         )
         if self.out is not None:
             result.save(self.out)
@@ -375,10 +352,57 @@ class Plan:
         return result
 
 
-def privacy_of(
+def make_result(
+    config: RunConfig,
+    rules: Protocol,
+    method: Method,
+    seeds: Sequence[SeedResult],
+    *,
+    engine: str,
+    device: str,
+    setup_seconds: float,
+    federation: Mapping[str, Any],
+    metric: str,
+    out: Path | None,
+    federated: bool = False,
+) -> Result:
+    """The result of all seeds; see `Result`.
+
+    Args:
+        config: Resolved.
+        rules: Its protocol.
+        method: As built, without the wrapper of differential privacy.
+        seeds: One for each seed.
+        engine: The engine that ran.
+        device: The device that ran.
+        setup_seconds: Loading, dividing and preparing.
+        federation: How the first seed's federation was made.
+        metric: The data set's metric.
+        out: The folder of the run.
+        federated: Whether real sites ran all seeds on the same data.
+    """
+    return Result(
+        config=config,
+        seeds=tuple(seeds),
+        deployed=method.scored_as(),
+        weights=rules.weights,
+        select=selection(config, rules),
+        engine=engine,
+        device=device,
+        setup_seconds=setup_seconds,
+        environment=environment(),
+        federation=federation,
+        out=out,
+        metric=metric,
+        hyperparameters=asdict(method),
+        privacy=_privacy_of(config, seeds, federated=federated),
+    )
+
+
+def _privacy_of(
     config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
 ) -> dict[str, Any] | None:
-    """What a run's differential privacy is worth; None if it had none."""
+    """The report on differential privacy; None if the run had none."""
     if config.dp is None:
         return None
     return privacy_report(
@@ -396,15 +420,6 @@ def selection(config: RunConfig, rules: Protocol) -> str:
     return BEST_CACHED if "test-selection" in config.compat else rules.select
 
 
-def task_of_object(data: Data | None) -> str | None:
-    """What is classified in data that Python gave; None if a name was given."""
-    if isinstance(data, Federation):
-        return data.task
-    if data is None:
-        return None
-    return "node" if isinstance(data, Source) else "graph"
-
-
 def _check_objects(config: RunConfig, method: Method | None, data: Data | None) -> None:
     """A file cannot hold Python objects; what was run with some needs them again."""
     given = {"method": method, "data": data}
@@ -416,161 +431,6 @@ def _check_objects(config: RunConfig, method: Method | None, data: Data | None) 
             f"this run was started in Python with {words}, which its configuration cannot hold; "
             f"continue it in Python with atoll.resume(folder, {hints})"
         )
-
-
-def make_federation(
-    config: RunConfig,
-    rules: Protocol,
-    seed: int,
-    data: Data | None,
-    asked: RunConfig,
-) -> tuple[Federation, list[str], RunConfig]:
-    """The federation of one seed, what the loader has to say, and the completed configuration.
-
-    Args:
-        config: Resolved.
-        rules: Its protocol.
-        seed: The run's seed.
-        data: What Python gave in place of a name.
-        asked: The configuration before it was resolved.
-    """
-    if isinstance(data, Federation):
-        made = {key: data.about.get(key, "given") for key in ("partition", "split")}
-        return data, [], msgspec.structs.replace(config, clients=len(data), ratios=None, **made)
-    header = saved_header(config) if data is None else None
-    if header is not None:
-        return *open_federation(config, header), config
-    data_seed = seed if rules.data_seed is None else rules.data_seed
-    notes: list[str] = []
-    source: Source | GraphSet | GraphGroup | None = data
-    if source is None:
-        source, notes = load_source(config, rules, data_seed)
-    if not isinstance(source, Source):
-        federation = _federate_graphs(config, rules, data_seed, source, asked)
-        made = {"partition": federation.about["partition"], "clients": len(federation)}
-        return federation, notes, msgspec.structs.replace(config, **made)
-    source, config = prepare_source(source, config, rules, asked)
-    federation = federate(
-        source,
-        clients=config.clients,
-        partition=config.partition or rules.partition,
-        split=config.split or rules.split,
-        ratios=config.ratios,
-        seed=data_seed,
-        allow=config.allow,
-    )
-    return federation, notes, config
-
-
-def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
-    """A federation from its file, and where it comes from, for people."""
-    path = config.data
-    needed, there = memory_needed(path), available_memory()
-    lazy = needed > there / 2
-    about = header.about
-    known = [f"{key} {about[key]}" for key in _ORIGIN if about.get(key) is not None]
-    notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
-    if config.seeds > 1:
-        notes.append("every seed trains the same clients with the same split, those of the file")
-    if lazy:
-        notes.append(
-            f"clients are read when they are needed: at once they would take about "
-            f"{needed / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB are free"
-        )
-    return load_federation(path, lazy=lazy), notes
-
-
-_ORIGIN = ("partition", "split", "seed", "protocol", "sha1")
-
-
-def save_divided(asked: RunConfig, out: Path) -> tuple[Path, Federation, list[str]]:
-    """Divide data as a run with this configuration would, and write the clients into one file."""
-    if saved_header(asked) is not None:
-        raise ConfigError(f"'{asked.data}' is divided already; give data that are not")
-    out = new_file(out)
-    config, rules = resolve(asked)
-    federation, notes, config = make_federation(config, rules, config.seed, None, asked)
-    seed = config.seed if rules.data_seed is None else rules.data_seed
-    about = {
-        "data": config.data,
-        "seed": seed,
-        "protocol": rules.name,
-        "ratios": config.ratios,
-        "own": config.own,
-        "atoll": __version__,
-        **federation.about,
-        "partition": config.partition,
-        "split": config.split,
-    }
-    return save_federation(replace(federation, about=about), out), federation, notes
-
-
-def need_one_graph(federation: Federation) -> None:
-    """Refuse clients with many graphs each, for commands that look at nodes."""
-    if federation.task == "graph":
-        raise ConfigError(
-            f"'{federation.name}' is a set of graphs with one label each; this command needs one "
-            "graph: see `atoll datasets`"
-        )
-
-
-def load_source(
-    config: RunConfig, rules: Protocol, seed: int
-) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
-    """What the configuration names, undivided, and what the loader has to say."""
-    return load(
-        config.data,
-        clients=config.clients or rules.clients,
-        seed=seed,
-        root=config.data_root,
-        schema=config.schema,
-        own=config.own,
-    )
-
-
-def prepare_source(
-    source: Source, config: RunConfig, rules: Protocol, asked: RunConfig
-) -> tuple[Source, RunConfig]:
-    """One graph as the protocol wants it, and the configuration with its owners' partition."""
-    config = with_own_partition(config, source, asked)
-    for name in rules.prepare:
-        source = PREPARATIONS[name](source)
-    return source, config
-
-
-def _federate_graphs(
-    config: RunConfig,
-    rules: Protocol,
-    seed: int,
-    source: GraphSet | GraphGroup,
-    asked: RunConfig,
-) -> Federation:
-    """A federation of clients with many graphs each."""
-    # A group divides itself; what the user asks for beside that must be refused, not overruled.
-    asks = asked if isinstance(source, GraphGroup) else config
-    if "undirected" in rules.prepare:
-        source = source.undirected_simple()
-    size = BATCH_SIZE if config.batch_size is None else config.batch_size
-    return federate_graphs(
-        source,
-        clients=asks.clients,
-        partition=asks.partition,
-        split=config.split or rules.split,
-        ratios=config.ratios,
-        seed=seed,
-        allow=config.allow,
-        batch_size=size,
-    )
-
-
-def save_partition(federation: Federation, path: Path) -> None:
-    """Node ids of every client, in the whole graph's numbering: who owned what in this run."""
-    ids: dict[str, Any] = {
-        f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)
-    }
-    content = io.BytesIO()
-    np.savez_compressed(content, **ids)
-    write_atomically(path, content.getvalue())
 
 
 def name_configuration(
@@ -591,26 +451,3 @@ def name_configuration(
         parts = data.sets if isinstance(data, GraphGroup) else (data,)
         text += "".join(str((part.x.shape, part.edges.shape, part.classes)) for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def check_folder(out: Path, *, resuming: bool) -> None:
-    """Make sure that the folder can be made and written, and that nothing in it would be lost."""
-    try:
-        if (out / "config.toml").exists() and not resuming:
-            raise ConfigError(
-                f"'{out}' already holds a run; continue it with --resume {out}, or choose another "
-                "--out"
-            )
-        # It is made when there is something to put in: a refused run leaves no folder behind.
-        there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"output folder '{out}' is not possible ({error})") from error
-    if not there.is_dir():
-        raise ConfigError(
-            f"output folder '{out}' cannot be made: '{there}' is a file; choose another --out"
-        )
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"output folder '{out}' cannot be written: no permission for '{there}'; choose another "
-            "--out"
-        )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import ConfigError
-from atoll.experiment.run import check_folder
+from atoll.experiment.folder import check_folder
 
 MAX_ROWS = 40
 """Rows that a table or a heat map writes out; the JSON files have all."""

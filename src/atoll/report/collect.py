@@ -10,7 +10,7 @@ from typing import Any
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
 from atoll.experiment.events import failures
-from atoll.experiment.stored import NotFinished, StoredRun, read_json, read_stored
+from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
 from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.history import read_tables
@@ -47,7 +47,7 @@ class Shown:
         style: Which colour it has.
     """
 
-    run: StoredRun
+    run: RunFolder
     labels: Mapping[str, Any]
     row: str = ""
     column: str = ""
@@ -115,7 +115,7 @@ def collect(folders: Sequence[Path]) -> Collection:
         if (folder / "study.json").exists():
             _read_study(folder, found)
         else:
-            found.shown.append(Shown(read_stored(folder), {}))
+            found.shown.append(Shown(open_run(folder), {}))
     if not found.shown and not any(one.complete for one in found.tried):
         if found.missing or not found.aside:
             first = "it has no runs"
@@ -143,7 +143,7 @@ def _read_study(folder: Path, found: Collection) -> None:
                 kind = "failed" if name in failed else "not run yet"
                 found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
                 continue
-            found.shown.append(Shown(read_stored(path), labels))
+            found.shown.append(Shown(open_run(path), labels))
         except NotFinished:
             kind = "failed" if name in failed else "not finished"
             found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
@@ -229,7 +229,7 @@ def _name(shown: list[Shown]) -> None:
         _tell_apart(same, "row", _row_facts)
     for same in _by(shown, lambda one: (one.row, one.column)):
         for one in same[1:]:
-            one.row = f"{one.row} ({one.run.folder.name})"
+            one.row = f"{one.row} ({one.run.path.name})"
     rows = _once(one.row for one in shown)
     for one in shown:
         one.style = rows.index(one.row)

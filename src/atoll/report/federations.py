@@ -98,7 +98,7 @@ def heterogeneity(found: Collection) -> str:
     """How the clients of each federation differ."""
     parts = []
     for number, column in enumerate(found.columns):
-        one = next((o for o in found.group(column) if o.run.federation), None)
+        one = next((o for o in found.group(column) if o.run.measures), None)
         if one is None:
             body = f"<p>{escape(_not_measured(found.group(column)[0]))}</p>"
         else:
@@ -124,7 +124,7 @@ def _not_measured(one: Shown) -> str:
 
 
 def _federation(one: Shown, *, maps: bool) -> str:
-    facts = one.run.federation
+    facts = one.run.measures
     if not maps:
         return _lost(facts) + _sizes(facts)
     labels = facts["labels"]

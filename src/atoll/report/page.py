@@ -116,7 +116,7 @@ def page(found: Collection, title: str | None = None) -> str:
 <header><h1>{escape(title)}</h1><p class="by">Report of Atoll {__version__}, {made}</p></header>
 <nav aria-label="Sections"><div><ul>{links}</ul><button id="theme" type="button" hidden>Dark</button></div></nav>
 <main id="main" tabindex="-1">{body}</main>
-<footer>Made by <code>atoll report</code> from result.json, metrics, ledger and facts in the folders of
+<footer>Made by <code>atoll report</code> from result.json, metrics, ledger and clients in the folders of
 the runs. This file loads nothing from anywhere.</footer>
 <script>{_file("page.js")}</script>
 </body>

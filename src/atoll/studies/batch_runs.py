@@ -13,16 +13,9 @@ from atoll.core.vmap.varied import Undecided, points
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.hardware import choose_device, tuned_process
+from atoll.experiment.problem import make_federation
 from atoll.experiment.result import Result
-from atoll.experiment.run import (
-    SAVE_EVERY,
-    Divide,
-    Observer,
-    Plan,
-    Silent,
-    Stopped,
-    make_federation,
-)
+from atoll.experiment.run import SAVE_EVERY, Divide, Observer, Plan, Silent, Stopped
 from atoll.experiment.sweep import Parted, can_be_one, run_together
 
 

@@ -14,8 +14,8 @@ from atoll.core.federation import Federation, Lazily
 from atoll.core.tree import num_bytes
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import available_memory
+from atoll.experiment.problem import Data, make_federation
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.run import Data, make_federation
 
 Made = tuple[Federation, list[str], RunConfig]
 """What `make_federation` returns."""

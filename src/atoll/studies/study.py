@@ -32,10 +32,11 @@ from atoll.engines.checkpoint import write_atomically
 from atoll.experiment.command import what_differs
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config
 from atoll.experiment.events import append_event, read_events
+from atoll.experiment.folder import read_json
 from atoll.experiment.hardware import device_answers
 from atoll.experiment.loggers.base import check_logs
-from atoll.experiment.run import Data, Observer, Silent, Stopped, name_configuration, run_config
-from atoll.experiment.stored import read_json
+from atoll.experiment.problem import Data
+from atoll.experiment.run import Observer, Silent, Stopped, name_configuration, run_config
 from atoll.experiment.sweep import Parted, SeedFailed
 from atoll.studies.batch_runs import on_gpu, run_configs, why_apart
 from atoll.studies.federations import Federations

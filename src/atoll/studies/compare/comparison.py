@@ -32,9 +32,9 @@ from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.command import in_python
+from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers.base import open_logs
-from atoll.experiment.run import Data, check_folder
-from atoll.experiment.stored import read_json
+from atoll.experiment.problem import Data
 from atoll.studies.compare.plan import Request, check, make_cells
 from atoll.studies.compare.show import write_study
 from atoll.studies.compare.statistics import ALPHA

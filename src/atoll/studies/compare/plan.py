@@ -22,7 +22,7 @@ from atoll.data.public.registry import task_of_data
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config, resolve, saved_header
 from atoll.experiment.hardware import choose_device, choose_engine
-from atoll.experiment.run import Data, task_of_object
+from atoll.experiment.problem import Data, task_of_object
 from atoll.methods import METHODS
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.compare.tables import METRICS

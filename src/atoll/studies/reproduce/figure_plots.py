@@ -25,8 +25,7 @@ from atoll.core.graph import with_views
 from atoll.data.measure.graph_pairs import compare_graphs
 from atoll.data.measure.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
-from atoll.experiment.run import CHECKPOINT
-from atoll.experiment.saved import SavedRun, read_run
+from atoll.experiment.folder import CHECKPOINT, FinishedRun, read_run
 from atoll.present.plots import GREY, empty_figure, heat_map, name_ticks, number_text
 from atoll.studies.reproduce.figures import Drawing, Point
 from atoll.studies.reproduce.table import Ours, ours_of
@@ -139,7 +138,7 @@ def draw_rounds(drawing: Drawing) -> tuple[Pictures, Rows]:
     datasets, methods, rows = drawing.datasets(), _methods(drawing), []
     figure, panels = _panels(drawing, len(datasets))
     for axes, dataset in zip(panels, datasets, strict=True):
-        first: SavedRun | None = None
+        first: FinishedRun | None = None
         for point in (p for p in drawing.points if p.dataset == dataset):
             run = read_run(_folder(point), like=first)
             first = first or run
@@ -451,7 +450,7 @@ def draw_violins(drawing: Drawing) -> tuple[Pictures, Rows]:
     sides = [variant.label for variant in drawing.recipe.x]
     for axes, dataset in zip(panels, datasets, strict=True):
         axes.axhline(0, color="#555555", linewidth=1)
-        bases: dict[Any, SavedRun] = {}
+        bases: dict[Any, FinishedRun] = {}
         for point in (p for p in drawing.points if p.dataset == dataset):
             base = drawing.baselines.get((dataset, point.x.label))
             if base is None:

@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.events import failures
-from atoll.experiment.stored import read_json
+from atoll.experiment.folder import read_json
 from atoll.studies.reproduce.recipes import STRICT, Paper, Printed, read_paper
 from atoll.studies.reproduce.table import (
     Gains,

@@ -21,7 +21,7 @@ from atoll.analyses.clusters import Gain
 from atoll.core.errors import ConfigError, unknown
 from atoll.data.public.registry import plain_name
 from atoll.experiment.config import RunConfig, config_text, make_config
-from atoll.experiment.stored import read_json, read_stored
+from atoll.experiment.folder import open_run, read_json
 from atoll.studies.reproduce.recipes import AVERAGE, GAINS, METRICS, STRICT, Paper, Printed
 from atoll.studies.study import Cell, Outcome, StudyObserver, run_cells
 
@@ -425,5 +425,5 @@ class Gains:
 
     def _of_clients(self, folder: Path) -> np.ndarray:
         if folder not in self.clients:
-            self.clients[folder] = read_stored(folder).result.of_clients()
+            self.clients[folder] = open_run(folder).result.of_clients()
         return self.clients[folder]

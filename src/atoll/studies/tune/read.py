@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.experiment.config import read_config
 from atoll.experiment.events import read_events
-from atoll.experiment.stored import read_json
+from atoll.experiment.folder import read_json
 from atoll.studies.tune.search import Trial
 
 STATES = {"end": "complete", "pruned": "pruned", "failed": "failed"}

@@ -23,8 +23,8 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
 from atoll.experiment.command import in_python, run_command, what_differs
 from atoll.experiment.config import RunConfig, make_config
-from atoll.experiment.run import Data
-from atoll.experiment.stored import read_json
+from atoll.experiment.folder import read_json
+from atoll.experiment.problem import Data
 from atoll.studies.study import SilentStudy, StudyObserver, held
 from atoll.studies.tune.runner import Blinded, Budget, Plan, Trials, make_plan
 from atoll.studies.tune.search import PRUNERS, Trial, need_optuna

@@ -7,9 +7,9 @@ import pytest
 
 import atoll
 from atoll.core.errors import AtollError
-from atoll.experiment import facts
-from atoll.experiment import result as result_module
-from atoll.experiment.stored import NotFinished, read_result, read_stored
+from atoll.experiment import columns
+from atoll.experiment import folder as folders
+from atoll.experiment.folder import NotFinished, open_run, read_result
 
 SMALL = {"clients": 3, "rounds": 4, "seeds": 2, "seed": 5, "set": {"hidden": 8}}
 
@@ -36,7 +36,7 @@ def test_reads_what_the_run_returned(saved):
 
 def test_long_tables_are_read_as_parquet(saved, tmp_path, monkeypatch):
     _, ran = saved
-    monkeypatch.setattr(result_module, "MAX_CSV_ROWS", 5)
+    monkeypatch.setattr(columns, "MAX_CSV_ROWS", 5)
     shutil.copytree(saved[0], tmp_path / "run", ignore=shutil.ignore_patterns("*.csv"))
     ran.save(tmp_path / "run")
     found = read_result(tmp_path / "run")
@@ -45,10 +45,10 @@ def test_long_tables_are_read_as_parquet(saved, tmp_path, monkeypatch):
 
 
 def test_knows_the_federation_and_how_clients_relate(saved):
-    found = read_stored(saved[0])
+    found = open_run(saved[0])
     history = found.result.seeds[0].history
-    assert found.federation["nodes"].tolist() == history.nodes.tolist()
-    assert found.federation["labels"].sum() == history.nodes.sum() == 300
+    assert found.measures["nodes"].tolist() == history.nodes.tolist()
+    assert found.measures["labels"].sum() == history.nodes.sum() == 300
     assert len(found.relations) == 2
     mixing = found.relations[0]["mixing"]
     np.testing.assert_allclose(mixing.sum(-1), 1, rtol=1e-5)
@@ -61,7 +61,7 @@ def test_knows_the_federation_and_how_clients_relate(saved):
 def test_mixtures_of_methods_that_weigh(tmp_path):
     for method in ("fedgta", "fediih"):
         atoll.run(method, "lagoon:nodes=300", out=tmp_path / method, **{**SMALL, "seeds": 1})
-        mixing = read_stored(tmp_path / method).relations[0]["mixing"]
+        mixing = open_run(tmp_path / method).relations[0]["mixing"]
         assert mixing.shape[-2:] == (3, 3)
         np.testing.assert_allclose(mixing.sum(-1), 1, rtol=1e-5)
 
@@ -69,15 +69,15 @@ def test_mixtures_of_methods_that_weigh(tmp_path):
 def test_a_plug_shows_what_its_base_publishes(tmp_path):
     settings = {**SMALL, "seeds": 1, "rounds": 2, "set": {"base": "fedgta", "hidden": 8}}
     atoll.run("fedtad", "lagoon:nodes=300", out=tmp_path / "run", **settings)
-    assert read_stored(tmp_path / "run").relations[0]["mixing"].shape == (3, 3)
+    assert open_run(tmp_path / "run").relations[0]["mixing"].shape == (3, 3)
 
 
 def test_a_run_of_an_earlier_version_says_what_it_lacks(saved, tmp_path):
-    patterns = shutil.ignore_patterns("facts.npz", "federation.npz")
+    patterns = shutil.ignore_patterns("clients.npz", "federation.npz")
     shutil.copytree(saved[0], tmp_path / "old", ignore=patterns)
-    found = read_stored(tmp_path / "old")
+    found = open_run(tmp_path / "old")
     assert "without its clients' sizes" in found.notes[0]
-    assert not found.federation
+    assert not found.measures
     assert np.isfinite(found.result.of_clients()).all()
 
 
@@ -92,7 +92,7 @@ def test_a_run_of_an_earlier_version_says_what_it_lacks(saved, tmp_path):
         ("metrics.csv", None, "has no metrics.csv"),
         ("ledger.csv", "", "cannot be read"),
         ("metrics.csv", "seed,round\n0,1\n", "another version of Atoll"),
-        ("seed-5/facts.npz", "x", "cannot be read"),
+        ("seed-5/clients.npz", "x", "cannot be read"),
     ],
 )
 def test_broken_folders_get_one_sentence(saved, tmp_path, file, content, sentence):
@@ -102,21 +102,21 @@ def test_broken_folders_get_one_sentence(saved, tmp_path, file, content, sentenc
     if content is not None:
         (folder / file).write_text(content)
     with pytest.raises(AtollError, match=sentence) as caught:
-        read_stored(folder)
+        open_run(folder)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_folder(tmp_path):
     with pytest.raises(AtollError, match="does not exist"):
-        read_stored(tmp_path / "nothing")
+        open_run(tmp_path / "nothing")
     assert issubclass(NotFinished, AtollError)
 
 
 def test_large_federations_are_not_measured_in_passing(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(folders, "MAX_CLIENTS", 2)
     atoll.run("fedpub", "lagoon:nodes=300", out=tmp_path / "run", **{**SMALL, "rounds": 1})
-    found = read_stored(tmp_path / "run")
-    assert not found.federation
+    found = open_run(tmp_path / "run")
+    assert not found.measures
     assert found.relations == ({}, {})
     assert not found.notes  # sizes are always there
     assert found.result.curve().shape == (2, 1)

@@ -1,0 +1,389 @@
+"""The folder of one run: the names of its files, how each is written, and how it is read back.
+
+- `config.toml`: every choice of the run.
+- `federation.npz`, written before training: how the first seed's clients differ, by the measures of
+  `atoll inspect`. Sets of graphs and large federations (`MAX_CLIENTS`, `MAX_EDGES`) have none,
+  because measuring them takes more than a moment.
+- `seed-N/partition.npz`: the node ids of each client. `seed-N/checkpoint.atoll`: the last round.
+- `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds of each
+  round and, for methods that compare clients, their similarity, mixing weights and clusters.
+- `metrics.csv`, `ledger.csv` (`experiment.columns`) and `result.json`, which marks the end.
+- `progress.json`: the state of a run that has not ended (`experiment.observers`).
+
+Reading a result needs neither data nor method nor checkpoints.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.core.federation import Federation
+from atoll.core.method import Method
+from atoll.core.tree import Tree
+from atoll.data.measure.heterogeneity import describe
+from atoll.engines.checkpoint import load_checkpoint, write_atomically
+from atoll.engines.ledger import Ledger
+from atoll.experiment.build import build_method
+from atoll.experiment.columns import read_history, read_ledger, read_table
+from atoll.experiment.config import (
+    RunConfig,
+    config_text,
+    make_config,
+    read_config,
+    resolve,
+)
+from atoll.experiment.observers import PROGRESS
+from atoll.experiment.problem import Data, make_federation, task_of_object
+from atoll.experiment.protocols import protocol
+from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult
+from atoll.experiment.rounds import Run, cached_rounds, empty_history, restored_scores
+
+CHECKPOINT = "checkpoint.atoll"
+SEED_DATA = ("clients.npz", "facts.npz")
+"""The file of a seed's arrays; the second name is that of earlier versions."""
+MEASURES = "federation.npz"
+MAX_CLIENTS = 200
+"""Most clients whose pairs are compared; there are K² of them."""
+MAX_EDGES = 300_000
+"""Most edges of all clients together that are measured; about a second."""
+MEASURED = (
+    *("clients", "nodes", "roles", "edges", "isolated", "mean_degree", "labels", "homophily"),
+    *("class_homophily", "edges_total", "edges_lost"),
+    *("label_divergence", "feature_divergence", "structure_divergence"),
+)
+RELATIONS = ("similarity", "mixing", "cluster")
+Arrays = Mapping[str, np.ndarray]
+
+
+class NotFinished(ConfigError):
+    """The folder contains a run that has not ended."""
+
+
+@runtime_checkable
+class Mixes(Protocol):
+    """A method that gives every client its own mixture of models and publishes the weights."""
+
+    def mixing(self, server: Tree) -> Tensor:
+        """Whose models each client (row) got, by share, (N, N), or (F, N, N) for F factors."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run: its files, and what they contain.
+
+    Attributes:
+        path: Where it is. It need not exist before something is written.
+    """
+
+    path: Path
+
+    @property
+    def progress(self) -> Path:
+        """The file that shows other processes how far the run is."""
+        return self.path / PROGRESS
+
+    def seed(self, seed: int) -> Path:
+        """The folder of one seed."""
+        return self.path / f"seed-{seed}"
+
+    def checkpoint(self, seed: int) -> Path:
+        """The file from which a seed continues."""
+        return self.seed(seed) / CHECKPOINT
+
+    def begin(self, config: RunConfig, federation: Federation) -> None:
+        """Write the configuration, and measure how the clients differ."""
+        write_atomically(self.path / CONFIG, config_text(config).encode())
+        path = self.path / MEASURES
+        if not path.exists() and _measurable(federation):
+            found = describe(federation, random_graphs=0, path_sources=1)
+            _write_arrays(path, {name: np.asarray(getattr(found, name)) for name in MEASURED})
+
+    def write_partition(self, seed: int, federation: Federation) -> None:
+        """Write every client's node ids, in the whole graph's numbering."""
+        ids = {f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)}
+        _write_arrays(self.seed(seed) / "partition.npz", ids)
+
+    def write_seed(self, run: Run) -> None:
+        """Write the arrays of a finished seed."""
+        history = run.history
+        cached = [(i, number) for i, rounds in enumerate(history.cached) for number in rounds]
+        found = {
+            "nodes": history.nodes,
+            "counts": history.counts,
+            "seconds": np.array(history.seconds),
+            "cached": np.array(cached, dtype=np.int64).reshape(-1, 2),
+        }
+        if len(history.nodes) <= MAX_CLIENTS:
+            known = relations(run.experiment.method, run.server)
+            found |= {name: value.double().cpu().numpy() for name, value in known.items()}
+        _write_arrays(self.seed(run.experiment.seed) / SEED_DATA[0], found)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        if not self.path.is_dir():
+            raise ConfigError(
+                f"folder '{self.path}' does not exist; give the folder of a run or a study"
+            )
+        if not (self.path / CONFIG).exists():
+            raise ConfigError(f"'{self.path}' holds no run (it has no {CONFIG})")
+        return make_config(**read_config(self.path / CONFIG))
+
+    @property
+    def seeds(self) -> range:
+        """The numbers of the run's seeds."""
+        return range(self.config.seed, self.config.seed + self.config.seeds)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of result.json: the reported numbers in full precision."""
+        config, again = self.config, f"continue it with: atoll run --resume {self.path}"
+        if not (self.path / RESULT).exists():
+            raise NotFinished(f"the run in '{self.path}' is not finished; {again}")
+        found = read_json(self.path / RESULT)
+        if found.get("seeds", config.seeds) < config.seeds:
+            raise NotFinished(
+                f"the run in '{self.path}' has {found['seeds']} of its {config.seeds} seeds; "
+                f"{again}"
+            )
+        return found
+
+    @cached_property
+    def seed_data(self) -> tuple[Arrays, ...]:
+        """The arrays of every seed; empty for a run of a version that wrote none."""
+        return tuple(
+            next(filter(None, (_read_arrays(self.seed(seed) / name) for name in SEED_DATA)), {})
+            for seed in self.seeds
+        )
+
+    @cached_property
+    def measures(self) -> Arrays:
+        """How the first seed's clients differ, by the names of `MEASURED`; empty if unmeasured."""
+        return _read_arrays(self.path / MEASURES)
+
+    @property
+    def relations(self) -> tuple[Arrays, ...]:
+        """Each seed's similarity, mixing and cluster, where the method has them."""
+        return tuple({k: one[k] for k in RELATIONS if k in one} for one in self.seed_data)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about files that the folder lacks."""
+        if all(self.seed_data):
+            return []
+        return [
+            "was saved without its clients' sizes, by an earlier version: curves are plain means "
+            "over clients and times of rounds are unknown"
+        ]
+
+    @cached_property
+    def result(self) -> Result:
+        """The result, as the run returned it. Scores have six digits, as in metrics.csv."""
+        config, about = self.config, self.summary
+        metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
+        try:
+            names = set(metrics["scored"].tolist()) - {"local"}
+            return Result(
+                config=config,
+                seeds=tuple(
+                    SeedResult(seed, read_history(metrics, seed, kept), read_ledger(ledger, seed))
+                    for seed, kept in zip(self.seeds, self.seed_data, strict=True)
+                ),
+                deployed=names.pop() if names else about["scored"],
+                weights=about["weights"],
+                select=about["select"],
+                engine=about["engine"],
+                device=about["device"],
+                setup_seconds=about["seconds"]["setup"],
+                environment=about["environment"],
+                federation=about["federation"],
+                out=self.path,
+                metric=about.get("metric", "accuracy"),
+                hyperparameters=about["hyperparameters"],
+                privacy=about.get("privacy"),
+            )
+        except (KeyError, ValueError, IndexError) as error:
+            raise DataError(
+                f"the run in '{self.path}' was saved by another version of Atoll, or its files "
+                f"were changed ({type(error).__name__}: {error}); run it again"
+            ) from error
+
+
+def open_run(folder: str | Path) -> RunFolder:
+    """The folder of a finished run, with its result read; an unfinished run is an error."""
+    found = RunFolder(Path(folder))
+    _ = found.result
+    return found
+
+
+def read_result(folder: str | Path) -> Result:
+    """The result of a finished run, as `atoll.run` returned it, from the folder it was saved in.
+
+    Neither data nor method nor checkpoints are needed. Scores have six digits, as in metrics.csv.
+
+    Example:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", rounds=2, out="my-run")
+        >>> atoll.read_result("my-run").bytes() == result.bytes()
+        True
+    """
+    return open_run(folder).result
+
+
+def relations(method: Method, server: Tree) -> dict[str, Tensor]:
+    """Similarity, mixing weights and clusters, as far as the server keeps them."""
+    while hasattr(server, "base"):  # a plug on another method keeps the other's tree
+        method, server = method.base, server.base  # type: ignore[attr-defined]  # it has one
+    found = {name: getattr(server, name, None) for name in ("similarity", "cluster")}
+    if isinstance(method, Mixes):
+        found["mixing"] = method.mixing(server)
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _measurable(federation: Federation) -> bool:
+    if federation.task != "node" or not 1 < len(federation) <= MAX_CLIENTS:
+        return False
+    return sum(graph.edges.shape[1] for graph in federation.graphs) <= MAX_EDGES
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_atomically(path, content.getvalue())
+
+
+def _read_arrays(path: Path) -> Arrays:
+    """The arrays of a file; none if it does not exist."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"'{path}' cannot be read ({error})") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"'{path}' does not hold an object; it was changed, or is another file")
+    return found
+
+
+def check_folder(out: Path, *, resuming: bool) -> None:
+    """Make sure that the folder can be made and written, and that nothing in it would be lost."""
+    try:
+        if (out / "config.toml").exists() and not resuming:
+            raise ConfigError(
+                f"'{out}' already holds a run; continue it with --resume {out}, or choose another "
+                "--out"
+            )
+        # It is made when there is something to put in: a refused run leaves no folder behind.
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"output folder '{out}' is not possible ({error})") from error
+    if not there.is_dir():
+        raise ConfigError(
+            f"output folder '{out}' cannot be made: '{there}' is a file; choose another --out"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"output folder '{out}' cannot be written: no permission for '{there}'; choose another "
+            "--out"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """A finished run with its clients, which are made again from the data.
+
+    Attributes:
+        result: As the run returned it, with the exact scores of the checkpoints.
+        servers: The server's tree at the end of each seed.
+        federations: Each seed's clients.
+        method: Built again from the configuration; None if Python gave an object.
+    """
+
+    result: Result
+    servers: tuple[Tree, ...]
+    federations: tuple[Federation, ...]
+    method: Method | None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.result.config
+
+
+def read_run(
+    folder: Path, data: Data | None = None, *, like: FinishedRun | None = None
+) -> FinishedRun:
+    """Read a finished run and make its clients again.
+
+    Args:
+        folder: Where it was saved.
+        data: The object that Python gave in place of a name.
+        like: A run whose clients this one must share; they are not made again.
+    """
+    found = RunFolder(folder)
+    _ = found.summary  # an unfinished run is an error
+    if "data" in found.config.objects and data is None:
+        raise ConfigError(
+            f"the run in '{folder}' was started in Python with a data object, which its folder "
+            "does not hold; read it in Python, and give the data again"
+        )
+    config, rules = resolve(found.config, task_of_object(data))
+    if like is not None:
+        _check_same_clients(folder, config, like.config)
+        federations = like.federations
+    else:
+        count = config.seeds if rules.data_seed is None else 1
+        made = [
+            make_federation(config, rules, seed, data, found.config) for seed in found.seeds[:count]
+        ]
+        federations, config = tuple(one[0] for one in made), made[0][2]
+    if rules.data_seed is not None:
+        federations = federations[:1] * config.seeds
+    first, method = federations[0], None
+    if "method" not in config.objects:
+        method = build_method(config, first.features, first.classes, first.task)
+    trees = [load_checkpoint(found.checkpoint(seed)) for seed in found.seeds]
+    seeds = tuple(map(_exact, found.seeds, trees, federations, [method] * len(trees)))
+    result = replace(found.result, config=config, seeds=seeds)
+    return FinishedRun(result, tuple(tree["server"] for tree in trees), federations, method)
+
+
+def _exact(seed: int, tree: Tree, federation: Federation, method: Method | None) -> SeedResult:
+    history, ledger = empty_history(federation), Ledger()
+    history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
+    history.cached = cached_rounds(method, tree["server"])
+    ledger.restore(tree["ledger"])
+    return SeedResult(seed, history, ledger)
+
+
+def _check_same_clients(folder: Path, config: RunConfig, other: RunConfig) -> None:
+    """Refuse to compare client by client two runs that have different clients."""
+    names = ["protocol", "data", "partition", "split", "ratios", "clients", "own", "schema"]
+    if protocol(config.protocol).data_seed is None:
+        names += ["seed", "seeds"]
+    for name in names:
+        one, two = getattr(config, name), getattr(other, name)
+        if one != two:
+            raise ConfigError(
+                f"the run in '{folder}' has {name} {one}, but the other has {two}; only runs on "
+                "the same clients can be compared client by client"
+            )
