@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from atoll.engines.checkpoint import write_atomically
-from atoll.experiment.run import check_folder
+from atoll.experiment.folder import check_folder
 from atoll.present.plots import DPI, need_matplotlib, plain_json
 from atoll.present.tables import Table, csv_text, latex, markdown
 
