@@ -190,7 +190,7 @@ def test_of_a_grid_only_the_chosen_point_is_shown(study, tmp_path):
     found = collect([folder])
     scores = [json.loads((folder / "cells" / n / "result.json").read_text()) for n in names]
     best = int(np.argmax([one["metrics"]["val_accuracy"]["mean"] for one in scores]))
-    assert [one.run.folder.name for one in found.shown] == [names[best]]
+    assert [one.run.path.name for one in found.shown] == [names[best]]
     assert found.aside == [
         "1 trial of 'grid' had no test nodes.",
         f"m on lagoon: validation chose lr={best + 1} of 2 points of the grid.",
@@ -202,7 +202,7 @@ def test_of_a_grid_only_the_chosen_point_is_shown(study, tmp_path):
     (folder / "cells" / other / "result.json").write_text(json.dumps(summary))
     request["metric"] = "macro_f1"
     (folder / "study.json").write_text(json.dumps(about))
-    assert [one.run.folder.name for one in collect([folder]).shown] == [other]
+    assert [one.run.path.name for one in collect([folder]).shown] == [other]
 
 
 def test_tests_are_told_by_number_of_clients_and_left_out_when_outdated(study, tmp_path):
