@@ -11,7 +11,7 @@ from atoll.core.federation import Federation
 from atoll.core.private_layers import Private, joined, kept, own_layers, private, shared, whole
 from atoll.core.random import make_key
 from atoll.core.tree import leaves, named_leaves
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedProx, Local
 from atoll.nn import GCN, GraphGIN

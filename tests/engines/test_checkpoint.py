@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.core import files
 from atoll.core.errors import DataError
 from atoll.core.tree import Tree, record
-from atoll.engines import checkpoint
-from atoll.engines.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.codec import encode
 
 
@@ -65,7 +65,7 @@ def test_a_write_that_fails_leaves_the_old_one_and_no_rubbish(path, monkeypatch,
         raise problem
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, at, fail)
+        patch.setattr(files.os, at, fail)
         with pytest.raises(type(problem)):
             save_checkpoint(path, NEW)
     assert note(path) == "old"
@@ -78,7 +78,7 @@ def test_a_process_killed_between_write_and_rename_leaves_the_old_one(path, monk
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, at, die)
+        patch.setattr(files.os, at, die)
         patch.setattr(Path, "unlink", lambda *_, **__: None)  # a dead process cleans nothing up
         with pytest.raises(Killed):
             save_checkpoint(path, NEW)
@@ -92,18 +92,9 @@ def test_the_new_content_is_on_the_disk_before_the_name_changes(path, monkeypatc
     order = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
-        monkeypatch.setattr(
-            checkpoint.os, name, lambda *a, n=name, r=real: (order.append(n), r(*a))[1]
-        )
+        monkeypatch.setattr(files.os, name, lambda *a, n=name, r=real: (order.append(n), r(*a))[1])
     save_checkpoint(path, NEW)
     assert order == ["fsync", "replace", "fsync"]  # the file, its name, the folder
-
-
-def test_any_file_can_be_written_atomically(tmp_path):
-    place = tmp_path / "deep" / "er" / "file"
-    write_atomically(place, b"one")
-    write_atomically(place, b"two")
-    assert place.read_bytes() == b"two"
 
 
 def test_a_damaged_checkpoint_is_refused(path):

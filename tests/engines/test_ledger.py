@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from atoll.core.tree import leaves
+from atoll.engines.base import ENGINES
 from atoll.engines.ledger import Ledger
-from atoll.engines.simulation import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS
 from atoll.nn.gcn import GCN

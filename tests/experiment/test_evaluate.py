@@ -19,9 +19,9 @@ from atoll.core.graph import Graph, make_graph
 from atoll.core.message import ToAll, ToEach
 from atoll.core.random import make_key
 from atoll.core.tree import Tree
+from atoll.engines.base import ENGINES
 from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
-from atoll.engines.simulation import ENGINES
 from atoll.experiment.evaluate import ROLES, Evaluator, Scores
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.rounds import Experiment, _numbers

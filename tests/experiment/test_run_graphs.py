@@ -12,7 +12,7 @@ import pytest
 import atoll
 from atoll.core.errors import ConfigError
 from atoll.data.source import GraphGroup, GraphSet
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg
 from atoll.nn import GCN, GraphGIN

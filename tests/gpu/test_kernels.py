@@ -12,8 +12,8 @@ from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
 from atoll.core.tree import leaves, tree_map
 from atoll.core.vmap.varied import points
 from atoll.engines.fused import stack_graphs
+from atoll.engines.prepare import prepared
 from atoll.engines.recording import Tape
-from atoll.engines.simulation import prepared
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.nn.disengcn import DisenGCN, route

@@ -17,7 +17,7 @@ import pytest
 
 from atoll.core.method import Method
 from atoll.core.optim import SGD
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS
 from atoll.nn import NETS

@@ -18,7 +18,8 @@ from atoll.core.graph import Graph, View, make_graph
 from atoll.core.method import client_step
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, take, tree_map
-from atoll.engines.simulation import ENGINES, Simulation
+from atoll.engines.base import ENGINES
+from atoll.engines.simulation import Simulation
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedGTA, Local
 from atoll.methods.fedgta import Update, personal_weights

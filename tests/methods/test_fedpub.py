@@ -19,7 +19,8 @@ from atoll.core.method import Net, client_step
 from atoll.core.optim import SGD
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, tree_map
-from atoll.engines.simulation import ENGINES, Simulation
+from atoll.engines.base import ENGINES
+from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment

@@ -9,7 +9,7 @@ import torch
 from atoll.core.errors import ConfigError
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg, FedSage
 from atoll.nn import GCN, GraphSAGE

@@ -16,7 +16,7 @@ from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.random import dropout, fold, make_key, uniform
 from atoll.core.tree import Tree, leaves
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FGSSL, FedAvg, fgssl
 from atoll.methods.fgssl import contrast, distil, edge_differences, kept_edges, neighbours

@@ -19,7 +19,8 @@ from atoll.core.graph import Graph, View, make_graph
 from atoll.core.method import Method
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree
-from atoll.engines.simulation import ENGINES, Simulation
+from atoll.engines.base import ENGINES
+from atoll.engines.simulation import Simulation
 from atoll.methods import FedAvg, FedProx, Local
 from atoll.testing import double_precision
 

@@ -20,7 +20,7 @@ from atoll.core.optim import SGD
 from atoll.core.private_layers import Private
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import MOON, FedAvg
 from atoll.methods.moon import CONTRAST, Kept, Projected, contrast

@@ -16,7 +16,7 @@ from atoll.core.losses import cross_entropy
 from atoll.core.method import Method
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, tree_map
-from atoll.engines.simulation import ENGINES
+from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedAvg, FedProx, Local, method_class
 from atoll.nn import NODE_NETS

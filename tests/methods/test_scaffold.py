@@ -20,7 +20,8 @@ from atoll.core.optim import SGD, Adam
 from atoll.core.private_layers import joined
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
-from atoll.engines.simulation import ENGINES, Simulation
+from atoll.engines.base import ENGINES
+from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.experiment.config import make_config
 from atoll.studies.reproduce.recipes import read_paper
 from atoll.studies.reproduce.table import Wanted, about_study, needed, plan_table

@@ -27,10 +27,11 @@ import numpy as np
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
+from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
-from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
+from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.problem import make_federation
 from atoll.experiment.rounds import check_task
 from atoll.methods.gcfl import GCFL

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from atoll.analyses.cluster_thresholds import ROUNDS, STEPS, Tuning
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig
 from atoll.present.plots import (

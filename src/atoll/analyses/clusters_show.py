@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.analyses.clusters import ClusterStudy, Gain, run_name
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.methods.gcfl import Split
 from atoll.present.plots import MAX_ROWS, number_text, plain_json
 from atoll.present.terminal import counted

@@ -35,11 +35,12 @@ from atoll.data.divide import federate
 from atoll.data.isolate import RATIO, VARY, check_client, vary_federation
 from atoll.data.load import one_graph
 from atoll.data.measure.heterogeneity import describe
+from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve, saved_header
 from atoll.experiment.evaluate import ROLES, Evaluator
-from atoll.experiment.hardware import choose_device, choose_engine, tuned_process
+from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.problem import load_source, make_federation, need_one_graph, prepare_source
 from atoll.experiment.protocols import Protocol

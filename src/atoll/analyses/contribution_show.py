@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from atoll.analyses.contribution import Contribution, OnRound, Row, mean, std
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.experiment.config import RunConfig, resolve
 from atoll.present.plots import (
     BLUE,

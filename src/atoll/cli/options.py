@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from atoll.engines.base import AUTO, ENGINES
+
 DATA_ROOT = click.option(
     "--data-root",
     metavar="DIR",
@@ -87,8 +89,10 @@ DP = click.option(
     "update to norm 1 and adds Gaussian noise with σ = 1.1 × clip; the resulting ε is reported.  "
     "[default: none]",
 )
+*_FIRST, _LAST = AUTO, *ENGINES
+_ENGINES = f"{', '.join(_FIRST)} or {_LAST}"
 MACHINE = (
-    click.option("--engine", metavar="NAME", help="auto, serial, fused or wire.  [default: auto]"),
+    click.option("--engine", metavar="NAME", help=f"{_ENGINES}.  [default: {AUTO}]"),
     click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
     click.option(
         "--chunk",

@@ -1,11 +1,12 @@
 """Every error that Atoll raises on purpose.
 
 AtollError
-├── ConfigError   a name, option or value that Atoll does not know or cannot use
-├── DataError     a graph, split, partition or file that cannot be used
-├── WireError     a message that is not what the other side declared
-├── StepError     a client step failed (client, step, round)
-└── ClientLost    a client did not answer
+├── ConfigError     a name, option or value that Atoll does not know or cannot use
+├── DataError       a graph, split, partition or file that cannot be used
+├── WireError       a message that is not what the other side declared
+├── StepError       a client step failed (client, step, round)
+├── ServerDiverged  a number of the server is not finite any more (round)
+└── ClientLost      a client did not answer
 
 A message is one sentence: what was given, what is allowed, what to do.
 """
@@ -44,6 +45,18 @@ class StepError(AtollError):
 
     def __reduce__(self) -> tuple[type[StepError], tuple[int, str, int, str]]:
         return type(self), (self.client, self.step, self.round, self.problem)
+
+
+class ServerDiverged(AtollError):
+    """A number of the server is not finite any more; says in which round."""
+
+    def __init__(self, round: int, problem: str) -> None:
+        super().__init__(f"round {round}: {problem}")
+        self.round = round
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[ServerDiverged], tuple[int, str]]:
+        return type(self), (self.round, self.problem)
 
 
 class ClientLost(AtollError):

@@ -55,8 +55,6 @@ class Federation:
             another order changes nothing.
         metric: "accuracy" or "auc".
         about: How the federation was made (partition, split, hashes), for the record.
-        ready: The graphs as somebody last wanted them (`engines.simulation.prepared`), by what was
-            wanted; so that runs on the same clients, one after the other, prepare them once.
 
     Examples:
         >>> import atoll
@@ -73,7 +71,6 @@ class Federation:
     numbers: tuple[int, ...] = ()
     metric: str = "accuracy"
     about: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    ready: dict[Any, Sequence[Graph]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if not self.graphs:

@@ -21,10 +21,12 @@ import torch
 from atoll import __version__
 from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, WireError
 from atoll.core.federation import Federation
+from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.deploy.audit import Audit
 from atoll.deploy.site import check_name, owners
-from atoll.engines.checkpoint import load_checkpoint, write_atomically
+from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.clients import Backend
 from atoll.engines.fleet import (
     BAD,
     LOST,
@@ -39,7 +41,6 @@ from atoll.engines.fleet import (
     SitesFailed,
 )
 from atoll.engines.ledger import Ledger
-from atoll.engines.simulation import Backend
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve

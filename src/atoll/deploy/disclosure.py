@@ -6,6 +6,7 @@ client's, so that the shapes are the real ones; nothing is sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,14 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.core.federation import Federation
+from atoll.core.graph import Graph
 from atoll.core.method import Step
 from atoll.core.tree import Tree, named_leaves
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import keeps_scores
 from atoll.deploy.site_data import SiteData
 from atoll.engines.fleet import steps_of
+from atoll.engines.prepare import EngineInputs
 from atoll.engines.serial import Serial
-from atoll.engines.simulation import prepared
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.privacy import with_privacy
@@ -35,7 +37,7 @@ ROUNDS = 2
 class _Recorder(Serial):
     """Serial, noting what client 0 replies."""
 
-    def __init__(self, graphs: Any) -> None:
+    def __init__(self, graphs: Sequence[Graph]) -> None:
         super().__init__(graphs)
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}
         self.messages: dict[str, int] = {}
@@ -59,6 +61,10 @@ class _Recorder(Serial):
         return reply
 
 
+def _recorder(inputs: EngineInputs) -> _Recorder:
+    return _Recorder(inputs.graphs())
+
+
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, Any]:
     """Everything that a run of the configuration would send from this site."""
     config, _ = resolve(config, data.graph.task)
@@ -66,9 +72,9 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, A
     method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
-    run = Experiment(method, federation, rounds=ROUNDS, engine="serial").begin()
-    recorder = _Recorder(prepared(federation.graphs, dict(method.views)))
-    run.simulation.engine = recorder  # type: ignore[misc]  # it stands in front of the engine
+    run = Experiment(method, federation, rounds=ROUNDS, engine=_recorder).begin()
+    recorder = run.simulation.engine
+    assert isinstance(recorder, _Recorder)
     run.start()
     while not run.finished:
         run.one_round()

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.core.errors import ConfigError
+from atoll.core.files import write_atomically
 from atoll.deploy.coordinator import coordinate, outcome, read_order
 from atoll.deploy.kits import SETTINGS
 from atoll.deploy.policy import read_policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
-from atoll.engines.checkpoint import write_atomically
 from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
 from atoll.engines.fleet import Packet
 

@@ -32,7 +32,8 @@ from atoll.deploy.site_data import SiteData
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
-from atoll.engines.simulation import Simulation, prepared
+from atoll.engines.prepare import prepared
+from atoll.engines.simulation import Simulation
 from atoll.engines.wire import make_probe
 from atoll.experiment.accounting import epsilon, release
 from atoll.experiment.build import build_method

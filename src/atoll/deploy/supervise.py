@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.core.errors import AtollError, ClientLost, ConfigError
+from atoll.core.files import write_atomically
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.kits import CLASSES
-from atoll.engines.checkpoint import write_atomically
 
 ORDER = "order"
 INTERVAL = 0.05

@@ -7,8 +7,6 @@ name, flushed to the disk and renamed, so that no reader ever sees half of it.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -16,29 +14,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import DataError, WireError
+from atoll.core.files import write_atomically
 from atoll.core.tree import Tree, stack, unstack
 from atoll.engines.codec import decode, encode
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself must survive a power cut
-    finally:
-        os.close(folder)
 
 
 def save_checkpoint(path: Path, tree: Tree) -> None:

@@ -24,10 +24,10 @@ from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step, declared_steps
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, num_bytes
+from atoll.engines.clients import Participants
 from atoll.engines.codec import LIMIT, check_like, decode, encode
 from atoll.engines.ledger import Ledger
 from atoll.engines.serial import stack_replies
-from atoll.engines.simulation import Participants
 from atoll.engines.wire import Probe
 
 NEVER = -2
@@ -143,7 +143,7 @@ def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Remote:
-    """The engine whose clients are sites of a fleet (`engines.simulation.Engine`).
+    """The engine whose clients are sites of a fleet (`engines.base.Engine`).
 
     Args:
         fleet: The transport.

@@ -39,7 +39,8 @@ from atoll.methods import method_class
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that decides a run's numbers, and where it runs. None: the protocol decides.
 
-    `objects` names what Python gave as an object ("method", "data"), which no file can hold.
+    `objects` names what Python gave as an object ("method", "data", "engine"), which no file can
+    hold.
     """
 
     method: str = "fedavg"

@@ -29,10 +29,11 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
+from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.tree import Tree
 from atoll.data.measure.heterogeneity import describe
-from atoll.engines.checkpoint import load_checkpoint, write_atomically
+from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.ledger import Ledger
 from atoll.experiment.build import build_method
 from atoll.experiment.columns import read_history, read_ledger, read_table

@@ -93,16 +93,6 @@ def start(device: torch.device) -> None:
         torch.bmm(one, one).sum().item()
 
 
-def choose_engine(wish: str) -> tuple[str, str]:
-    """The engine for a wish, and why."""
-    allowed = ("auto", "serial", "fused", "wire")
-    if wish not in allowed:
-        raise unknown("engine", wish, allowed)
-    if wish == "auto":
-        return "fused", "all clients run as one program; steps that cannot are looped"
-    return wish, "as asked"
-
-
 def environment() -> dict[str, str]:
     """Versions and machine, for the record."""
     found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, ServerDiverged
 from atoll.core.tree import Tree, leaves, record, stack, tree_map
+from atoll.engines.clients import Participants, client_diverged
 from atoll.engines.fused import Fused
 from atoll.engines.recording import NotRecordable, Recording, Tape, new_pool, no_reads, shapes
-from atoll.engines.simulation import Participants, Simulation, client_diverged, server_diverged
+from atoll.engines.simulation import Simulation
 from atoll.experiment.evaluate import Scores
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Round:
         if check.step:
             position = positions[row] if check.drawn else row
             return client_diverged(position, check.step, self.number, name)
-        return server_diverged(self.number, check.problem)
+        return ServerDiverged(self.number, check.problem)
 
 
 Play = Callable[[Tree, Participants, bool], tuple[Tree, Outcome]]

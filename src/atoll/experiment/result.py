@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.engines.ledger import Ledger
 from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text

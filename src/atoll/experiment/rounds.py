@@ -22,14 +22,17 @@ from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
+from atoll.engines.base import EngineFactory
 from atoll.engines.checkpoint import (
     load_checkpoint,
     pack_states,
     save_checkpoint,
     unpack_states,
 )
+from atoll.engines.clients import Backend, Participants
+from atoll.engines.fused import Fused
 from atoll.engines.ledger import Ledger
-from atoll.engines.simulation import Backend, Participants, Simulation
+from atoll.engines.simulation import Simulation
 from atoll.experiment.accounting import spent
 from atoll.experiment.evaluate import ROLES, Evaluator, Scores
 from atoll.experiment.metrics import METRICS, from_confusion
@@ -87,7 +90,7 @@ class Experiment:
         rounds: How many.
         fraction: Share of the clients that takes part in a round (rounded up, at least one).
         seed: Root of all noise: initial model, dropout, sampling.
-        engine: "serial", "wire" or "fused".
+        engine: A name among `engines.base.ENGINES`, or a factory of engines.
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
         auc: Whether to compute ROC curves each round; None does for two classes.
@@ -112,7 +115,7 @@ class Experiment:
     rounds: int = 100
     fraction: float = 1.0
     seed: int = 0
-    engine: str = "fused"
+    engine: str | EngineFactory = "fused"
     device: torch.device | str = "cpu"
     chunk: int = 0
     auc: bool | None = None
@@ -221,7 +224,7 @@ class Run:
         self.replay: Replay | None = None
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
-        if wished and isinstance(self.simulation, Simulation) and experiment.engine == "fused":
+        if wished and isinstance(self.simulation, Simulation) and _is_fused(self.simulation):
             self.replay = Replay(
                 self.simulation, self.play, experiment.rounds, experiment.method.stage
             )
@@ -387,6 +390,10 @@ class Run:
         self.history.seconds = tree["seconds"].tolist()
         self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])
+
+
+def _is_fused(simulation: Simulation) -> bool:
+    return isinstance(simulation.engine, Fused)
 
 
 def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:

@@ -17,6 +17,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.source import GraphGroup
+from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method
 from atoll.experiment.config import (
     RunConfig,
@@ -29,7 +30,6 @@ from atoll.experiment.config import (
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import (
     choose_device,
-    choose_engine,
     environment,
     start,
     tuned_process,
@@ -90,6 +90,7 @@ def run(
     method: str | Method = "fedavg",
     data: str | Data = "lagoon",
     *,
+    engine: str | EngineFactory = AUTO,
     out: str | Path | None = None,
     observer: Observer | None = None,
     save_every: float = SAVE_EVERY,
@@ -101,12 +102,14 @@ def run(
     Args:
         method: A name, or a method object, which brings its own hyper-parameters.
         data: A name or path, what `atoll.load` gave, or a finished `Federation`.
+        engine: A name, or a function that takes `engines.prepare.EngineInputs` and returns an
+            engine (`engines.base.Engine`).
         out: Folder to save the result and checkpoints in; None saves nothing.
         observer: Hears about progress.
         save_every: Least seconds between two checkpoints.
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
-            fraction, seeds, seed, engine, device, chunk, set, compat, evaluate, allow, batch_size,
+            fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size,
             data_root, schema, own, dp.
 
     Examples:
@@ -117,7 +120,8 @@ def run(
     """
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
-    objects = {"method": given_method, "data": given_data}
+    given_engine = None if isinstance(engine, str) else engine_factory(engine)
+    objects = {"method": given_method, "data": given_data, "engine": given_engine}
     for name in ("set", "epochs"):
         if given_method is not None and options.get(name):
             raise ConfigError(
@@ -127,6 +131,7 @@ def run(
     config = make_config(
         method=method if isinstance(method, str) else type(method).__name__,
         data=data if isinstance(data, str) else data.name,
+        engine=engine_name(engine),
         objects=[name for name, value in objects.items() if value is not None],
         **options,
     )
@@ -136,6 +141,7 @@ def run(
         observer=observer,
         method=given_method,
         data=given_data,
+        engine=given_engine,
         save_every=save_every,
         log=log,
     )
@@ -147,12 +153,13 @@ def resume(
     *,
     method: Method | None = None,
     data: Data | None = None,
+    engine: EngineFactory | None = None,
     save_every: float = SAVE_EVERY,
     log: str | Sequence[str] = (),
 ) -> Result:
     """Continue a stopped run; a finished one is only read again.
 
-    A run that was started with a method object or a data object needs the same objects again.
+    A run that was started with an object (method, data, engine) needs the same object again.
 
     Examples:
         >>> import atoll
@@ -172,6 +179,7 @@ def resume(
         observer=observer,
         method=method,
         data=data,
+        engine=engine,
         resuming=True,
         save_every=save_every,
         log=log,
@@ -186,6 +194,7 @@ def run_config(
     observer: Observer | None = None,
     method: Method | None = None,
     data: Data | None = None,
+    engine: EngineFactory | None = None,
     resuming: bool = False,
     save_every: float = SAVE_EVERY,
     at_once: bool | None = None,
@@ -200,6 +209,7 @@ def run_config(
         observer: Hears about progress.
         method: In the place of a name.
         data: In the place of a name.
+        engine: In the place of a name.
         resuming: Whether the folder holds a run that goes on.
         save_every: Least seconds between two checkpoints.
         at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
@@ -207,7 +217,9 @@ def run_config(
         log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
         divide: In the place of `make_federation`, for runs that share their federations.
     """
-    plan = Plan(config, out, observer, method, data, resuming, save_every, log, divide)
+    plan = Plan(
+        config, out, observer, method, data, resuming, save_every, log, divide, engine=engine
+    )
     if not (plan.device.type == "cuda" if at_once is None else at_once):
         return plan.result([plan.one_seed(experiment) for experiment in plan.experiments()])
     waiting = list(plan.experiments())
@@ -240,13 +252,18 @@ class Plan:
         save_every: float = SAVE_EVERY,
         log: str | Sequence[str] = (),
         divide: Divide | None = None,
+        engine: EngineFactory | None = None,
     ) -> None:
         self.began, self.setup = time.perf_counter(), 0.0
         self.out, self.save_every, self.given, self.data = out, save_every, method, data
         self.divide: Divide = divide or make_federation
-        _check_objects(config, method, data)
+        check_objects(config, {"method": method, "data": data, "engine": engine})
         self.asked, (self.config, self.rules) = config, resolve(config, task_of_object(data))
-        self.engine, self.why = choose_engine(config.engine)
+        if engine is None:
+            self.engine, self.why = choose_engine(config.engine)
+        else:
+            self.engine, self.why = config.engine, "given as an object"
+        self.makes_engine = engine or self.engine
         self.device = choose_device(config.device)
         start(self.device)
         if method is not None:
@@ -285,7 +302,7 @@ class Plan:
                 rounds=config.rounds or self.rules.rounds,
                 fraction=config.fraction,
                 seed=number,
-                engine=self.engine,
+                engine=self.makes_engine,
                 device=self.device,
                 chunk=config.chunk,
                 compat=config.compat,
@@ -420,12 +437,14 @@ def selection(config: RunConfig, rules: Protocol) -> str:
     return BEST_CACHED if "test-selection" in config.compat else rules.select
 
 
-def _check_objects(config: RunConfig, method: Method | None, data: Data | None) -> None:
-    """A file cannot hold Python objects; what was run with some needs them again."""
-    given = {"method": method, "data": data}
+_ARTICLE = {"engine": "an"}
+
+
+def check_objects(config: RunConfig, given: Mapping[str, object]) -> None:
+    """Refuse to continue without the objects that the run was started with: no file holds them."""
     lacking = [name for name in config.objects if given.get(name) is None]
     if lacking:
-        words = " and ".join(f"a {name} object" for name in lacking)
+        words = " and ".join(f"{_ARTICLE.get(name, 'a')} {name} object" for name in lacking)
         hints = ", ".join(f"{name}=..." for name in lacking)
         raise ConfigError(
             f"this run was started in Python with {words}, which its configuration cannot hold; "

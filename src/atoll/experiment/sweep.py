@@ -23,6 +23,7 @@ from atoll.core.errors import AtollError, ConfigError
 from atoll.core.graph import Graph
 from atoll.core.tree import Tree, stack, take, tree_map, vmap_trees
 from atoll.core.vmap.varied import Points, Undecided, points
+from atoll.engines.base import engine_name, runs_at_once
 from atoll.engines.fused import Fused, stack_graphs
 from atoll.engines.recording import Recording, Tape, new_pool, no_reads, shapes
 from atoll.engines.simulation import Simulation
@@ -56,7 +57,9 @@ def can_be_one(experiments: Sequence[Experiment]) -> str:
     graphs = [graph for e in experiments for graph in e.federation.graphs]
     reasons = {
         "there is one run": len(experiments) < 2,
-        f"engine {first.engine} runs clients one by one": first.engine != "fused",
+        f"engine {engine_name(first.engine)} runs clients one by one": not runs_at_once(
+            first.engine
+        ),
         "they differ in more than seed, data and hyper-parameters": any(
             other != first for other in alike
         ),

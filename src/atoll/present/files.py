@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.experiment.folder import check_folder
 from atoll.present.plots import DPI, need_matplotlib, plain_json
 from atoll.present.tables import Table, csv_text, latex, markdown

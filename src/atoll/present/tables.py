@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from atoll.core.errors import ConfigError
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

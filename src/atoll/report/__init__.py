@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.present.tables import check_file, write_tables
 from atoll.report.collect import Collection, collect, main_table, other_tables
 from atoll.report.page import page

@@ -29,7 +29,7 @@ def on_gpu(config: RunConfig) -> bool:
 
 def why_apart(one: RunConfig, other: RunConfig) -> str:
     """Why two configurations cannot be one program; "" if nothing is known against it yet."""
-    if "method" in one.objects or "data" in one.objects:
+    if one.objects:
         return "they are made of Python objects"
     try:
         one, other = resolve(one)[0], resolve(other)[0]

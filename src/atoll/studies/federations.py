@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.core.federation import Federation, Lazily
 from atoll.core.tree import num_bytes
+from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.problem import Data, make_federation
@@ -46,9 +47,9 @@ class _Kept:
 
     @property
     def size(self) -> int:
-        """Bytes of the graphs, and of what was made ready of them."""
+        """Bytes of the graphs, and of those that engines keep prepared."""
         federation = self.made[0]
-        return num_bytes([list(federation.graphs), [list(g) for g in federation.ready.values()]])
+        return num_bytes([list(federation.graphs), ready_graphs(federation)])
 
 
 class Federations:

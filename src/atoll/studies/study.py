@@ -27,8 +27,8 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from atoll.core.errors import AtollError, ConfigError
+from atoll.core.files import write_atomically
 from atoll.core.method import Method
-from atoll.engines.checkpoint import write_atomically
 from atoll.experiment.command import what_differs
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config
 from atoll.experiment.events import append_event, read_events

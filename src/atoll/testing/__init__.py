@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +28,8 @@ from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
+from atoll.engines.base import ENGINES
+from atoll.engines.prepare import EngineInputs
 from atoll.engines.simulation import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.nn import NETS
@@ -115,13 +117,13 @@ def check_engines(
     fraction: float = 1.0,
     straight: Run | None = None,
 ) -> None:
-    """Serial, wire and fused give the same server tree, private states and scores.
+    """All engines give the same server tree, private states and scores.
 
     `straight`, here and below, is the serial run if it has been made already.
     """
     share = f" with {fraction:.0%} of the clients in a round" if fraction < 1 else ""
     reference = straight or _run(method, federation, "serial", rounds, fraction)
-    for engine in ("wire", "fused"):
+    for engine in (name for name in ENGINES if name != "serial"):
         other = _run(method, federation, engine, rounds, fraction)
         _same_runs(reference, other, f"engines serial and {engine} disagree{share}")
     # Small chunks split the clients into several programs; that must not show either.
@@ -194,9 +196,8 @@ def check_replay(
 
 def check_steps(method: Method, federation: Federation, rounds: int) -> None:
     """Every step is pure, and its reply carries what was declared and nothing private."""
-    simulation = Simulation(federation, method, engine="wire")
-    watcher = _Watcher(simulation.engine)
-    simulation.engine = watcher  # type: ignore[assignment]  # it stands in front of the engine
+    watcher = _Watcher()
+    simulation = Simulation(federation, method, engine=watcher)
     with _explained(method, "wire"):
         server = method.init(simulation.clients(-1))
         for number in range(rounds):
@@ -206,27 +207,34 @@ def check_steps(method: Method, federation: Federation, rounds: int) -> None:
 
 
 class _Watcher:
-    """Stands before an engine and examines every step the first two times that it runs."""
+    """The wire engine; it examines every step the first two times that the step runs."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.name = engine.name
+    name = "wire"
+
+    def __init__(self) -> None:
         self.seen: dict[str, int] = {}
 
+    def __call__(self, inputs: EngineInputs) -> _Watcher:
+        self.graphs, self.engine = inputs.graphs(), ENGINES["wire"](inputs)
+        return self
+
     def run(
-        self, step: Step, positions: list[int], message: Message, keys: Tensor, round: int
+        self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
         times = self.seen.get(step.name, 0)
         self.seen[step.name] = times + 1
         if times < 2:
             state = self.engine.export_states()[positions[0]]
-            graph = self.engine.graphs[positions[0]]
+            graph = self.graphs[positions[0]]
             examine_step(step, graph, message.for_one(positions[0]), state, keys[0])
         return self.engine.run(step, positions, message, keys, round)
 
     def export_states(self) -> list[Tree]:
         states: list[Tree] = self.engine.export_states()
         return states
+
+    def import_states(self, states: list[Tree]) -> None:
+        self.engine.import_states(states)
 
 
 def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tensor) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import ConfigError
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.experiment.config import RunConfig
 from atoll.experiment.loggers.base import NewRounds, flat, missing
 from atoll.experiment.protocols import protocol

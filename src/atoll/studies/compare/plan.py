@@ -19,9 +19,10 @@ from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.public.registry import task_of_data
+from atoll.engines.base import choose_engine
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config, resolve, saved_header
-from atoll.experiment.hardware import choose_device, choose_engine
+from atoll.experiment.hardware import choose_device
 from atoll.experiment.problem import Data, task_of_object
 from atoll.methods import METHODS
 from atoll.studies.compare.statistics import ALPHA

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.present.terminal import counted
 from atoll.studies.compare.findings import failures, point_text, remarks, where
 from atoll.studies.compare.tables import Comparison, Row, Table

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError, unknown
+from atoll.core.files import write_atomically
 from atoll.data.public.registry import dataset_info, plain_name, task_of_data
-from atoll.engines.checkpoint import write_atomically
 from atoll.present.plots import DPI, check_output
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.recipes import STRICT, FigureRecipe, Paper, Variant, absent

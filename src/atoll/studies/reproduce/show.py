@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.present.terminal import counted
 from atoll.studies.compare.show import tex as escaped
 from atoll.studies.reproduce.figures import Drawn

@@ -16,10 +16,10 @@ import torch
 
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation, each
+from atoll.core.files import write_atomically
 from atoll.core.graph import Graph
 from atoll.core.space import Range, Value
 from atoll.data.public.registry import task_of_data
-from atoll.engines.checkpoint import write_atomically
 from atoll.experiment.config import RunConfig, config_text, resolve, saved_header
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import Data, make_federation, task_of_object

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from atoll.engines.checkpoint import write_atomically
+from atoll.core.files import write_atomically
 from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.rounds import History

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +19,8 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import client_step
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Empty, Tree, record
-from atoll.engines.simulation import ENGINES, Simulation
+from atoll.engines.base import ENGINES
+from atoll.engines.simulation import Simulation
 from atoll.experiment.rounds import Experiment
 from atoll.methods import METHODS
 from atoll.nn import NETS
@@ -192,11 +192,6 @@ def test_the_servers_key_differs_by_round():
     assert len(set(keys)) == 3
 
 
-def test_an_unknown_engine_is_refused():
-    with pytest.raises(ConfigError, match=r"unknown engine 'fusd'; did you mean 'fused'\?"):
-        simulate(engine="fusd")
-
-
 # What is not a number
 
 
@@ -257,28 +252,3 @@ def test_a_run_that_diverges_stops_with_client_step_and_round(name, epochs, opti
     where = r"client \d, step \w+, round [01]: training|round [01]: distillation"
     with pytest.raises(AtollError, match=f"({where}) diverged"):
         experiment.run()
-
-
-def _ones(widths: list[int], graph: Graph) -> Tensor:
-    return torch.ones(graph.num_nodes, widths[0])
-
-
-def test_clients_are_prepared_once_for_simulations_that_want_the_same() -> None:
-    federation = small_federation()
-    gcn = NETS["gcn"](FEATURES, CLASSES)
-    first = Simulation(federation, METHODS["fedavg"](gcn))
-    assert Simulation(federation, METHODS["fedprox"](gcn)).graphs is first.graphs
-    sage = Simulation(federation, METHODS["fedavg"](NETS["sage"](FEATURES, CLASSES)))
-    assert sage.graphs is not first.graphs
-    assert len(federation.ready) == 1  # those wanted last
-    beside = Simulation(federation, METHODS["fedavg"](gcn), beside=5)
-    assert beside.graphs is not first.graphs  # memory is shared by more
-    assert not federation.reordered(range(len(federation))).ready
-
-
-def test_a_view_that_cannot_be_looked_up_is_made_each_time() -> None:
-    federation = small_federation()
-    toy = Toy(views={"twice": partial(_ones, [2])})
-    one, two = Simulation(federation, toy), Simulation(federation, toy)
-    assert one.graphs is not two.graphs
-    assert torch.equal(one.graphs[0].views["twice"], two.graphs[0].views["twice"])

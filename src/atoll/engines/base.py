@@ -1,0 +1,133 @@
+"""What an engine is, the registry of engines, and how a name or a factory becomes an engine.
+
+This module imports no torch: the command line lists the engines in its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from atoll.core.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from atoll.core.message import Message
+    from atoll.core.method import Step
+    from atoll.core.tree import Tree
+    from atoll.engines.prepare import EngineInputs
+
+
+class Engine(Protocol):
+    """Runs steps and owns the clients' graphs and private states."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+
+    def run(
+        self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
+    ) -> Tree:
+        """Replies of the clients at `positions`, stacked in that order."""
+
+    def export_states(self) -> Tree:
+        """Every client's private state, for a checkpoint, or where to find it."""
+
+    def import_states(self, states: Tree) -> None:
+        """Continue from what `export_states` gave."""
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """An engine whose rounds can be recorded: it runs clients that only the device knows."""
+
+    def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
+        """Replies of the clients at `positions`, which Python does not know, stacked."""
+
+    def stacked_states(self) -> Tree:
+        """Every client's private state, stacked in the clients' order."""
+
+
+EngineFactory = Callable[["EngineInputs"], Engine]
+"""Makes an engine for the clients of one run."""
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """The factory of an engine of this package.
+
+    Attributes:
+        make: Makes the engine; it imports the engine's module, which needs torch.
+        at_once: Whether several runs can be one program of this engine.
+    """
+
+    make: EngineFactory
+    at_once: bool = False
+
+    def __call__(self, inputs: EngineInputs) -> Engine:
+        return self.make(inputs)
+
+
+def _serial(inputs: EngineInputs) -> Engine:
+    from atoll.engines.serial import Serial
+
+    return Serial(inputs.graphs())
+
+
+def _fused(inputs: EngineInputs) -> Engine:
+    from atoll.engines.fused import Fused
+
+    return Fused(inputs.graphs(), inputs.chunk)
+
+
+def _wire(inputs: EngineInputs) -> Engine:
+    from atoll.engines.wire import Wire, make_probe
+
+    graphs = inputs.graphs()
+    return Wire(graphs, make_probe(inputs.federation, dict(inputs.views), graphs[0].real))
+
+
+ENGINES: dict[str, EngineFactory] = {
+    "serial": BuiltIn(_serial),
+    "fused": BuiltIn(_fused, at_once=True),
+    "wire": BuiltIn(_wire),
+}
+"""The engines that a name stands for."""
+
+AUTO = "auto"
+"""The name that lets Atoll choose the engine."""
+
+
+def choose_engine(wish: str) -> tuple[str, str]:
+    """The name of the engine for a wish, and why."""
+    if wish == AUTO:
+        return "fused", "all clients run as one program; steps that cannot are looped"
+    if wish not in ENGINES:
+        raise unknown("engine", wish, (AUTO, *ENGINES))
+    return wish, "as asked"
+
+
+def engine_factory(wish: str | EngineFactory) -> EngineFactory:
+    """The factory that a name stands for, or the given one."""
+    if isinstance(wish, str):
+        if wish not in ENGINES:
+            raise unknown("engine", wish, ENGINES)
+        return ENGINES[wish]
+    if not callable(wish):
+        raise ConfigError(
+            f"engine cannot be {wish!r}; give a name ({', '.join(ENGINES)}) or a function that "
+            "takes EngineInputs and returns an engine"
+        )
+    return wish
+
+
+def engine_name(wish: str | EngineFactory) -> str:
+    """What an engine is called in tables and files."""
+    return wish if isinstance(wish, str) else getattr(wish, "__name__", type(wish).__name__)
+
+
+def runs_at_once(wish: str | EngineFactory) -> bool:
+    """Whether several runs can be one program; a factory may say so with `at_once`."""
+    return bool(getattr(engine_factory(wish), "at_once", False))

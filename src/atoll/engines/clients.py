@@ -1,0 +1,180 @@
+"""What a round sees of its clients: it maps steps on them, draws some, and counts the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError, ServerDiverged, StepError
+from atoll.core.message import Message
+from atoll.core.method import Step
+from atoll.core.random import fold
+from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take, tree_map
+from atoll.engines.base import Engine, Recordable
+from atoll.engines.ledger import Ledger
+from atoll.engines.recording import ROUND, NotRecordable, Tape, filled
+
+
+class Backend(Protocol):
+    """What `Participants` need: the clients' numbers, the root of all keys, a ledger, an engine."""
+
+    @property
+    def federation(self) -> Sized:
+        """The clients; only how many there are counts here."""
+
+    @property
+    def numbers(self) -> Tensor:
+        """Each client's own number, (K,) int64."""
+
+    @property
+    def root(self) -> Tensor:
+        """The root key."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where traffic is noted."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs steps."""
+
+    def private_states(self) -> list[Tree]:
+        """The clients' private states, as far as they can be seen from here."""
+
+    def clients(self, round: int) -> Participants:
+        """All clients that can be reached, in the given round; -1 is the time before the first."""
+
+
+@dataclass
+class Participants:
+    """The clients that take part in one round (`core.method.Clients`).
+
+    Attributes:
+        number: The number of the round.
+        positions: Which clients take part.
+        replies: Last reply of each step in this round, for scoring.
+        calls: How often each step was mapped in this round.
+        tape: Where a round that is to be recorded leaves what it must not read or count itself.
+        drawn: Whether the positions were drawn on the device, so that Python does not know them.
+    """
+
+    simulation: Backend
+    number: int
+    positions: Tensor
+    replies: dict[str, Any] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    tape: Tape | None = None
+    drawn: bool = False
+
+    @property
+    def total(self) -> int:
+        return len(self.simulation.federation)
+
+    @property
+    def round(self) -> int:
+        if self.tape is None:
+            return self.number
+        if self.tape.shown is None:
+            raise NotRecordable("what it does depends on the number of the round")
+        return self.tape.shown
+
+    @property
+    def key(self) -> Tensor:
+        return self._key("server", ROUND)
+
+    def __len__(self) -> int:
+        return int(self.positions.shape[0])
+
+    def map(self, step: Step, message: Message) -> Any:
+        """Run the step on every participant; replies come back stacked, in client order."""
+        sim, engine = self.simulation, self.simulation.engine
+        call = self.calls.get(step.name, 0)
+        self.calls[step.name] = call + 1
+        base = self._key("step", step.name, ROUND, call)
+        if self.drawn:
+            assert isinstance(engine, Recordable)
+            reply = engine.run_drawn(step, self.positions, message, fold(base, sim.numbers))
+            who: Sequence[int] = ()
+        else:
+            # Who takes part in a round that is recorded, and was not drawn, is everybody.
+            who = self.positions.tolist() if self.tape is None else range(self.total)
+            keys = fold(base, sim.numbers[self.positions])
+            reply = engine.run(step, who, message, keys, self.number)
+        down, up = message.bytes_for_one(self.total), num_bytes(reply) // len(self)
+        if self.tape is not None:
+            self.tape.traffic.append((step.name, self.drawn, down, up))
+            told = reply if leaves(reply) or step.keeps_state else self._states()
+            self.tape.watch(told, step.name, drawn=self.drawn)
+        else:
+            self._stop_if_not_finite(step, reply)
+            sim.ledger.add(self.number, step.name, who, down, up)
+        self.replies[step.name] = reply
+        return reply
+
+    def sample(self, fraction: float) -> Participants:
+        """A share of the clients, rounded up, drawn by the round's key without replacement."""
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"fraction {fraction} is not possible; give a number in (0, 1]")
+        # Rounded first, so that 0.29 of 100 clients is 29 and not 30.
+        count = max(1, -int(-round(len(self) * fraction, 9) // 1))
+        if count == len(self):
+            return replace(self, replies={})
+        # Ranks of hashes, not of positions: the draw does not depend on the clients' order.
+        draw = fold(self._key("sample", ROUND), self.simulation.numbers[self.positions])
+        chosen = torch.argsort(draw, stable=True)[:count]
+        # Calls are counted together: a step mapped on all and then on a share gets fresh noise.
+        return replace(
+            self,
+            positions=self.positions[chosen].sort().values,
+            replies={},
+            drawn=self.tape is not None,
+        )
+
+    def require_finite(self, tree: Tree, problem: str) -> None:
+        """Stop with the given sentence if a tensor of the server's own is not finite."""
+        if self.tape is not None:
+            self.tape.watch(tree_map(lambda leaf: leaf.unsqueeze(0), tree), problem=problem)
+        elif not all_finite(tree):
+            raise ServerDiverged(self.number, problem)
+
+    def _key(self, *parts: Any) -> Tensor:
+        if self.tape is not None:
+            return self.tape.key(*parts)
+        return fold(self.simulation.root, *filled(parts, self.number))
+
+    def _states(self) -> Tree:
+        engine = self.simulation.engine
+        assert isinstance(engine, Recordable)
+        return take(engine.stacked_states(), self.positions)
+
+    def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
+        """Name the first client whose numbers are no numbers any more."""
+        silent = not leaves(reply)
+        if not silent and all_finite(reply):
+            return
+        positions = self.positions.tolist()
+        if silent:
+            # Nothing leaves the client (Local): then its private state must tell.
+            states = self.simulation.private_states() if not step.keeps_state else []
+            rows = [states[p] for p in positions] if states else []
+        else:
+            rows = [take(reply, row) for row in range(len(positions))]
+        for position, row in zip(positions, rows, strict=False):
+            if not all_finite(row):
+                bad = next(name for name, leaf in named_leaves(row) if not all_finite(leaf))
+                raise client_diverged(position, step.name, self.number, bad)
+
+
+def client_diverged(position: int, step: str, number: int, name: str) -> StepError:
+    """A client's numbers are no numbers any more."""
+    return StepError(
+        position,
+        step,
+        number,
+        f"training diverged ('{name}' is not finite: the loss is nan); lower the learning rate or "
+        "check the features",
+    )
