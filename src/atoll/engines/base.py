@@ -129,5 +129,5 @@ def engine_name(wish: str | EngineFactory) -> str:
 
 
 def runs_at_once(wish: str | EngineFactory) -> bool:
-    """Whether several runs can be one program; a factory may say so with `at_once`."""
+    """Whether several runs can be one program; a factory may declare it with `at_once`."""
     return bool(getattr(engine_factory(wish), "at_once", False))

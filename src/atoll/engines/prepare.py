@@ -1,6 +1,6 @@
 """Clients' graphs as an engine's steps want them: views filled in, typed, on the device.
 
-An engine prepares the graphs of its own clients, through `EngineInputs.graphs` or, where it has
+An engine prepares its clients' graphs, through `EngineInputs.graphs` or, where it has
 only some of them, through `prepared`.
 """
 
