@@ -10,7 +10,9 @@ from typing import Protocol, runtime_checkable
 
 from atoll.core.files import write_atomically
 from atoll.experiment.folder import check_folder
-from atoll.present.plots import DPI, need_matplotlib, plain_json
+from atoll.present.chart import Chart, Panels
+from atoll.present.chart_png import DPI, image, need_matplotlib
+from atoll.present.plots import plain_json
 from atoll.present.tables import Table, csv_text, latex, markdown
 
 TABLES: Mapping[str, Callable[[Table], str]] = {
@@ -35,7 +37,7 @@ def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
     Args:
         out: The folder; made if it does not exist.
         files: By name, which may have a folder in front. A `Table` becomes CSV, Markdown or LaTeX
-            by the ending of its name, and a figure becomes PNG. Text and bytes stay unchanged. Any
+            by the ending of its name, and a chart becomes PNG or SVG. Text and bytes stay unchanged. Any
             other value of a `.json` file becomes JSON, with null for undefined numbers.
     """
     out = Path(out)
@@ -56,6 +58,8 @@ def _content(name: str, value: object) -> bytes:
         return value.encode()
     if isinstance(value, Table) and ending in TABLES:
         return TABLES[ending](value).encode()
+    if isinstance(value, Chart | Panels) and ending in (".png", ".svg"):
+        return image(value, ending.removeprefix("."))
     if isinstance(value, Picture) and ending == ".png":
         content = io.BytesIO()
         value.savefig(content, dpi=DPI, format="png")
@@ -63,5 +67,5 @@ def _content(name: str, value: object) -> bytes:
     if ending == ".json":
         return (json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n").encode()
     raise TypeError(
-        f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a figure"
+        f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a chart"
     )

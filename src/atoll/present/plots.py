@@ -1,8 +1,4 @@
-"""What every plot of Atoll shares: colours, figures, heat maps, and numbers as text.
-
-matplotlib is imported where it is used, and figures are made without pyplot, so that nothing global
-changes.
-"""
+"""Drawing helpers of pictures that are not yet made from the chart model (`present.chart`)."""
 
 from __future__ import annotations
 
@@ -11,27 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.errors import ConfigError
 from atoll.experiment.folder import check_folder
+from atoll.present.chart import MAX_ROWS, number_text
+from atoll.present.chart_png import DPI, SHADES, need_matplotlib
 
-MAX_ROWS = 40
-"""Rows that a table or a heat map writes out; the JSON files have all."""
+__all__ = ["DPI", "MAX_ROWS", "need_matplotlib", "number_text"]
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#BBBBBB"
-SHADES = "YlGnBu"  # light to dark in one direction: readable without colour, too
-DPI = 150
-
-
-def need_matplotlib() -> None:
-    """Refuse in one sentence, before the work, where plots cannot be made."""
-    try:
-        import matplotlib.figure  # noqa: F401  # only to know whether it is there
-    except ImportError as error:
-        raise ConfigError(
-            "plots need the package matplotlib, which is not installed; "
-            "install it with: pip install 'atoll-fgl[report]'"
-        ) from error
 
 
 def check_output(out: Path) -> None:
@@ -79,11 +62,6 @@ def log_scale(axes: Any) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
-
-
-def number_text(value: float, digits: int) -> str:
-    """A number, or a dash where there is none."""
-    return f"{value:.{digits}f}" if np.isfinite(value) else "–"
 
 
 def plain_json(value: Any) -> Any:

@@ -1,0 +1,405 @@
+"""The one chart model: axes and marks as values, without any drawing.
+
+A `Chart` is a pair of axes with marks on them, `Panels` are several charts in one picture. Two
+renderers draw them: `chart_png` into files (matplotlib), `chart_svg` into the page of
+`atoll report` (colours from CSS, text that keeps its size on a narrow screen).
+
+    curve = Line(rounds, mean, colour=BLUE, name="test", low=lowest, high=highest)
+    chart = Chart("fedavg on cora", Axis("round"), Axis("accuracy, %"), (curve,), legend="inside")
+    png(chart)  # bytes of a file; `figure(chart)` is the matplotlib figure
+
+Later marks cover earlier ones. Places are numbers on the axes; `named` makes an axis of words, the
+first word at 0. Functions make the compound marks: `box` and `violin` for distributions, `steps`
+for values that hold until the next one, `aside` for dots that would hide each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Numbers = Sequence[float] | np.ndarray
+
+PALETTE = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
+"""Eight colours that readers with any colour vision can distinguish; each renderer has its own."""
+BLUE, ORANGE, GREEN, RED = "c0", "c1", "c2", "c5"
+BLACK, SOFT, EDGE, GREY, SHADE = "black", "soft", "edge", "grey", "shade"
+"""Text, quiet text, lines that help reading, marks without a colour, and backgrounds."""
+SOLID, DASHED, DOTTED, DASH_DOT = range(4)
+SHAPES = (
+    "dot",
+    "box",
+    "diamond",
+    "up",
+    "down",
+    "plus",
+    "star",
+    "cross",
+    "left",
+    "right",
+    "ring",
+)
+MAX_ROWS = 40
+"""Rows that a heat map writes numbers into, and rows that a table lists; JSON files have all."""
+LOG_FROM = 30.0
+"""Positive numbers that differ by this factor are shown on a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of numbers.
+
+    Attributes:
+        name: What it measures, with its unit.
+        low: The left or lower end; None lets the renderer choose it from the marks.
+        high: The other end. An axis with `low` above `high` runs the other way.
+        log: Whether it is logarithmic.
+        ticks: Places and their words; None lets the renderer choose round numbers.
+        whole: Whether chosen ticks are whole numbers.
+        form: How chosen ticks are written, as for `str.format`: "{x:,g}".
+        room: Free space beside the marks, as a share of their range; None is the usual amount.
+    """
+
+    name: str = ""
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    ticks: Sequence[tuple[float, str]] | None = None
+    whole: bool = False
+    form: str = ""
+    room: float | None = None
+
+    def percent(self, value: float) -> float:
+        """Where a number lies between `low` and `high`; a number outside lies on the edge."""
+        assert self.low is not None
+        assert self.high is not None
+        ends = (self.low, self.high, value)
+        low, high, at = (math.log10(v) for v in ends) if self.log else ends
+        return float(np.clip(100 * (at - low) / ((high - low) or 1.0), 0, 100))
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A line through points, with a band around it where `low` and `high` are given.
+
+    Attributes:
+        x: Places, (P,).
+        y: Values, (P,); a value that is not finite leaves a gap.
+        colour: One of `PALETTE` or of the greys.
+        name: Its name in the legend.
+        low: The lower edge of the band, (P,).
+        high: The upper edge of the band, (P,).
+        dash: `SOLID`, `DASHED`, `DOTTED` or `DASH_DOT`.
+        width: In points.
+        shape: The mark at each point, one of `SHAPES`; empty for none.
+        opacity: From 0 to 1.
+    """
+
+    x: Numbers
+    y: Numbers
+    colour: str = BLUE
+    name: str = ""
+    low: Numbers | None = None
+    high: Numbers | None = None
+    dash: int = SOLID
+    width: float = 1.8
+    shape: str = ""
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Area:
+    """The surface between two lines; with `across`, `x` runs along the vertical axis."""
+
+    x: Numbers
+    low: Numbers
+    high: Numbers
+    colour: str = SHADE
+    name: str = ""
+    opacity: float = 1.0
+    across: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """Bars, vertical or with `across` horizontal.
+
+    Attributes:
+        at: Their places on the axis of words.
+        length: How far they reach from `start`.
+        start: Where they begin: 0, or the ends of the bars below them.
+        width: How broad each is.
+        spread: Half the length of the whiskers at their ends.
+    """
+
+    at: Numbers
+    length: Numbers
+    start: Numbers | float = 0.0
+    width: float = 0.8
+    colour: str = BLUE
+    name: str = ""
+    spread: Numbers | None = None
+    across: bool = False
+    opacity: float = 1.0
+    hatched: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Dots:
+    """Marks at points, with vertical whiskers where `spread` is given; `tips` are tooltips."""
+
+    x: Numbers
+    y: Numbers
+    colour: str = BLUE
+    name: str = ""
+    shape: str = "dot"
+    size: float = 5.0
+    opacity: float = 1.0
+    spread: Numbers | None = None
+    tips: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A straight line through the whole chart at one place, or a stripe up to `to`.
+
+    Attributes:
+        at: Its place on the axis.
+        upright: Whether it is vertical, so that `at` is on the horizontal axis.
+        to: The other edge of a stripe.
+        text: Words at its end, outside of the chart: above it, or to its right.
+        turned: Whether the words above the chart are turned to save space.
+        width: In points; 0 draws only the words.
+    """
+
+    at: float
+    upright: bool = False
+    to: float | None = None
+    colour: str = SOFT
+    dash: int = SOLID
+    width: float = 1.0
+    text: str = ""
+    name: str = ""
+    turned: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Words at points: "above", "right", "corner" (above and to the right), or "centre"."""
+
+    x: Numbers
+    y: Numbers
+    words: Sequence[str]
+    place: str = "above"
+    colour: str = BLACK
+    size: float = 9.0
+    bold: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Heat:
+    """A matrix as shades, row 0 on top unless the vertical axis runs upwards.
+
+    Attributes:
+        values: (rows, columns); a value that is not finite stays grey.
+        words: What is written into the cells, where they are large enough.
+        low: The value of the palest shade.
+        high: The value of the darkest shade; None is the largest value.
+        frame: Row, column, height and width of a frame.
+        scale: The name of the colour scale beside the map; None leaves the scale out.
+        scale_form: How its ticks are written, as for `str.format`.
+        scale_below: Whether it lies below the map.
+    """
+
+    values: np.ndarray
+    words: np.ndarray | None = None
+    low: float = 0.0
+    high: float | None = None
+    frame: tuple[int, int, int, int] | None = None
+    scale: str | None = None
+    scale_form: str = ""
+    scale_below: bool = False
+
+
+Mark = Line | Area | Bars | Dots | Rule | Texts | Heat
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Two axes and marks.
+
+    Attributes:
+        title: Above it.
+        x: The horizontal axis.
+        y: The vertical axis.
+        marks: From the back to the front.
+        legend: Where the names of the marks stand: "" (nowhere), "inside", "lower right",
+            "upper right", "lower left", "above", "below", or "ends" (beside the ends of lines).
+        grid: Whether pale lines cross the chart at the vertical ticks.
+        size: Width and height of a file in inches, where the chart is not one of `Panels`.
+        square: Whether both axes have one scale.
+        bare: Whether it has no axes, only marks.
+        alt: What it shows, in a sentence for readers who cannot see it.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+    legend: str = ""
+    grid: bool = False
+    size: tuple[float, float] = (7.2, 4.2)
+    square: bool = False
+    bare: bool = False
+    alt: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """Charts in one picture.
+
+    Attributes:
+        title: Above all of them.
+        rows: Rows of charts; None leaves a place empty, and a shorter row takes the whole width.
+        size: Width and height of a file in inches.
+        widths: Shares of the columns; equal where empty.
+        heights: Shares of the rows; equal where empty.
+        shared: The axes that all charts have in common: "", "y" or "xy".
+        legend: Whether one legend below the picture has the names of the first chart's marks.
+        x: One name of all horizontal axes.
+        y: One name of all vertical axes.
+    """
+
+    title: str
+    rows: tuple[tuple[Chart | None, ...], ...]
+    size: tuple[float, float]
+    widths: tuple[float, ...] = ()
+    heights: tuple[float, ...] = ()
+    shared: str = ""
+    legend: bool = False
+    x: str = ""
+    y: str = ""
+
+
+def in_rows(charts: Sequence[Chart], most: int = 3) -> tuple[tuple[Chart | None, ...], ...]:
+    """Charts in rows of at most `most`; the last row is filled up with empty places."""
+    wide = max(1, min(len(charts), most))
+    padded: list[Chart | None] = [*charts, *[None] * (-len(charts) % wide)]
+    return tuple(tuple(padded[i : i + wide]) for i in range(0, len(padded), wide))
+
+
+def colour_of(number: int) -> str:
+    """The colour of the mark with this number; they repeat."""
+    return PALETTE[number % len(PALETTE)]
+
+
+def named(name: str, words: Sequence[object], *, most: int = 25, down: bool = False) -> Axis:
+    """An axis of words, the first at 0; every few words where there are too many to read.
+
+    Args:
+        name: What the words are.
+        words: In order.
+        most: Words that there is room for.
+        down: Whether a vertical axis begins at the top.
+    """
+    every = max(1, -(-len(words) // most))
+    ticks = [(float(i), str(word)) for i, word in enumerate(words) if i % every == 0]
+    ends = (-0.5, len(words) - 0.5)
+    return Axis(name, *(ends[::-1] if down else ends), ticks=ticks)
+
+
+def numbers_axis(
+    name: str, values: Sequence[float], *, room: float = 0.06, most: int = 4, whole: bool = False
+) -> Axis:
+    """An axis with ends and ticks that holds these numbers, logarithmic if they are far apart."""
+    low, high = float(min(values)), float(max(values))
+    log = low > 0 and high / low >= LOG_FROM
+    if log:
+        wide = (high / low) ** room
+        low, high = low / wide, high * wide
+        return Axis(name, low, high, log=True, ticks=_decades(low, high, most))
+    wide = (room * (high - low)) or abs(high) * room or 1.0
+    low, high = low - wide, high + wide
+    ticks = [(t, short(t)) for t in nice_ticks(low, high, most) if not whole or t == int(t)]
+    return Axis(name, low, high, ticks=ticks)
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers inside an interval, about `count` of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(n * step, 10) for n in range(first, last + 1)]
+
+
+def _decades(low: float, high: float, most: int) -> list[tuple[float, str]]:
+    """Powers of ten, or with few of them their halves and doubles as well; not too many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
+        if len(found) >= 3:
+            break
+    every = -(-len(found) // (most + 1))
+    return [(value, short(value)) for value in found[::every]]
+
+
+def short(value: float) -> str:
+    """`1e-5`, `0.01`, `64`."""
+    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def number_text(value: float, digits: int) -> str:
+    """A number, or a dash where there is none."""
+    return f"{value:.{digits}f}" if np.isfinite(value) else "–"
+
+
+def number_words(values: np.ndarray, digits: int) -> np.ndarray:
+    """The numbers of a heat map as words."""
+    return np.array([[number_text(value, digits) for value in row] for row in values])
+
+
+def steps(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
+    """A line on which each value holds until the next place."""
+    return np.repeat(np.asarray(x), 2)[1:], np.repeat(np.asarray(y), 2)[:-1]
+
+
+def aside(count: int, width: float = 0.18) -> np.ndarray:
+    """Small shifts by rank, so that equal dots do not hide each other."""
+    return np.asarray(width * np.sin(2.4 * np.arange(count)))
+
+
+def box(
+    values: np.ndarray, at: float = 0.0, *, colour: str = GREY, middle: str = "", width: float = 0.5
+) -> tuple[Mark, ...]:
+    """A box plot of finite values: quartiles, median, and whiskers up to 1.5 box lengths."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    reach = 1.5 * (high - low)
+    ends = values[values >= low - reach].min(), values[values <= high + reach].max()
+    side = [at - width / 2, at + width / 2]
+    whiskers = [
+        Line([at, at], [a, b], colour, width=1.0) for a, b in zip(ends, (low, high), strict=True)
+    ]
+    line = Line(side, [median, median], middle or colour, width=2.0)
+    return (Bars([at], [high - low], [low], width, colour, opacity=0.3), *whiskers, line)
+
+
+def violin(
+    values: np.ndarray, at: float, *, colour: str, side: int = 0, width: float = 0.8
+) -> tuple[Mark, ...]:
+    """The density of some values as a shape: whole, or its left (-1) or right (1) half."""
+    if not np.ptp(values) > 0:
+        return ()
+    places = np.linspace(values.min(), values.max(), 100)
+    # Scott's rule for the bandwidth of the Gaussian kernel.
+    spread = values.std(ddof=1) * len(values) ** -0.2
+    density = np.exp(-0.5 * ((places[:, None] - values) / spread) ** 2).sum(1)
+    half = width / 2 * density / density.max()
+    left, right = (at - half * (side <= 0), at + half * (side >= 0))
+    return (Area(places, left, right, colour, opacity=0.3, across=True),)
