@@ -37,8 +37,9 @@ def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
     Args:
         out: The folder; made if it does not exist.
         files: By name, which may have a folder in front. A `Table` becomes CSV, Markdown or LaTeX
-            by the ending of its name, and a chart becomes PNG or SVG. Text and bytes stay unchanged. Any
-            other value of a `.json` file becomes JSON, with null for undefined numbers.
+            by the ending of its name, and a `Chart` or `Panels` become PNG or SVG. Text and bytes
+            stay unchanged. Any other value of a `.json` file becomes JSON, with null for undefined
+            numbers.
     """
     out = Path(out)
     check_folder(out, resuming=True)
@@ -66,6 +67,4 @@ def _content(name: str, value: object) -> bytes:
         return content.getvalue()
     if ending == ".json":
         return (json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n").encode()
-    raise TypeError(
-        f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a chart"
-    )
+    raise TypeError(f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a chart")
