@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.data.load import is_own, load, own_options
+from atoll.data.load import is_own, load, parse_own_options
 from atoll.data.public.registry import DATASETS
 from atoll.data.source import Source
 
@@ -109,14 +109,14 @@ def test_a_missing_set_names_the_exact_command(
 )
 def test_options_of_own_data_are_checked(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        own_options(given)
+        parse_own_options(given)
     assert str(caught.value) == sentence
 
 
 def test_options_of_own_data_are_words_or_values() -> None:
-    options = own_options({"directed": "True", "max_categories": "7", "self_loops": "keep"})
+    options = parse_own_options({"directed": "True", "max_categories": "7", "self_loops": "keep"})
     assert (options.directed, options.max_categories, options.self_loops) == (True, 7, "keep")
-    assert own_options({"directed": False}).directed is False
+    assert parse_own_options({"directed": False}).directed is False
 
 
 def test_options_of_own_data_do_not_pass_silently_with_other_data() -> None:

@@ -22,6 +22,7 @@ from atoll.data.public.registry import (
     sets_of_group,
 )
 from atoll.data.source import GraphGroup, GraphSet, Source
+from atoll.data.spec import Value
 from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 
 
@@ -32,7 +33,7 @@ def load(
     seed: int = 0,
     root: str | Path | None = None,
     schema: str | Path | None = None,
-    own: Mapping[str, Any] | None = None,
+    own: Mapping[str, object] | None = None,
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
     """A source, and what a loader of the user's own data has to say about it.
 
@@ -51,33 +52,35 @@ def load(
     if built_in(name):
         return make_lagoon(parse_lagoon(name), clients, seed), []
     if is_own(name):
-        source, report = load_own(Path(name).expanduser(), schema, own_options(own or {}))
+        source, report = load_own(Path(name).expanduser(), schema, parse_own_options(own or {}))
         return source, list(report.messages)
     if not _is_public(name):
         raise _no_such_data(name)
     plain, options = parse_name(name)
-    _check_options(plain, options)
+    features, max_degree = _graph_set_options(plain, options)
     if sets_of_group(plain):
-        return load_group(plain, root, **options), []
+        return load_group(plain, root, features=features, max_degree=max_degree), []
     info = dataset_info(plain)
     if root is not None and not is_present(plain, root):
         raise DataError(
             f"data set '{info.name}' is not in {root}; get it with: "
             f"atoll data fetch {info.name} --data-root {root}"
         )
-    return load_dataset(plain, root, **options), []
+    return load_dataset(plain, root, features=features, max_degree=max_degree), []
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Options of a set of graphs, or of a group of them; one graph has none."""
-    one_graph = not sets_of_group(name) and dataset_info(name).task == "node"
-    for option, value in options.items():
-        if one_graph:
+def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, int | None]:
+    """The options features and max_degree of a set of graphs, or of a group; one graph has none."""
+    is_node_set = not sets_of_group(name) and dataset_info(name).task == "node"
+    for option in options:
+        if is_node_set:
             raise ConfigError(f"data set '{name}' takes no options, but got '{option}'")
         if option not in ("features", "max_degree"):
             raise unknown("option of a set of graphs", option, ("features", "max_degree"))
-        if option == "max_degree" and not (isinstance(value, int) and value >= 0):
-            raise ConfigError(f"max_degree is {value}; give a whole number from 0 on")
+    largest = options.get("max_degree")
+    if largest is not None and not (isinstance(largest, int) and largest >= 0):
+        raise ConfigError(f"max_degree is {largest}; give a whole number from 0 on")
+    return str(options.get("features", "own")), largest
 
 
 def is_own(name: str) -> bool:
@@ -106,21 +109,22 @@ def _no_such_data(name: str) -> ConfigError:
     return ConfigError(f"unknown data set '{name}'; {hint}")
 
 
-def own_options(given: Mapping[str, Any]) -> OwnOptions:
+def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     """Options from the command line's words."""
-    words: dict[str, Any] = {"true": True, "false": False}
-    options: dict[str, Any] = {}
+    known = [field.name for field in fields(OwnOptions)]
+    options: dict[str, Any] = {}  # each value has the type of its field
     for key, value in given.items():
-        if key not in {f.name for f in fields(OwnOptions)}:
-            raise unknown("option of your own data", key, [f.name for f in fields(OwnOptions)])
-        if key == "max_categories" and not str(value).isdigit():
+        word = str(value).lower()
+        if key not in known:
+            raise unknown("option of your own data", key, known)
+        if key == "max_categories" and not word.isdigit():
             raise ConfigError(f"max_categories is '{value}'; give a whole number")
-        if key == "directed" and str(value).lower() not in words:
+        if key == "directed" and word not in ("true", "false"):
             raise ConfigError(f"directed is '{value}'; give true or false")
-        if key == "directed":
-            options[key] = words[str(value).lower()]
+        if key == "max_categories":
+            options[key] = int(word)
         else:
-            options[key] = int(value) if key == "max_categories" else value
+            options[key] = word == "true" if key == "directed" else value
     return OwnOptions(**options)
 
 

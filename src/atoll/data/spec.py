@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from atoll.core.errors import ConfigError
 
+Value = int | float | bool | str | tuple["Value", ...]
+"""An option's value: a number, true or false, a word, or several of them with slashes."""
 
-def parse_recipe(text: str) -> tuple[str, dict[str, Any]]:
-    """A recipe's name and its options: numbers, true or false, words, numbers with slashes."""
+
+def parse_recipe(text: str) -> tuple[str, dict[str, Value]]:
+    """A recipe's name and its options."""
     name, colon, rest = text.partition(":")
-    options: dict[str, Any] = {}
+    options: dict[str, Value] = {}
     if not colon:
         return name, options
     for item in rest.split(","):
@@ -23,7 +24,7 @@ def parse_recipe(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> Value:
     if "/" in text:
         return tuple(_value(part) for part in text.split("/"))
     if text.lower() in ("true", "false"):

@@ -23,23 +23,27 @@ import numpy as np
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.partition.checks import check_seed, check_whole
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
-from atoll.data.spec import parse_recipe
+from atoll.data.spec import Value, parse_recipe
 
 Ratios = tuple[float, float, float]
 """Shares for training, validation and testing; they sum to one."""
+Data = Source | GraphSet
+Parts = Sequence[np.ndarray]
+Roles = list[np.ndarray]
+"""For each client int8 roles (TRAIN, VAL, TEST, UNUSED), in the order of its ids."""
 
 NODE_RATIOS: Ratios = (0.2, 0.4, 0.4)
 GRAPH_RATIOS: Ratios = (0.8, 0.1, 0.1)
 
 
 def split(
-    source: Source | GraphSet,
-    parts: Sequence[np.ndarray],
+    source: Data,
+    parts: Parts,
     recipe: str = "stratified",
     seed: int = 0,
     ratios: Ratios | None = None,
-    **options: int,
-) -> list[np.ndarray]:
+    **options: Value,
+) -> Roles:
     """Give every node (or graph) of every client a role.
 
     Args:
@@ -50,35 +54,30 @@ def split(
         ratios: Train, validation and test shares; None is 20/40/40 for the nodes of a graph and
             80/10/10 for graphs.
         **options: `draw` of the recipe "global".
-
-    Returns:
-        For each client int8 roles (TRAIN, VAL, TEST, UNUSED), in the order of its ids.
     """
     recipe, named = parse_recipe(recipe)
-    ratios = named.pop("ratios", ratios)
     options = {**named, **options}
     if recipe not in SPLITS:
         raise unknown("split", recipe, SPLITS)
     function = SPLITS[recipe]
     parameters = inspect.signature(function).parameters.values()
     allowed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    shares = options.pop("ratios", ratios)
     for option in options:
         if option not in allowed:
             raise ConfigError(f"split '{recipe}' has no option '{option}'")
     check_seed(seed)
-    if ratios is None:
-        ratios = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
-    _check_ratios(ratios)
-    roles = function(source, parts, seed, ratios, **options)
+    if shares is None:
+        shares = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
+    _check_ratios(shares)
+    roles = function(source, parts, seed, shares, **options)
     return [
         np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8)
         for ids, own in zip(parts, roles, strict=True)
     ]
 
 
-def stratified(
-    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
-) -> list[np.ndarray]:
+def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client and class, without the drift of per-class rounding.
 
     A client's nodes stand in a row, class after class, shuffled inside a class, and the roles are
@@ -119,20 +118,20 @@ def _evenly(count: int, share: float) -> np.ndarray:
     return np.asarray(steps[1:] > steps[:-1])
 
 
-def openfgl(
-    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
-) -> list[np.ndarray]:
+def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client and class: cut at int(train · n) and int((train + validation) · n)."""
+    result = []
+    for client, ids in enumerate(parts):
+        rng = np.random.default_rng([seed, client])
+        roles = np.full(len(ids), UNUSED, dtype=np.int8)
+        for places in _by_class(source.y[ids]):
+            cuts = int(ratios[0] * len(places)), int((ratios[0] + ratios[1]) * len(places))
+            roles[rng.permutation(places)] = _three_runs(len(places), *cuts)
+        result.append(roles)
+    return result
 
-    def cuts(count: int) -> tuple[int, int]:
-        return int(ratios[0] * count), int((ratios[0] + ratios[1]) * count)
 
-    return _per_class(source.y, parts, seed, cuts)
-
-
-def fedtad(
-    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
-) -> list[np.ndarray]:
+def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client and class: int(train · n), then int(validation · n), the rest for testing.
 
     One Python generator shuffles class by class, client by client: with seed 2024 and FedTAD's own
@@ -142,31 +141,17 @@ def fedtad(
     result = []
     for ids in parts:
         roles = np.full(len(ids), UNUSED, dtype=np.int8)
-        for label in np.unique(source.y[ids]):
-            places = np.flatnonzero(source.y[ids] == label).tolist()
+        for places in _by_class(source.y[ids]):
             rng.shuffle(places)
             train = int(ratios[0] * len(places))
-            second = train + int(ratios[1] * len(places))
-            roles[places] = _three_runs(len(places), train, second)
+            roles[places] = _three_runs(len(places), train, train + int(ratios[1] * len(places)))
         result.append(roles)
     return result
 
 
-def _per_class(
-    y: np.ndarray,
-    parts: Sequence[np.ndarray],
-    seed: int,
-    cuts: Callable[[int], tuple[int, int]],
-) -> list[np.ndarray]:
-    result = []
-    for client, ids in enumerate(parts):
-        rng = np.random.default_rng([seed, client])
-        roles = np.full(len(ids), UNUSED, dtype=np.int8)
-        for label in np.unique(y[ids]):
-            places = rng.permutation(np.flatnonzero(y[ids] == label))
-            roles[places] = _three_runs(len(places), *cuts(len(places)))
-        result.append(roles)
-    return result
+def _by_class(y: np.ndarray) -> list[list[int]]:
+    """The places of every class, classes ascending."""
+    return [np.flatnonzero(y == label).tolist() for label in np.unique(y)]
 
 
 def _three_runs(count: int, first: int, second: int) -> np.ndarray:
@@ -175,9 +160,7 @@ def _three_runs(count: int, first: int, second: int) -> np.ndarray:
     return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), sizes)
 
 
-def gcfl(
-    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
-) -> list[np.ndarray]:
+def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client: scikit-learn's stratified draw of training against the rest, then of the rest."""
     from sklearn.model_selection import train_test_split
 
@@ -204,30 +187,20 @@ def gcfl(
     return result
 
 
-def random(
-    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
-) -> list[np.ndarray]:
+def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client: one shuffle, classes ignored, cut at the rounded ratios."""
     result = []
     for client, ids in enumerate(parts):
         roles = np.full(len(ids), UNUSED, dtype=np.int8)
         labelled = np.flatnonzero(source.y[ids] >= 0)
         order = np.random.default_rng([seed, client]).permutation(labelled)
-        count = len(order)
-        cuts = round(ratios[0] * count), round((ratios[0] + ratios[1]) * count)
-        roles[order] = _three_runs(count, *cuts)
+        cuts = round(ratios[0] * len(order)), round((ratios[0] + ratios[1]) * len(order))
+        roles[order] = _three_runs(len(order), *cuts)
         result.append(roles)
     return result
 
 
-def global_(
-    source: Source | GraphSet,
-    parts: Sequence[np.ndarray],
-    seed: int,
-    ratios: Ratios,
-    *,
-    draw: int = 0,
-) -> list[np.ndarray]:
+def global_(source: Data, parts: Parts, seed: int, ratios: Ratios, *, draw: int = 0) -> Roles:
     """One torch permutation of all nodes: training, then testing, then the rest for validation.
 
     FED-PUB draws its settings from one seed in order, so its split for 5, 10 and 20 clients is
@@ -249,9 +222,7 @@ def global_(
     return [role_of[ids] for ids in parts]
 
 
-def given(
-    source: Source | GraphSet, parts: Sequence[np.ndarray], seed: int, ratios: Ratios
-) -> list[np.ndarray]:
+def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """The roles that came with the data; seed and ratios have no effect."""
     del seed, ratios
     if isinstance(source, GraphSet) or source.split is None:
@@ -263,16 +234,18 @@ def given(
     return [roles[ids] for ids in parts]
 
 
-def _check_ratios(ratios: Ratios) -> None:
-    numbers = len(ratios) == 3 and all(0 <= share <= 1 for share in ratios)
-    if not numbers or abs(sum(ratios) - 1) > 1e-6 or ratios[0] == 0:
+def _check_ratios(ratios: Value) -> None:
+    given = (ratios,) if isinstance(ratios, int | float | str) else tuple(ratios)
+    shares = [share for share in given if isinstance(share, int | float) and 0 <= share <= 1]
+    usable = len(given) == len(shares) == 3 and shares[0] > 0
+    if not usable or abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(
-            f"ratios {tuple(ratios)} are not usable; give three shares for training, validation "
+            f"ratios {given} are not usable; give three shares for training, validation "
             f"and testing that sum to 1, the first above 0"
         )
 
 
-SPLITS: dict[str, Callable[..., list[np.ndarray]]] = {
+SPLITS: dict[str, Callable[..., Roles]] = {
     "stratified": stratified,
     "openfgl": openfgl,
     "fedtad": fedtad,

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from atoll.core.errors import DataError
 from atoll.data.own.edges import Ends, clean_edges
 from atoll.data.own.reader import OwnOptions, from_networkx, load_own
-from atoll.data.own.schema import Findings
+from atoll.data.own.schema import Loading
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source
 
 NODES = """id,age,kind,label,client,split
@@ -265,8 +265,8 @@ def test_edges_as_the_options_say(
     loops: str, repeats: str, directed: bool, expected: list[tuple[int, int, float]]
 ) -> None:
     ends = Ends(np.array([0, 0, 0, 1]), np.array([1, 0, 1, 0]), np.array([2, 7, 3, 5], np.float32))
-    options = OwnOptions(self_loops=loops, duplicate_edges=repeats)
-    edges, weight = clean_edges(ends, 2, directed, options, Findings())
+    options = OwnOptions(self_loops=loops, duplicate_edges=repeats, directed=directed)
+    edges, weight = clean_edges(ends, 2, Loading(options=options))
     assert weight is not None
     assert [
         (int(u), int(v), float(w)) for (u, v), w in zip(edges.T, weight, strict=True)
@@ -275,7 +275,9 @@ def test_edges_as_the_options_say(
 
 def test_summing_edges_without_weights_counts_them() -> None:
     ends = Ends(np.array([0, 0]), np.array([1, 1]), None)
-    _, weight = clean_edges(ends, 2, True, OwnOptions(duplicate_edges="sum"), Findings())
+    _, weight = clean_edges(
+        ends, 2, Loading(options=OwnOptions(duplicate_edges="sum", directed=True))
+    )
     assert weight is not None
     assert weight.tolist() == [2]
 
@@ -287,7 +289,7 @@ def test_default_edges_equal_undirected_simple(
 ) -> None:
     ends = np.array([(u % n, v % n) for u, v in given_edges], dtype=np.int64).reshape(-1, 2).T
     weight = np.arange(2, 2 + ends.shape[1], dtype=np.float32) if weighted else None
-    edges, found = clean_edges(Ends(ends[0], ends[1], weight), n, False, OwnOptions(), Findings())
+    edges, found = clean_edges(Ends(ends[0], ends[1], weight), n, Loading())
     plain = Source("s", np.zeros((n, 1), np.float32), ends, np.zeros(n, np.int64), 1, weight)
     expected = plain.undirected_simple()
     np.testing.assert_array_equal(edges, expected.edges)

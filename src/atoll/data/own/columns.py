@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 
 from atoll.core.errors import DataError
-from atoll.data.own.schema import Findings, NodeRoles, OwnOptions, shown
+from atoll.data.own.schema import Loading, NodeRoles, OwnOptions, shown
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 SPLITS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
@@ -217,12 +217,11 @@ def split_roles(column: pa.ChunkedArray, name: str, rows: Rows) -> np.ndarray:
     return split
 
 
-def encode_nodes(
-    table: pa.Table, roles: NodeRoles, rows: Rows, options: OwnOptions, findings: Findings
-) -> Nodes:
+def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading) -> Nodes:
     """Turn a node table into arrays: labels, roles, owners, and features in the table's order."""
     if table.num_rows == 0:
         raise DataError(f"{rows.name} holds no nodes; give at least one row for each class")
+    options = loading.options
     y, classes = labels(table[roles.label], roles.label, rows, options)
     split = None if roles.split is None else split_roles(table[roles.split], roles.split, rows)
     columns = {}
@@ -240,7 +239,7 @@ def encode_nodes(
         )
     for block in blocks:
         if block.categories:
-            findings.say(
+            loading.report.say(
                 f"column '{block.name}' became {len(block.categories)} columns, one per category"
             )
     names = tuple(name for block in blocks for name in block.names())

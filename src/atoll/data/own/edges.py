@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from atoll.core.errors import DataError
 from atoll.data.own.columns import Rows, as_ids, is_number, is_text, lookup
-from atoll.data.own.schema import Findings, OwnOptions, Schema, edge_roles, listed, shown
+from atoll.data.own.schema import Loading, OwnReport, edge_roles, listed, shown
 from atoll.data.own.tables import Part, TableFile, release
 
 NO_VALUE = -2
@@ -31,20 +31,18 @@ class Ends:
     weight: np.ndarray | None
 
 
-def no_dangling(
-    ends: Ends, n: int, sentence: Callable[[int], str], options: OwnOptions, findings: Findings
-) -> Ends:
+def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loading) -> Ends:
     """Drop edges to nodes that are not there, or refuse them with the sentence of the first."""
     good = (ends.source >= 0) & (ends.target >= 0) & (ends.source < n) & (ends.target < n)
     missing = int(good.size - good.sum())
     if not missing:
         return ends
-    if options.dangling == "error":
+    if loading.options.dangling == "error":
         raise DataError(
             f"{sentence(int(np.argmin(good)))} ({missing} such edges in all); add the nodes, or "
             "leave such edges out with --own dangling=drop"
         )
-    findings.count("dangling_edges", missing)
+    loading.report.dangling_edges += missing
     weight = None if ends.weight is None else ends.weight[good]
     return Ends(ends.source[good], ends.target[good], weight)
 
@@ -64,21 +62,22 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
     return weight
 
 
-def clean_edges(
-    ends: Ends, n: int, directed: bool, options: OwnOptions, findings: Findings
-) -> tuple[np.ndarray, np.ndarray | None]:
+def clean_edges(ends: Ends, n: int, loading: Loading) -> tuple[np.ndarray, np.ndarray | None]:
     """Edges sorted by (source, target), loops and duplicates handled, both ways if undirected."""
     source, target, weight = ends.source, ends.target, ends.weight
+    options, report, directed = loading.options, loading.report, loading.directed
     loops = source == target
     if loops.any():
-        _settle("self_loops", int(loops.sum()), "self-loops", options.self_loops, findings)
+        report.self_loops = int(loops.sum())
+        _settle("self_loops", report.self_loops, options.self_loops, report)
         if options.self_loops == "drop":
             source, target = source[~loops], target[~loops]
             weight = None if weight is None else weight[~loops]
     keys = _keys(source, target, n)
     repeats = _repeats(keys)
     if repeats:
-        _settle("duplicate_edges", repeats, "duplicate edges", options.duplicate_edges, findings)
+        report.duplicate_edges = repeats
+        _settle("duplicate_edges", repeats, options.duplicate_edges, report)
     if not directed:
         np.minimum(keys, _keys(target, source, n), out=keys)
     del source, target, loops
@@ -88,8 +87,8 @@ def clean_edges(
     keys, weight = _merge(keys, weight, options.duplicate_edges)
     mirrored = 0 if options.duplicate_edges == "keep" else rows - repeats - keys.size
     if mirrored:
-        findings.count("mirrored_edges", mirrored)
-        findings.say(f"{mirrored} edges were given in both directions and stand once")
+        report.mirrored_edges = mirrored
+        report.say(f"{mirrored} edges were given in both directions and stand once")
     if weight is not None and (weight == 1).all():
         weight = None
     if not directed:
@@ -111,16 +110,16 @@ def _repeats(keys: np.ndarray) -> int:
     return int((ordered[1:] == ordered[:-1]).sum())
 
 
-def _settle(name: str, number: int, words: str, choice: str, findings: Findings) -> None:
-    """Count a finding and say what becomes of it, or refuse it."""
+def _settle(name: str, number: int, choice: str, report: OwnReport) -> None:
+    """Report how an option treats what was found, or refuse it."""
+    words = {"self_loops": "self-loops", "duplicate_edges": "duplicate edges"}[name]
     done = {"drop": "dropped", "keep": "kept", "sum": "merged, their weights added"}
     if choice == "error":
         raise DataError(
             f"the graph has {number} {words}, which {name} = error refuses; remove them, or choose "
             f"{name} = drop"
         )
-    findings.count(name, number)
-    findings.say(f"{number} {words} were {done[choice]}")
+    report.say(f"{number} {words} were {done[choice]}")
 
 
 def _merge(
@@ -172,18 +171,12 @@ def _both_ways(
     return edges, doubled
 
 
-def read_edges(
-    parts: Sequence[Part],
-    ids: Sequence[pa.ChunkedArray],
-    schema: Schema,
-    options: OwnOptions,
-    findings: Findings,
-) -> Ends:
+def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: Loading) -> Ends:
     """The edges of all parts, as indices over the nodes of all parts."""
     found: list[Ends] = []
     start = 0
     for part, own in zip(parts, ids, strict=True):
-        ends = _part_edges(part, own, schema, options, findings)
+        ends = _part_edges(part, own, loading)
         found.append(Ends(ends.source + start, ends.target + start, ends.weight))
         start += len(own)
     release()
@@ -202,13 +195,11 @@ def read_edges(
     )
 
 
-def _part_edges(
-    part: Part, ids: pa.ChunkedArray, schema: Schema, options: OwnOptions, findings: Findings
-) -> Ends:
+def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
     file = part.edges
-    roles = edge_roles(file.columns(), schema, file.name)
+    roles = edge_roles(file.columns(), loading.schema, file.name)
     if roles.ignored:
-        findings.say(f"{file.name}: ignored {listed(roles.ignored)}")
+        loading.report.say(f"{file.name}: ignored {listed(roles.ignored)}")
     names, weight = [roles.source, roles.target], None
     found: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
@@ -231,7 +222,7 @@ def _part_edges(
         place = f"{file.where(row)}, column '{name}'"
         return f"{place} holds {shown(value)}, not a node of {part.nodes.name}"
 
-    return no_dangling(Ends(source, target, weight), len(ids), sentence, options, findings)
+    return no_dangling(Ends(source, target, weight), len(ids), sentence, loading)
 
 
 def _find(column: pa.ChunkedArray, name: str, file: TableFile, ids: pa.ChunkedArray) -> np.ndarray:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own.schema import (
     OWNERS,
-    Findings,
+    Loading,
     OwnOptions,
     OwnReport,
     Schema,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnOptions", "OwnReport", "from_networkx", "load_own"]
 
+Tensors = Mapping[str, object]
+"""The content of a `.pt` file by name; `_array` checks each."""
 MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 KINDS = "a folder with nodes.csv and edges.csv (or .parquet), a .pt file or a .graphml file"
 
@@ -65,7 +67,7 @@ def load_own(
         own = path / "schema.toml"
         if schema is None and own.is_file():
             schema = own
-        return _load_folder(path, read_schema(Path(schema)) if schema else Schema(), options)
+        return _load_folder(path, Loading(_schema(schema), options))
     suffix = path.suffix.lower()
     if suffix in (".pt", ".pth"):
         if schema is not None:
@@ -73,57 +75,56 @@ def load_own(
                 f"'{path.name}' was given with a schema; a schema names the columns of tables or "
                 f"GraphML, and a .pt file has none: leave it out"
             )
-        return _load_tensors(path, options)
+        return _load_tensors(path, Loading(options=options))
     if suffix in (".graphml", ".xml"):
-        return _load_graphml(path, read_schema(Path(schema)) if schema else Schema(), options)
+        return _load_graphml(path, Loading(_schema(schema), options))
     hint = " (give the folder that holds it)" if suffix in (".csv", ".parquet") else ""
     raise DataError(f"'{path.name}' is not a graph that can be loaded{hint}; give {KINDS}")
 
 
-def _assemble(
-    name: str, nodes: Nodes, ends: Ends, options: OwnOptions, findings: Findings, *, directed: bool
-) -> tuple[Source, OwnReport]:
+def _schema(given: Schema | str | Path | None) -> Schema:
+    return read_schema(Path(given)) if isinstance(given, str | Path) else given or Schema()
+
+
+def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[Source, OwnReport]:
     """Clean the edges, check roles against labels, and hand over source and report."""
     from atoll.data.own.edges import clean_edges
 
-    n, dangling = len(nodes.y), findings.counts.get("dangling_edges", 0)
-    given = ends.source.size + dangling
-    if dangling:
-        findings.say(f"{dangling} edges to nodes that are not there were dropped")
+    report = loading.report
+    report.nodes, report.edges = len(nodes.y), ends.source.size + report.dangling_edges
+    report.classes, report.features = nodes.classes, nodes.features
+    if report.dangling_edges:
+        report.say(f"{report.dangling_edges} edges to nodes that are not there were dropped")
     unlabelled = nodes.y < 0
-    findings.count("unlabelled", int(unlabelled.sum()))
+    report.unlabelled = int(unlabelled.sum())
     split = nodes.split
     if split is not None:
         lost = unlabelled & (split != UNUSED)
         if lost.any():
-            findings.say(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
+            report.say(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
             split = np.where(lost, np.int8(UNUSED), split)
         if not (split == TRAIN).any():
             raise DataError(
                 f"the split of '{name}' has no labelled training node; mark some as train, or "
                 f"leave the split out and one is drawn"
             )
-    edges, weight = clean_edges(ends, n, directed, options, findings)
+    edges, weight = clean_edges(ends, report.nodes, loading)
     if edges.shape[1] == 0:
-        findings.say("the graph has no edges")
+        report.say("the graph has no edges")
     columns = dict(nodes.columns)
     source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, columns)
-    messages = tuple(findings.messages)
-    report = OwnReport(n, given, nodes.classes, nodes.features, messages, **findings.counts)
     return check_source(source), report
 
 
-def _load_folder(path: Path, schema: Schema, options: OwnOptions) -> tuple[Source, OwnReport]:
+def _load_folder(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     from atoll.data.own.edges import read_edges
     from atoll.data.own.tables import find_parts, read_nodes
 
-    findings = Findings()
     parts = find_parts(path)
-    nodes, ids = read_nodes(parts, schema, options, findings)
-    ends = read_edges(parts, ids, schema, options, findings)
+    nodes, ids = read_nodes(parts, loading)
+    ends = read_edges(parts, ids, loading)
     del ids
-    directed = options.directed if options.directed is not None else bool(schema.directed)
-    return _assemble(path.resolve().name, nodes, ends, options, findings, directed=directed)
+    return _assemble(path.resolve().name, nodes, ends, loading)
 
 
 def from_networkx(
@@ -146,29 +147,29 @@ def from_networkx(
     _need_pyarrow()
     from atoll.data.own.columns import Rows, encode_nodes, from_lists
 
-    options, findings = options or OwnOptions(), Findings()
-    schema = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema or Schema()
+    loading = Loading(_schema(schema), options or OwnOptions())
     ids = list(graph.nodes)
     if not ids:
         raise DataError(f"{name} holds no nodes; give a graph with at least one node per class")
     keys = dict.fromkeys(key for _, data in graph.nodes(data=True) for key in data)
-    roles = node_roles([str(key) for key in keys], schema, options.owner, name, with_id=False)
+    roles = node_roles([str(key) for key in keys], loading, name, with_id=False)
     if roles.ignored:
-        findings.say(f"{name}: ignored {listed(roles.ignored)}")
+        loading.report.say(f"{name}: ignored {listed(roles.ignored)}")
     rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
     values = {str(key): [d.get(key) for _, d in graph.nodes(data=True)] for key in keys}
     table = from_lists({name: values[name] for name in values if name in roles.used}, rows)
-    nodes = encode_nodes(table, roles, rows, options, findings)
+    nodes = encode_nodes(table, roles, rows, loading)
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
-    directed = options.directed if options.directed is not None else bool(schema.directed)
-    if graph.is_directed() and not directed:
-        findings.say(f"{name} is directed; its edges were made undirected (directed = true keeps)")
-    ends = _networkx_edges(graph, ids, name, schema.weight or "weight")
-    return _assemble(name, nodes, ends, options, findings, directed=directed)
+    if graph.is_directed() and not loading.directed:
+        loading.report.say(
+            f"{name} is directed; its edges were made undirected (directed = true keeps)"
+        )
+    ends = _networkx_edges(graph, ids, name, loading.schema.weight or "weight")
+    return _assemble(name, nodes, ends, loading)
 
 
-def _networkx_edges(graph: nx.Graph, ids: list[Any], name: str, key: str) -> Ends:
+def _networkx_edges(graph: nx.Graph, ids: list[Hashable], name: str, key: str) -> Ends:
     from atoll.data.own.edges import Ends, check_weights
 
     index = {node: row for row, node in enumerate(ids)}
@@ -189,7 +190,7 @@ def _networkx_edges(graph: nx.Graph, ids: list[Any], name: str, key: str) -> End
     return Ends(ends[:, 0], ends[:, 1], weight)
 
 
-def _load_graphml(path: Path, schema: Schema, options: OwnOptions) -> tuple[Source, OwnReport]:
+def _load_graphml(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     import networkx as nx
 
     try:
@@ -201,15 +202,15 @@ def _load_graphml(path: Path, schema: Schema, options: OwnOptions) -> tuple[Sour
         raise DataError(
             f"'{path.name}' is not readable as GraphML ({reason}); export the graph anew"
         ) from None
-    source, report = from_networkx(graph, path.name, schema, options)
+    source, report = from_networkx(graph, path.name, loading.schema, loading.options)
     return replace(source, name=path.stem), report
 
 
-def _load_tensors(path: Path, options: OwnOptions) -> tuple[Source, OwnReport]:
+def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     """A PyG `Data`, or a dict of tensors with the same names."""
     from atoll.data.own.columns import Nodes, Rows, compact, from_labels, labels
 
-    findings, name = Findings(), path.name
+    options, name = loading.options, path.name
     values = _read_tensors(path)
     x = _array(values, "x", name, 2, "one row of numbers for each node")
     n = len(x)
@@ -220,23 +221,18 @@ def _load_tensors(path: Path, options: OwnOptions) -> tuple[Source, OwnReport]:
         raise DataError(f"y of '{name}' holds {y.min()}; a label is 0 or more, or -1 for unknown")
     rows = Rows(f"'{name}'", lambda row: f"'{name}' node {row}")
     y, classes = labels(from_labels(y), "y", rows, options)
-    ends = _tensor_edges(values, name, n, options, findings)
-    owners = {key for key in (*OWNERS, options.owner) if key in values}
+    ends = _tensor_edges(values, name, n, loading)
+    owners = {key for key in (*OWNERS, options.owner) if key is not None and key in values}
     owned = {key: _array(values, key, name, 1, "one owner for each node", n=n) for key in owners}
     known = {"x", "y", "edge_index", "edge_weight", "num_nodes", *MASKS, *owners}
     if set(values) - known:
-        findings.say(f"{name}: ignored {listed(sorted(set(values) - known))}")
-    split = _masks(values, name, n, findings)
+        loading.report.say(f"{name}: ignored {listed(sorted(set(values) - known))}")
+    split = _masks(values, name, n, loading.report)
     nodes = Nodes(compact(x), y, classes, (), split, owned)
-    source, report = _assemble(
-        path.stem, nodes, ends, options, findings, directed=bool(options.directed)
-    )
-    return source, report
+    return _assemble(path.stem, nodes, ends, loading)
 
 
-def _tensor_edges(
-    values: Mapping[str, Any], name: str, n: int, options: OwnOptions, findings: Findings
-) -> Ends:
+def _tensor_edges(values: Tensors, name: str, n: int, loading: Loading) -> Ends:
     from atoll.data.own.edges import Ends, check_weights, no_dangling
 
     index = _array(values, "edge_index", name, 2, "two rows: sources and targets")
@@ -258,12 +254,11 @@ def _tensor_edges(
             f"'{name}' edge {edge} joins {index[0, edge]} and {index[1, edge]}, but nodes "
             f"are numbered 0 to {n - 1}"
         ),
-        options,
-        findings,
+        loading,
     )
 
 
-def _read_tensors(path: Path) -> dict[str, Any]:
+def _read_tensors(path: Path) -> Tensors:
     """What the file holds, by name; code in it is refused, never run."""
     import torch
     from torch_geometric.data import Data
@@ -298,7 +293,7 @@ def _read_tensors(path: Path) -> dict[str, Any]:
 
 
 def _array(
-    values: Mapping[str, Any], key: str, name: str, dims: int, meaning: str, *, n: int | None = None
+    values: Tensors, key: str, name: str, dims: int, meaning: str, *, n: int | None = None
 ) -> np.ndarray:
     """One tensor as an array of the right shape; (N, 1) passes for (N,)."""
     import torch
@@ -324,15 +319,17 @@ def _array(
     return array
 
 
-def _masks(values: Mapping[str, Any], name: str, n: int, findings: Findings) -> np.ndarray | None:
+def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray | None:
     """Roles from train_mask, val_mask and test_mask; None where there is none of them."""
+    import torch
+
     split, found = np.full(n, UNUSED, dtype=np.int8), False
     for key, role in MASKS.items():
         mask = values.get(key)
         if mask is None:
             continue
-        if getattr(mask, "ndim", 0) == 2 and mask.shape[1] > 1:
-            findings.say(f"{key} holds {mask.shape[1]} splits; the first was used")
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] > 1:
+            report.say(f"{key} holds {mask.shape[1]} splits; the first was used")
             mask = mask[:, 0]
         chosen = _array({key: mask}, key, name, 1, "true or false for each node", n=n) != 0
         twice = chosen & (split != UNUSED)

@@ -81,7 +81,7 @@ class OwnOptions:
             raise ConfigError(f"max_categories is {self.max_categories}; give 1 or more")
 
 
-@dataclass(frozen=True)
+@dataclass
 class OwnReport:
     """What was found in a user's graph and what was done about it.
 
@@ -91,7 +91,7 @@ class OwnReport:
         classes: The name of every class, in the order of the label numbers.
         features: The name of every column of `Source.x` (`kind=shop` for a category); empty where
             the file gives none.
-        messages: Sentences for a person, in the order they came up.
+        messages: Sentences for the user, in the order in which they arose.
         dangling_edges: Edges to nodes that are not there.
         duplicate_nodes: Rows whose id was given before.
         self_loops: Edges from a node to itself.
@@ -100,10 +100,10 @@ class OwnReport:
         unlabelled: Nodes without a label.
     """
 
-    nodes: int
-    edges: int
-    classes: tuple[str, ...]
-    features: tuple[str, ...]
+    nodes: int = 0
+    edges: int = 0
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     dangling_edges: int = 0
     duplicate_nodes: int = 0
@@ -112,21 +112,9 @@ class OwnReport:
     mirrored_edges: int = 0
     unlabelled: int = 0
 
-
-@dataclass
-class Findings:
-    """The counts and sentences of one load, while it runs; `OwnReport` is its frozen form."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-
-    def count(self, name: str, number: int) -> None:
-        """Add to one of the counts of `OwnReport`."""
-        self.counts[name] = self.counts.get(name, 0) + int(number)
-
     def say(self, sentence: str) -> None:
-        """Add a sentence for a person."""
-        self.messages.append(sentence)
+        """Add a sentence for the user."""
+        self.messages = (*self.messages, sentence)
 
 
 @dataclass(frozen=True)
@@ -145,6 +133,21 @@ class Schema:
     target: str | None = None
     weight: str | None = None
     directed: bool | None = None
+
+
+@dataclass(frozen=True)
+class Loading:
+    """One load: what the user wants, and the report while it grows."""
+
+    schema: Schema = Schema()
+    options: OwnOptions = OwnOptions()
+    report: OwnReport = field(default_factory=OwnReport)
+
+    @property
+    def directed(self) -> bool:
+        """Whether edges keep their directions."""
+        asked = self.options.directed
+        return bool(self.schema.directed if asked is None else asked)
 
 
 @dataclass(frozen=True)
@@ -236,19 +239,19 @@ def _no_double_role(schema: Schema) -> None:
 
 
 def node_roles(
-    columns: Sequence[str], schema: Schema, owner: str | None, file: str, *, with_id: bool = True
+    columns: Sequence[str], loading: Loading, file: str, *, with_id: bool = True
 ) -> NodeRoles:
     """Give every column of a node table its role.
 
     Args:
         columns: The table's columns.
-        schema: The user's word, or `Schema()`.
-        owner: A further owner column (`OwnOptions.owner`).
+        loading: Its schema, and its option `owner`, a further owner column.
         file: The table's name, for sentences.
         with_id: False where nodes are named outside the table (GraphML, NetworkX).
     """
-    asked = {*(schema.features or ()), *schema.categories, *schema.ignore}
-    free = [name for name in columns if name not in asked]
+    schema, owner = loading.schema, loading.options.owner
+    listed_names = (*(schema.features or ()), *schema.categories, *schema.ignore)
+    free = [name for name in columns if name not in listed_names]
     node_id = _role("id", free, columns, schema, file) if with_id else None
     if with_id and node_id is None:
         raise DataError(_absent("id", "nodes", columns, file))
@@ -259,7 +262,7 @@ def node_roles(
         raise DataError(_absent("label", "nodes", columns, file, word))
     split = _role("split", free, columns, schema, file)
     owners = [name for name in (owner, schema.owner) if name is not None]
-    for name in (*owners, *(schema.features or ()), *schema.categories, *schema.ignore):
+    for name in (*owners, *listed_names):
         _present(name, columns, "option owner" if name == owner else schema.file, file)
     owners += [name for name in free if name.lower() in OWNERS]
     rest = [name for name in free if name not in (label, split, *owners)]

@@ -27,15 +27,7 @@ from atoll.data.own.columns import (
     plain,
     refuse_missing,
 )
-from atoll.data.own.schema import (
-    Findings,
-    NodeRoles,
-    OwnOptions,
-    Schema,
-    listed,
-    node_roles,
-    shown,
-)
+from atoll.data.own.schema import Loading, NodeRoles, OwnReport, listed, node_roles, shown
 
 
 @dataclass(frozen=True)
@@ -249,30 +241,28 @@ def _part(folder: Path, client: str | None) -> Part:
     return Part(client, nodes, edges)
 
 
-def read_nodes(
-    parts: Sequence[Part], schema: Schema, options: OwnOptions, findings: Findings
-) -> tuple[Nodes, list[pa.ChunkedArray]]:
+def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.ChunkedArray]]:
     """The nodes of all parts as one table, and the ids of each part.
 
     Categories and classes are fitted over all parts, so that they mean the same to each client.
     """
     columns = parts[0].nodes.columns()
-    roles = node_roles(columns, schema, options.owner, parts[0].nodes.name)
+    roles = node_roles(columns, loading, parts[0].nodes.name)
     names = [name for name in columns if name in roles.used]
     tables, ids, kept = [], [], []
     for part in parts:
-        _same_columns(part, parts[0], roles, schema, options)
+        _same_columns(part, parts[0], roles, loading)
         table = part.nodes.read(names, roles.texts)
         if table.num_rows == 0:
             raise DataError(
                 f"{part.nodes.name} has a header but no rows; give at least one node, or remove it"
             )
-        table, rows = _unique(table, str(roles.id), part.nodes, options, findings)
+        table, rows = _unique(table, str(roles.id), part.nodes, loading)
         ids.append(as_ids(table[roles.id], str(roles.id), Rows(part.nodes.name, part.nodes.where)))
         tables.append(table.drop_columns([roles.id]))
         kept.append(rows)
     if roles.ignored:
-        findings.say(f"{parts[0].nodes.name}: ignored {listed(roles.ignored)}")
+        loading.report.say(f"{parts[0].nodes.name}: ignored {listed(roles.ignored)}")
     starts = np.cumsum([0, *map(len, kept)])
 
     def where(row: int) -> str:
@@ -280,8 +270,8 @@ def read_nodes(
         return parts[part].nodes.where(int(kept[part][row - starts[part]]))
 
     merged = _concatenate(tables, parts)
-    nodes = encode_nodes(merged, roles, Rows(parts[0].nodes.name, where), options, findings)
-    _add_names(nodes, parts, ids, findings)
+    nodes = encode_nodes(merged, roles, Rows(parts[0].nodes.name, where), loading)
+    _add_names(nodes, parts, ids, loading.report)
     del merged, tables, table
     release()
     return nodes, ids
@@ -292,10 +282,8 @@ def release() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def _same_columns(
-    part: Part, model: Part, roles: NodeRoles, schema: Schema, options: OwnOptions
-) -> None:
-    own = set(node_roles(part.nodes.columns(), schema, options.owner, part.nodes.name).used)
+def _same_columns(part: Part, model: Part, roles: NodeRoles, loading: Loading) -> None:
+    own = set(node_roles(part.nodes.columns(), loading, part.nodes.name).used)
     different = sorted(own ^ set(roles.used))
     if different:
         has, lacks = (part, model) if different[0] in own else (model, part)
@@ -307,7 +295,7 @@ def _same_columns(
 
 
 def _unique(
-    table: pa.Table, name: str, file: TableFile, options: OwnOptions, findings: Findings
+    table: pa.Table, name: str, file: TableFile, loading: Loading
 ) -> tuple[pa.Table, np.ndarray]:
     """The table with every id once, and the row of the file that each of its rows was."""
     refuse_missing(table[name], name, Rows(file.name, file.where))
@@ -317,13 +305,13 @@ def _unique(
     if not again.any():
         return table, rows
     row, number = int(np.argmax(again)), int(again.sum())
-    if options.duplicate_nodes == "error":
+    if loading.options.duplicate_nodes == "error":
         raise DataError(
             f"{file.where(row)} gives the id {shown(ids[row].as_py())} again ({number} such rows "
             f"in all); an id names one node: remove them, or choose duplicate_nodes = first"
         )
-    findings.count("duplicate_nodes", number)
-    findings.say(f"{file.name}: {number} rows with an id given before were dropped")
+    loading.report.duplicate_nodes += number
+    loading.report.say(f"{file.name}: {number} rows with an id given before were dropped")
     return table.filter(pa.array(~again)), rows[~again]
 
 
@@ -347,7 +335,7 @@ def _concatenate(tables: Sequence[pa.Table], parts: Sequence[Part]) -> pa.Table:
 
 
 def _add_names(
-    nodes: Nodes, parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], findings: Findings
+    nodes: Nodes, parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], report: OwnReport
 ) -> None:
     """Add the columns `id` and, for a federation of folders, `client`."""
     alike = len({column.type for column in ids}) == 1
@@ -357,9 +345,9 @@ def _add_names(
     if parts[0].client is None:
         return
     if "client" in nodes.columns:
-        findings.say("the column 'client' was replaced by the names of the client folders")
+        report.say("the column 'client' was replaced by the names of the client folders")
     sizes = [len(column) for column in ids]
     nodes.columns["client"] = np.repeat([str(part.client) for part in parts], sizes)
     shared = len(joined) - len(joined.unique())
     if shared:
-        findings.say(f"{shared} ids are used by more than one client; they stay different nodes")
+        report.say(f"{shared} ids are used by more than one client; they stay different nodes")

@@ -24,19 +24,9 @@ from atoll.data.partition.plain import column, random
 from atoll.data.partition.plus import louvain_plus, metis_plus
 from atoll.data.partition.skew import dirichlet, feature_skew, topology_skew
 from atoll.data.source import GraphSet, Source
-from atoll.data.spec import parse_recipe
+from atoll.data.spec import Value, parse_recipe
 
-__all__ = [
-    "GRAPH_PARTITIONS",
-    "NODE_PARTITIONS",
-    "PARTITIONS",
-    "Option",
-    "Partition",
-    "Recipe",
-    "divide",
-]
-
-Option = int | float | str | bool | None | tuple[int, ...]
+Option = Value | None
 Recipe = Callable[..., list[np.ndarray]]
 """(source, clients, seed, *, options) -> the ids of each client; keyword-only = its options."""
 
@@ -119,12 +109,12 @@ def divide(
         The partition; no client is empty.
     """
     if recipe.startswith("column:"):
-        name, given = "column", {**options, "name": recipe.partition(":")[2]}
+        name, options = "column", {**options, "name": recipe.partition(":")[2]}
     else:
         name, named = parse_recipe(recipe)
-        given = {**named, **options}
+        options = {**named, **options}
     function = _recipe_for(source, name)
-    settings = _with_defaults(name, function, given)
+    settings = _with_defaults(name, function, options)
     check_seed(seed)
     if name != "column":
         _check_clients(source, recipe, clients)
@@ -142,9 +132,8 @@ def _recipe_for(source: Source | GraphSet, name: str) -> Recipe:
     is_set = isinstance(source, GraphSet)
     table = GRAPH_PARTITIONS if is_set else NODE_PARTITIONS
     if name not in table:
-        divides, given = (
-            ("one graph", "a set of graphs") if is_set else ("sets of graphs", "one graph")
-        )
+        divides = "one graph" if is_set else "sets of graphs"
+        given = "a set of graphs" if is_set else "one graph"
         raise ConfigError(
             f"partition '{name}' divides {divides}, but '{source.name}' is {given}; "
             f"choose one of: {', '.join(sorted(table))}"

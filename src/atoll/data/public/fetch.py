@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import http.client
 import os
-import re
 import ssl
 import urllib.error
 import urllib.parse
@@ -32,6 +31,7 @@ from atoll.data.public.untrusted import (
     check_pickles,
     check_published,
     loader_class,
+    parse_sums,
     quiet,
     sha256,
     unpack,
@@ -225,9 +225,7 @@ def _sums(source: str, work: Path) -> dict[str, str]:
         return {}
     if not path.is_file():
         return {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = (re.fullmatch(r"([0-9a-fA-F]{64}) [ *](.+)", line.strip()) for line in lines)
-    return {match[2]: match[1].lower() for match in found if match}
+    return parse_sums(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _check_sum(archive: Path, sums: dict[str, str]) -> None:

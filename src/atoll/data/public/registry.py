@@ -8,18 +8,21 @@ are there (loading never downloads; `data/public/fetch.py` does), and turns the 
 
 from __future__ import annotations
 
+import csv
 import os
 import re
-from collections.abc import Mapping
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import scipy.sparse as sp
 
 from atoll.core.errors import AtollError, ConfigError, DataError, unknown
-from atoll.data.public.untrusted import open_raw
+from atoll.data.public.untrusted import OGB_CLASS, open_raw
 from atoll.data.source import (
     TEST,
     TRAIN,
@@ -31,7 +34,10 @@ from atoll.data.source import (
     check_graph_set,
     check_source,
 )
-from atoll.data.spec import parse_recipe
+from atoll.data.spec import Value, parse_recipe
+
+if TYPE_CHECKING:
+    from torch_geometric.data import InMemoryDataset
 
 SPARSE_BELOW = 0.1
 """Features with a smaller share of non-zero entries are kept sparse."""
@@ -42,49 +48,23 @@ FEATURES = ("own", "degree")
 MAX_DEGREE_BYTES = 4 * 2**30
 """The largest one-hot degree matrix that is made without being asked for."""
 
-_PLANETOID = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-_GEOM_GCN = (
-    "raw/out1_node_feature_label.txt",
-    "raw/out1_graph_edges.txt",
-    *(f"raw/{{stem}}_split_0.6_0.2_{i}.npz" for i in range(10)),
-)
-_OGB = (
-    "RELEASE_v1.txt",  # without it OGB asks a question on the terminal
-    *(f"raw/{part}.csv.gz" for part in ("edge", "node-label", "node_year")),
-    *(f"raw/num-{part}-list.csv.gz" for part in ("node", "edge")),
-    *(f"split/time/{part}.csv.gz" for part in ("train", "valid", "test")),
-)
-_TU = tuple(f"raw/{{arg}}_{part}.txt" for part in ("A", "graph_indicator", "graph_labels"))
+_FILES = resources.files("atoll.data.public")
 
-_LAYOUT: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Planetoid": ("{arg}", tuple(f"raw/ind.{{low}}.{part}" for part in _PLANETOID)),
-    "Amazon": ("{arg}", ("raw/amazon_electronics_{low}.npz",)),
-    "Coauthor": ("{arg}", ("raw/ms_academic_{short}.npz",)),
-    "WikiCS": (".", ("raw/data.json",)),
-    "HeterophilousGraphDataset": ("{under}", ("raw/{under}.npz",)),
-    "WikipediaNetwork": ("{low}/geom_gcn", _GEOM_GCN),
-    "Actor": (".", _GEOM_GCN),
-    "WebKB": ("{low}", _GEOM_GCN),
-    "TUDataset": ("{arg}", _TU),
-    "PygNodePropPredDataset": ("{under}", ("raw/node-feat.csv.gz", *_OGB)),
-    "structure": ("{under}", _OGB),
-}
-"""By loader class: the folder that holds `raw/`, below the class's root, and what must be in it."""
 
-_UNSTATED = "not stated by its authors"
-_ORIGIN: dict[str, tuple[str, str]] = {
-    "Planetoid": ("Planetoid (Yang et al., 2016)", _UNSTATED),
-    "Amazon": ("Shchur et al., 2018", "MIT (gnn-benchmark)"),
-    "Coauthor": ("Shchur et al., 2018", "MIT (gnn-benchmark)"),
-    "WikiCS": ("Mernyei and Cangea, 2020", "MIT (wiki-cs-dataset)"),
-    "HeterophilousGraphDataset": ("Platonov et al., 2023", "MIT (heterophilous-graphs)"),
-    "WikipediaNetwork": ("Geom-GCN (Pei et al., 2020)", _UNSTATED),
-    "Actor": ("Geom-GCN (Pei et al., 2020)", _UNSTATED),
-    "WebKB": ("Geom-GCN (Pei et al., 2020)", _UNSTATED),
-    "TUDataset": ("TUDataset (Morris et al., 2020)", _UNSTATED),
-    "PygNodePropPredDataset": ("Open Graph Benchmark (Hu et al., 2020)", "ODC-BY"),
-    "structure": ("Open Graph Benchmark, without the node features", "ODC-BY"),
-}
+class Loader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a class of PyG or OGB finds its raw files; `loaders.toml` explains the fields."""
+
+    origin: str
+    licence: str
+    home: str
+    files: tuple[str, ...]
+    arguments: dict[str, str | bool]
+    folder: str | None = None
+
+
+_LOADERS = msgspec.convert(
+    tomllib.loads(_FILES.joinpath("loaders.toml").read_text(encoding="utf-8")), dict[str, Loader]
+)
 
 
 @dataclass(frozen=True)
@@ -121,29 +101,29 @@ class DatasetInfo:
         return "graph" if self.loader == "TUDataset" else "node"
 
     @property
-    def arguments(self) -> Mapping[str, Any]:  # whatever the third-party constructor takes
-        """What the loader class is called with, besides `root`."""
-        if self.loader == "WikiCS":
-            return {"is_undirected": False}  # as published; PyG would symmetrise
-        if self.loader == "TUDataset":
-            return {"name": self.label, "use_node_attr": True}  # `_graph_set` chooses the columns
-        return {} if self.loader == "Actor" else {"name": self.label}
+    def _loader(self) -> Loader:
+        return _LOADERS[self.loader]
+
+    @property
+    def arguments(self) -> dict[str, str | bool]:
+        """Keyword arguments of the loader class, besides `root`."""
+        given = self._loader.arguments.items()
+        return {k: self._fill(v) if isinstance(v, str) else v for k, v in given}
 
     @property
     def folder(self) -> str:
         """The loader class's `root`, below the data root."""
-        special = {_OGBN: ".", "structure": "ogbn_arxiv_NO_FEATURES"}
-        return special.get(self.loader, self.loader)
+        return self._loader.folder or self.loader
 
     @property
     def home(self) -> str:
         """The set's own folder below the data root: the one that holds `raw/`."""
-        return str(PurePosixPath(self.folder) / self._fill(_LAYOUT[self.loader][0]))
+        return str(PurePosixPath(self.folder) / self._fill(self._loader.home))
 
     @property
     def files(self) -> tuple[str, ...]:
         """The files that must be there, below `home`."""
-        return tuple(self._fill(file) for file in _LAYOUT[self.loader][1])
+        return tuple(map(self._fill, self._loader.files))
 
     @property
     def archive(self) -> str:
@@ -153,65 +133,29 @@ class DatasetInfo:
     @property
     def licence(self) -> str:
         """Terms of use, in a few words."""
-        return _ORIGIN[self.loader][1]
+        return self._loader.licence
 
     @property
     def origin(self) -> str:
         """Who published it."""
-        return _ORIGIN[self.loader][0]
+        return self._loader.origin
 
     def _fill(self, pattern: str) -> str:
         low = self.label.lower()
-        words = {"arg": self.label, "low": low, "short": low[:3], "under": low.replace("-", "_")}
-        return pattern.format(stem="film" if self.loader == "Actor" else low, **words)
+        return pattern.format(label=self.label, low=low, short=low[:3], under=low.replace("-", "_"))
 
 
-_HET, _TUD, _WIKI = "HeterophilousGraphDataset", "TUDataset", "WikipediaNetwork"
-_OGBN = "PygNodePropPredDataset"
-DATASETS: dict[str, DatasetInfo] = {
-    "cora": DatasetInfo("cora", "Planetoid", "Cora", 2708, 10556, 1433, 7),
-    "citeseer": DatasetInfo("citeseer", "Planetoid", "CiteSeer", 3327, 9104, 3703, 6),
-    "pubmed": DatasetInfo("pubmed", "Planetoid", "PubMed", 19717, 88648, 500, 3),
-    "photo": DatasetInfo("photo", "Amazon", "Photo", 7650, 238162, 745, 8),
-    "computers": DatasetInfo("computers", "Amazon", "Computers", 13752, 491722, 767, 10),
-    "cs": DatasetInfo("cs", "Coauthor", "CS", 18333, 163788, 6805, 15),
-    "physics": DatasetInfo("physics", "Coauthor", "Physics", 34493, 495924, 8415, 5),
-    "wikics": DatasetInfo("wikics", "WikiCS", "WikiCS", 11701, 297110, 300, 10),
-    "ogbn-arxiv": DatasetInfo("ogbn-arxiv", _OGBN, "ogbn-arxiv", 169343, 1166243, 128, 40),
-    "roman-empire": DatasetInfo("roman-empire", _HET, "Roman-empire", 22662, 65854, 300, 18),
-    "amazon-ratings": DatasetInfo("amazon-ratings", _HET, "Amazon-ratings", 24492, 186100, 300, 5),
-    "minesweeper": DatasetInfo(
-        "minesweeper", _HET, "Minesweeper", 10000, 78804, 7, 2, metric="auc"
-    ),
-    "tolokers": DatasetInfo("tolokers", _HET, "Tolokers", 11758, 1038000, 10, 2, metric="auc"),
-    "questions": DatasetInfo("questions", _HET, "Questions", 48921, 307080, 301, 2, metric="auc"),
-    "chameleon": DatasetInfo("chameleon", _WIKI, "chameleon", 2277, 36101, 2325, 5),
-    "squirrel": DatasetInfo("squirrel", _WIKI, "squirrel", 5201, 217073, 2089, 5),
-    "actor": DatasetInfo("actor", "Actor", "Actor", 7600, 30019, 932, 5),
-    "cornell": DatasetInfo("cornell", "WebKB", "Cornell", 183, 298, 1703, 5),
-    "texas": DatasetInfo("texas", "WebKB", "Texas", 183, 325, 1703, 5),
-    "wisconsin": DatasetInfo("wisconsin", "WebKB", "Wisconsin", 251, 515, 1703, 5),
-    "MUTAG": DatasetInfo("MUTAG", _TUD, "MUTAG", 3371, 7442, 7, 2, 188),
-    "BZR": DatasetInfo("BZR", _TUD, "BZR", 14479, 31070, 53, 2, 405),
-    "COX2": DatasetInfo("COX2", _TUD, "COX2", 19252, 40578, 35, 2, 467),
-    "DHFR": DatasetInfo("DHFR", _TUD, "DHFR", 32075, 67352, 53, 2, 756),
-    "PTC_MR": DatasetInfo("PTC_MR", _TUD, "PTC_MR", 4915, 10108, 18, 2, 344),
-    "AIDS": DatasetInfo("AIDS", _TUD, "AIDS", 31385, 64780, 38, 2, 2000),
-    "NCI1": DatasetInfo("NCI1", _TUD, "NCI1", 122747, 265506, 37, 2, 4110),
-    "ENZYMES": DatasetInfo("ENZYMES", _TUD, "ENZYMES", 19580, 74564, 3, 6, 600),
-    "DD": DatasetInfo("DD", _TUD, "DD", 334925, 1686092, 89, 2, 1178),
-    "PROTEINS": DatasetInfo("PROTEINS", _TUD, "PROTEINS", 43471, 162088, 3, 2, 1113),
-    "COLLAB": DatasetInfo("COLLAB", _TUD, "COLLAB", 372474, 24572158, 492, 3, 5000, 491),
-    "IMDB-BINARY": DatasetInfo(
-        "IMDB-BINARY", _TUD, "IMDB-BINARY", 19773, 193062, 136, 2, 1000, 135
-    ),
-    "IMDB-MULTI": DatasetInfo("IMDB-MULTI", _TUD, "IMDB-MULTI", 19502, 197806, 89, 3, 1500, 88),
-    # Real topology, labels, years and split; an accuracy on it means nothing.
-    "ogbn-arxiv-structure": DatasetInfo(
-        "ogbn-arxiv-structure", "structure", "ogbn-arxiv", 169343, 1166243, 0, 40
-    ),
-}
-"""Every set with published counts; any other TUDataset is `tu:NAME`."""
+def _read_datasets() -> dict[str, DatasetInfo]:
+    lines = _FILES.joinpath("datasets.csv").read_text(encoding="utf-8").splitlines()
+    rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(lines)]
+    return {row["name"]: msgspec.convert(row, DatasetInfo, strict=False) for row in rows}
+
+
+DATASETS = _read_datasets()
+"""Every set with published counts; any other TUDataset is `tu:NAME`.
+
+An accuracy on `ogbn-arxiv-structure` means nothing: it has no features.
+"""
 
 _MOLECULES = ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1")
 _BIOCHEM = (*_MOLECULES, "ENZYMES", "DD", "PROTEINS")
@@ -248,7 +192,7 @@ def dataset_info(name: str) -> DatasetInfo:
     raise ConfigError(f"{sentence} (any other TUDataset is written 'tu:NAME')")
 
 
-def parse_name(text: str) -> tuple[str, dict[str, Any]]:
+def parse_name(text: str) -> tuple[str, dict[str, Value]]:
     """A set's or a group's name and its options: "PROTEINS:features=degree", "tu:NAME"."""
     prefix = text[:3] if text.lower().startswith("tu:") else ""
     name, options = parse_recipe(text[len(prefix) :])
@@ -339,7 +283,13 @@ def load_dataset(
         ) from error
 
 
-def load_group(name: str, root: str | Path | None = None, **options: Any) -> GraphGroup:
+def load_group(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    features: str = "own",
+    max_degree: int | None = None,
+) -> GraphGroup:
     """Load GCFL's group of data sets with this name, or sets joined by "+"; options as for each."""
     sets, base = sets_of_group(name), data_root(root)
     absent = [one for one in sets if not is_present(one, base)]
@@ -348,11 +298,11 @@ def load_group(name: str, root: str | Path | None = None, **options: Any) -> Gra
             f"group '{name.lower()}' needs data sets that are not in {base}: {', '.join(absent)}; "
             f"get them with: atoll data fetch {' '.join(absent)}"
         )
-    loaded = (load_dataset(one, base, **options) for one in sets)
+    loaded = (load_dataset(one, base, features=features, max_degree=max_degree) for one in sets)
     return GraphGroup(name.lower(), tuple(one for one in loaded if isinstance(one, GraphSet)))
 
 
-def _source(info: DatasetInfo, dataset: Any, split_index: int) -> Source:
+def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> Source:
     """One graph of PyG or OGB as a `Source`."""
     data = dataset[0]
     y = data.y.reshape(-1).numpy().astype(np.int64)
@@ -360,7 +310,7 @@ def _source(info: DatasetInfo, dataset: Any, split_index: int) -> Source:
     if np.count_nonzero(x) < SPARSE_BELOW * x.size:
         x = sp.csr_array(x)
     masks: list[np.ndarray] = []
-    if info.loader == _OGBN:
+    if info.loader == OGB_CLASS:
         order = dataset.get_idx_split()
         masks = [np.isin(np.arange(y.size), order[part]) for part in ("train", "valid", "test")]
     elif "train_mask" in data:
@@ -413,7 +363,9 @@ def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
     )
 
 
-def _graph_set(info: DatasetInfo, dataset: Any, features: str, max_degree: int | None) -> GraphSet:
+def _graph_set(
+    info: DatasetInfo, dataset: InMemoryDataset, features: str, max_degree: int | None
+) -> GraphSet:
     """A TUDataset, which PyG stores end to end already, as a `GraphSet`."""
     data, slices = dataset._data, dataset.slices  # the storage itself; iterating would copy it
     if data.y is None or data.y.is_floating_point() or data.y.dim() != 1:
