@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -143,12 +142,7 @@ def check_graph_set(source: GraphSet) -> GraphSet:
             "leave them out"
         )
     _check_finite(source)
-    wrong = np.flatnonzero((source.y >= source.classes) | (source.y < -1))
-    if wrong.size:
-        raise DataError(
-            f"data '{name}': graph {int(wrong[0])} has label {int(source.y[wrong[0]])}; labels are "
-            f"0 to {source.classes - 1}, or -1 where unknown"
-        )
+    _check_labels(source, "graph")
     owner = source.graph_of_node()
     if source.edges.size and (source.edges.min() < 0 or source.edges.max() >= owner.size):
         raise DataError(f"data '{name}' has an edge to a node that is not there")
@@ -158,20 +152,24 @@ def check_graph_set(source: GraphSet) -> GraphSet:
 
 
 def _check_finite(source: Source | GraphSet) -> None:
-    given: Any = source.x
-    stored = given.tocoo() if sp.issparse(given) else given
-    bad = ~np.isfinite(stored.data if sp.issparse(source.x) else stored)
-    if not bad.any():
+    entries = source.x.tocoo() if sp.issparse(source.x) else None
+    bad = np.argwhere(~np.isfinite(source.x if entries is None else entries.data))
+    if not bad.size:
         return
-    if sp.issparse(source.x):
-        first = int(np.flatnonzero(bad)[0])
-        row, column = int(stored.row[first]), int(stored.col[first])
-    else:
-        row, column = (int(i) for i in np.argwhere(bad)[0])
+    row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
     raise DataError(
         f"data '{source.name}' has a NaN or infinite feature at node {row}, column {column} "
-        f"({int(bad.sum())} in all); replace such values before training"
+        f"({len(bad)} in all); replace such values before training"
     )
+
+
+def _check_labels(source: Source | GraphSet, kind: str) -> None:
+    wrong = np.flatnonzero((source.y >= source.classes) | (source.y < -1))
+    if wrong.size:
+        raise DataError(
+            f"data '{source.name}': {kind} {wrong[0]} has label {source.y[wrong[0]]}; labels are "
+            f"0 to {source.classes - 1}, or -1 where unknown"
+        )
 
 
 def check_source(source: Source) -> Source:
@@ -182,12 +180,7 @@ def check_source(source: Source) -> Source:
     _check_finite(source)
     if source.y.shape != (n,):
         raise DataError(f"data '{name}' has {source.y.shape[0]} labels for {n} nodes")
-    if source.y.size and (source.y.max() >= source.classes or source.y.min() < -1):
-        bad = int(np.flatnonzero((source.y >= source.classes) | (source.y < -1))[0])
-        raise DataError(
-            f"data '{name}': node {bad} has label {int(source.y[bad])}; labels are 0 to "
-            f"{source.classes - 1}, or -1 where unknown"
-        )
+    _check_labels(source, "node")
     if source.edges.shape[1] and (source.edges.min() < 0 or source.edges.max() >= n):
         outside = source.edges[(source.edges < 0) | (source.edges >= n)]
         raise DataError(

@@ -17,12 +17,11 @@ import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.partition.checks import check_seed, check_whole
-from atoll.data.partition.gcfl import gcfl_oneds
+from atoll.data.partition.label_mix import louvain_plus, metis_plus
 from atoll.data.partition.louvain import louvain, louvain_fedgta, louvain_fedtad, louvain_openfgl
 from atoll.data.partition.metis import metis, metis_overlap, metis_recursive
 from atoll.data.partition.plain import column, random
-from atoll.data.partition.plus import louvain_plus, metis_plus
-from atoll.data.partition.skew import dirichlet, feature_skew, topology_skew
+from atoll.data.partition.skew import dirichlet, feature_skew, gcfl_oneds, topology_skew
 from atoll.data.source import GraphSet, Source
 from atoll.data.spec import Value, parse_recipe
 

@@ -63,23 +63,13 @@ def louvain_fedgta(
     """
     check_compat(compat, "duplicates")
     target = source.num_nodes // clients
-    rule = PackingRule(
-        piece=target,
-        room=target + 1,
-        full=target + 1,
-        no_room=stay,
-        duplicates=compat == "duplicates",
-    )
+    rule = PackingRule(target, target + 1, target + 1, stay, duplicates=compat == "duplicates")
     return pack(groups_of(networkx_louvain(source, seed)), clients, rule)
 
 
 def _about(target: int, slack: int, compat: str | None = None) -> PackingRule:
-    return PackingRule(
-        piece=target - slack,
-        room=max(target + slack - 1, target),
-        full=target,
-        no_room=smallest if compat is None else mistaken_smallest,
-    )
+    no_room = smallest if compat is None else mistaken_smallest
+    return PackingRule(target - slack, max(target + slack - 1, target), target, no_room)
 
 
 def _public_rule(

@@ -22,8 +22,7 @@ def metis(source: Source, clients: int, seed: int, *, reseed: bool = False) -> l
     to be coarsened (about a thousand nodes).
     """
     check_flag("reseed", reseed)
-    labels = metis_labels(source, clients, False, seed if reseed else None)
-    return top_up(members(labels, clients))
+    return _clients(source, clients, False, seed if reseed else None)
 
 
 def metis_recursive(
@@ -31,8 +30,13 @@ def metis_recursive(
 ) -> list[np.ndarray]:
     """METIS as OpenFGL calls it: recursive bisection up to 8 clients, k-way above."""
     check_flag("reseed", reseed)
-    labels = metis_labels(source, clients, None, seed if reseed else None)
-    return top_up(members(labels, clients))
+    return _clients(source, clients, None, seed if reseed else None)
+
+
+def _clients(
+    source: Source, clients: int, recursive: bool | None, seed: int | None = None
+) -> list[np.ndarray]:
+    return top_up(members(metis_labels(source, clients, recursive, seed), clients))
 
 
 def metis_overlap(
@@ -76,7 +80,7 @@ def _halves(
             f"{source.num_nodes} nodes for {communities} communities; "
             f"use at most {source.num_nodes // 2 * per_community} clients"
         )
-    parts = top_up(members(metis_labels(source, communities, False), communities))
+    parts = _clients(source, communities, False)
     if min(map(len, parts)) < 2:
         raise DataError(
             f"METIS left a community of one node when it cut '{source.name}' into {communities}, "
