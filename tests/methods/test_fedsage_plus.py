@@ -40,7 +40,7 @@ from atoll.nn.neighgen import (
     mended_sage,
     some_neighbours,
 )
-from atoll.nn.slots import used_places
+from atoll.nn.neighgen_slots import used_places
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 NET = GraphSAGE(FEATURES, CLASSES, hidden=6, dropout=0.4)

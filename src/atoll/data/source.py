@@ -152,7 +152,7 @@ def check_graph_set(source: GraphSet) -> GraphSet:
 
 
 def _check_finite(source: Source | GraphSet) -> None:
-    entries = source.x.tocoo() if sp.issparse(source.x) else None
+    entries = sp.coo_array(source.x) if sp.issparse(source.x) else None
     bad = np.argwhere(~np.isfinite(source.x if entries is None else entries.data))
     if not bad.size:
         return

@@ -77,8 +77,8 @@ from atoll.nn.neighgen import (
     random_order,
     some_neighbours,
 )
+from atoll.nn.neighgen_slots import Places, used_places
 from atoll.nn.sage import GraphSAGE
-from atoll.nn.slots import Places, used_places
 from atoll.nn.vgae import node_normal
 
 SHOWN = "other clients answer with the gradient of their feature loss; generated, never real rows"

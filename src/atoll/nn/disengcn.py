@@ -25,7 +25,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from types import ModuleType
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,7 +39,17 @@ from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
-from atoll.nn.ops import NO_SECOND_DERIVATIVE, _bags, matmul, on_gpu
+from atoll.nn.ops import (
+    NO_SECOND_DERIVATIVE,
+    Context,
+    Dims,
+    Gradients,
+    Vmap,
+    as_batch,
+    bags,
+    matmul,
+    on_gpu,
+)
 
 CACHED = 1 << 20
 """Most numbers of a per-node tensor that a routing pass works on at once, on a CPU."""
@@ -157,19 +168,13 @@ def _between(key: Tensor, n_in: int, n_out: int) -> Tensor:
 def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
     """One routing layer on x, (N, K * hidden), without its activation."""
     e = edges
-    out: Tensor = _Route.apply(  # type: ignore[no-untyped-call]
-        factors,
-        iterations,
-        x,
-        e.offsets,
-        e.columns,
-        e.rows,
-        e.values,
-        e.t_offsets,
-        e.t_columns,
-        e.t_order,
-    )[0]
+    matrix = (e.offsets, e.columns, e.rows, e.values, e.t_offsets, e.t_columns, e.t_order)
+    out: Tensor = _Route.apply(factors, iterations, x, *matrix)[0]  # type: ignore[no-untyped-call]
     return out
+
+
+class _RouteContext(Context, Protocol):
+    factors: int
 
 
 class _Route(Function):
@@ -193,22 +198,26 @@ class _Route(Function):
         return _side_by_side(u), torch.stack(shares)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.factors = inputs[0]
+    def setup_context(
+        ctx: _RouteContext,
+        inputs: tuple[int, int, *tuple[Tensor, ...]],
+        output: tuple[Tensor, Tensor],
+    ) -> None:
+        ctx.factors, _, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1], *inputs[2:])
+        ctx.save_for_backward(output[1], *tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    def backward(ctx: _RouteContext, grad: Tensor, _: Tensor) -> Gradients:
         shares, x, *matrix = ctx.saved_tensors
         by_x = _RouteBack.apply(ctx.factors, shares, grad, x, *matrix)  # type: ignore[no-untyped-call]
         return (None, None, by_x, *[None] * len(matrix))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, factors: int, iterations: int, x: Tensor, *matrix: Tensor
-    ) -> Any:
-        x = _batch(x, in_dims[2], info.batch_size)
+        info: Vmap, in_dims: Dims, factors: int, iterations: int, x: Tensor, *matrix: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        x = as_batch(x, in_dims[2], info.batch_size)
         outs, kept = [], []
         for some, joined in _programs(x, matrix, in_dims[3:]):
             out, shares = _Route.apply(factors, iterations, x[some].flatten(0, 1), *joined)  # type: ignore[no-untyped-call]
@@ -256,21 +265,20 @@ class _RouteBack(Function):
         return _side_by_side(_scale_back(by_start.add_(by_u), start, start_scale))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Context, inputs: tuple[object, ...], output: Tensor) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
         raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, factors: int, shares: Tensor, grad: Tensor, x: Tensor, *matrix: Any
+        info: Vmap, in_dims: Dims, factors: int, shares: Tensor, *args: Tensor
     ) -> tuple[Tensor, int]:
-        grad, x = (
-            _batch(t, dim, info.batch_size) for t, dim in ((grad, in_dims[2]), (x, in_dims[3]))
-        )
-        shares = shares.movedim(in_dims[1], 2)
+        grad, x = (as_batch(args[i], in_dims[2 + i], info.batch_size) for i in range(2))
+        assert in_dims[1] is not None
+        matrix, shares = args[2:], shares.movedim(in_dims[1], 2)
         outs = []
         for some, joined in _programs(x, matrix, in_dims[4:]):
             dense = (grad[some].flatten(0, 1), x[some].flatten(0, 1))
@@ -279,17 +287,13 @@ class _RouteBack(Function):
         return torch.cat(outs), 0
 
 
-def _kernels(x: Tensor) -> Any:
+def _kernels(x: Tensor) -> ModuleType | None:
     """`routing_kernels`, where they can work on x; None elsewhere."""
     if not on_gpu(x):
         return None
     from atoll.nn.kernels import routing as routing_kernels
 
     return routing_kernels
-
-
-def _batch(dense: Tensor, dim: int | None, size: int) -> Tensor:
-    return dense.expand(size, *dense.shape) if dim is None else dense.movedim(dim, 0)
 
 
 def _programs(
@@ -332,16 +336,15 @@ class _Edges(NamedTuple):
     @staticmethod
     def of(matrix: Sequence[Tensor], factors: int) -> _Edges:
         offsets, columns, rows, values, t_offsets, t_columns, t_order = matrix
-        real = (values != 0).to(values.dtype)
         nodes, entries = offsets.shape[0], rows.shape[0]
         return _Edges(
-            offsets=_copies(offsets, factors, entries),
-            columns=_copies(columns, factors, nodes),
-            rows=_copies(rows, factors, nodes),
-            real=real,
-            t_offsets=_copies(t_offsets, factors, entries),
-            t_columns=_copies(t_columns, factors, nodes),
-            t_order=t_order,
+            _copies(offsets, factors, entries),
+            _copies(columns, factors, nodes),
+            _copies(rows, factors, nodes),
+            (values != 0).to(values.dtype),
+            _copies(t_offsets, factors, entries),
+            _copies(t_columns, factors, nodes),
+            t_order,
         )
 
     def dot(self, targets: Tensor, sources: Tensor) -> Tensor:
@@ -357,13 +360,13 @@ class _Edges(NamedTuple):
     def gather(self, weight: Tensor, sources: Tensor) -> Tensor:
         """Of every node: the weighted sum over the edges that end there."""
         flat = sources.flatten(0, 1)
-        return _bags(flat, self.columns, self.offsets, weight.flatten()).view_as(sources)
+        return bags(flat, self.columns, self.offsets, weight.flatten()).view_as(sources)
 
     def scatter(self, weight: Tensor, targets: Tensor) -> Tensor:
         """Of every node: the weighted sum over the edges that start there."""
         weight = weight.index_select(1, self.t_order).flatten()
         flat = targets.flatten(0, 1)
-        return _bags(flat, self.t_columns, self.t_offsets, weight).view_as(targets)
+        return bags(flat, self.t_columns, self.t_offsets, weight).view_as(targets)
 
 
 def _copies(index: Tensor, count: int, step: int) -> Tensor:

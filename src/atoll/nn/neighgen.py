@@ -1,4 +1,4 @@
-"""NeighGen, which makes up the neighbours that a node may have lost, and GraphSAGE that hears them.
+"""FedSage+: NeighGen makes the neighbours that a node may have lost; GraphSAGE reads them.
 
     z_v = GraphSAGE(v);   n̂_v = relu(w z_v + b);   x̂_v = tanh(W3 relu(W2 relu(W1 (z_v + noise))))
 
@@ -9,7 +9,7 @@ node is v, so that a layer on the mended graph needs no larger graph:
     h_vk <- W_n h_v + W_s h_vk + b
 
 Most slots are not used (on Cora 29 of 30). Where a number may be read, on a CPU, a neighbour is
-made only where one is used (`nn.slots`); elsewhere shapes must not depend on numbers.
+made only where one is used (`nn.neighgen_slots`); elsewhere shapes must not depend on numbers.
 
 Shapes: N nodes, p slots for made neighbours, D features, x̂ (N, p, D), at R places (R, 1, D).
 """
@@ -26,9 +26,9 @@ from atoll.core.graph import Graph, Sparse
 from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree, record
 from atoll.nn.init import linear
+from atoll.nn.neighgen_slots import Places
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
 from atoll.nn.sage import GraphSAGE
-from atoll.nn.slots import Places
 
 
 @record

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,27 @@ from atoll.core.graph import Distinct, Matrix, Sparse
 from atoll.core.vmap.stacks import call
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
+
+Dims = tuple[int | None, ...]
+"""For each argument of a `vmap` rule the axis of the clients; None where it is one for all."""
+Gradients = tuple[Tensor | None, ...]
+
+
+class Context(Protocol):
+    """What torch carries from the forward to the backward pass of a `Function`."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+class Vmap(Protocol):
+    """What torch passes to a `vmap` rule."""
+
+    batch_size: int
 
 
 NARROW = 16
@@ -127,7 +148,7 @@ def _call(function: type[Function], *args: Tensor | None) -> Tensor:
     return out
 
 
-def _bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
+def bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
     """out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]]."""
     if index.numel() == 0:
         return dense.new_zeros(offsets.shape[0], dense.shape[1])
@@ -160,7 +181,7 @@ launch.
 
 
 def _csr_bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
-    """`_bags` as the product of a compressed-row matrix."""
+    """`bags` as the product of a compressed-row matrix."""
     ends = torch.cat([offsets, offsets.new_full((1,), index.numel())])
     values = dense.new_ones(index.numel()) if weight is None else weight.contiguous()
     _quiet()
@@ -187,23 +208,24 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _joined(args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+def as_batch(dense: Tensor, dim: int | None, size: int) -> Tensor:
+    """(size, ...), the clients in front; one tensor for all is repeated without a copy."""
+    return dense.expand(size, *dense.shape) if dim is None else dense.movedim(dim, 0)
+
+
+def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
     """A stacked matrix's tensors -> their blocks end to end."""
     out: list[Tensor | None] = []
     for arg, dim in zip(args, dims, strict=True):
-        if arg is None:
-            out.append(None)
-            continue
-        if dim is None:
+        if arg is not None and dim is None:
             raise RuntimeError("a sparse matrix must be stacked whole: all of its tensors or none")
-        out.append(arg.movedim(dim, 0).flatten(0, 1))
+        out.append(None if arg is None or dim is None else arg.movedim(dim, 0).flatten(0, 1))
     return out
 
 
 def _blocks(dense: Tensor, dim: int | None, size: int) -> Tensor:
     """Many dense matrices -> one below the other; one for all is repeated."""
-    batch = dense.expand(size, *dense.shape) if dim is None else dense.movedim(dim, 0)
-    return batch.flatten(0, 1)
+    return as_batch(dense, dim, size).flatten(0, 1)
 
 
 def _unblocks(out: Tensor, size: int) -> Tensor:
@@ -221,7 +243,32 @@ def _unwide(out: Tensor, size: int) -> Tensor:
     return out.reshape(out.shape[0], size, out.shape[1] // size).movedim(1, 0)
 
 
-class _Narrow(Function):
+class _KeepsInputs(Function):
+    """An op whose backward pass reads its inputs."""
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class _OnSegments(Function):
+    """An op on (dense, *index tensors), whose backward pass reads the index tensors."""
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @classmethod
+    def vmap(cls, info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        dense, *index = args
+        size, (dense_dim, *dims) = info.batch_size, in_dims
+        if dims[0] is None and dense_dim is not None:
+            return _unwide(_call(cls, _wide(dense, dense_dim), *index), size), 0
+        out = _call(cls, _blocks(dense, dense_dim, size), *_joined(index, tuple(dims)))
+        return _unblocks(out, size), 0
+
+
+class _Narrow(_KeepsInputs):
     """A dense product with few columns, from the other side; everything it gives is contiguous."""
 
     @staticmethod
@@ -229,57 +276,39 @@ class _Narrow(Function):
         return (dense.mT @ matrix.mT).mT.contiguous()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
         matrix, dense = ctx.saved_tensors
         by_matrix = grad @ dense.mT if ctx.needs_input_grad[0] else None
         by_dense = (grad.mT @ matrix).mT if ctx.needs_input_grad[1] else None
         return by_matrix, by_dense
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        both = [
-            arg.expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-            for arg, dim in zip(args, in_dims, strict=True)
-        ]
-        return _call(_Narrow, *both), 0
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        pairs = zip(args, in_dims, strict=True)
+        return _call(_Narrow, *(as_batch(arg, dim, info.batch_size) for arg, dim in pairs)), 0
 
 
-class _Product(Function):
+class _Product(_KeepsInputs):
     """The arguments are the tensors of the matrix, ordered as in `matmul`, then dense."""
 
     @staticmethod
     def forward(*args: Tensor) -> Tensor:
         offsets, columns, values, *_, dense = args
-        return _bags(dense, columns, offsets, values)
+        return bags(dense, columns, offsets, values)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        offsets, columns, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
-        by_value = by_dense = None
-        if ctx.needs_input_grad[2]:
-            by_value = _by_value(grad, dense, rows, columns)
-        if ctx.needs_input_grad[7]:
-            by_dense = _call(
-                _Product, t_offsets, t_columns, t_values, None, offsets, columns, values, grad
-            )
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        by_value, by_dense = _product_gradients(ctx, grad, ctx.saved_tensors[1])
         return None, None, by_value, None, None, None, None, by_dense
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
         *matrix, dense = args
         *dims, dense_dim = in_dims
         size = info.batch_size
-        if all(dim is None for dim in dims):
+        if dense_dim is not None and all(dim is None for dim in dims):
             return _unwide(_call(_Product, *matrix, _wide(dense, dense_dim)), size), 0
-        joined = _joined(matrix, dims)
+        joined = _joined(matrix, tuple(dims))
         if dense_dim is None:
             out = _call(_SharedProduct, *joined, dense)
         else:
@@ -287,50 +316,50 @@ class _Product(Function):
         return _unblocks(out, size), 0
 
 
-class _SharedProduct(Function):
+class _SharedProduct(_KeepsInputs):
     """Block-diagonal matrix @ (the same dense matrix below itself, never copied)."""
 
     @staticmethod
     def forward(*args: Tensor) -> Tensor:
         offsets, columns, values, *_, dense = args
-        return _bags(dense, columns.remainder(dense.shape[0]), offsets, values)
+        return bags(dense, columns.remainder(dense.shape[0]), offsets, values)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        offsets, columns, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
-        by_value = by_dense = None
-        if ctx.needs_input_grad[2]:
-            by_value = _by_value(grad, dense, rows, columns.remainder(dense.shape[0]))
-        if ctx.needs_input_grad[7]:
-            blocks = _call(
-                _Product, t_offsets, t_columns, t_values, None, offsets, columns, values, grad
-            )
-            by_dense = _unblocks(blocks, blocks.shape[0] // dense.shape[0]).sum(0)
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        columns, rows = ctx.saved_tensors[1], ctx.saved_tensors[-1].shape[0]
+        by_value, blocks = _product_gradients(ctx, grad, columns.remainder(rows))
+        by_dense = None if blocks is None else _unblocks(blocks, blocks.shape[0] // rows).sum(0)
         return None, None, by_value, None, None, None, None, by_dense
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
         *matrix, dense = args
         *dims, dense_dim = in_dims
-        size, joined = info.batch_size, _joined(matrix, dims)
+        size, joined = info.batch_size, _joined(matrix, tuple(dims))
         if dense_dim is None:
             return _unblocks(_call(_SharedProduct, *joined, dense), size), 0
         # Seeds around clients: each seed has a dense matrix of its own, the same for its clients.
         dense = dense.movedim(dense_dim, 0)
-        clients = joined[4].shape[0] // (size * dense.shape[1])
-        blocks = dense.unsqueeze(1).expand(-1, clients, -1, -1).flatten(0, 2)
-        return _unblocks(_call(_Product, *joined, blocks), size), 0
+        rows = args[4].numel()  # t_offsets: one for each row of the dense matrices
+        blocks = dense.unsqueeze(1).expand(-1, rows // (size * dense.shape[1]), -1, -1)
+        return _unblocks(_call(_Product, *joined, blocks.flatten(0, 2)), size), 0
 
 
-def _by_value(grad: Tensor, dense: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
-    # Only a product with a transpose has no rows, and only a backward pass makes one.
-    if rows is None:
-        raise RuntimeError(NO_SECOND_DERIVATIVE)
-    return _call(_EntryDot, grad, dense, rows, columns)
+def _product_gradients(
+    ctx: Context, grad: Tensor, columns: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """By the values, whose entries read these rows of dense, and by dense, block below block."""
+    offsets, joined, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
+    by_value = by_dense = None
+    if ctx.needs_input_grad[2]:
+        # Only a product with a transpose has no rows, and only a backward pass makes one.
+        if rows is None:
+            raise RuntimeError(NO_SECOND_DERIVATIVE)
+        by_value = _call(_EntryDot, grad, dense, rows, columns)
+    if ctx.needs_input_grad[7]:
+        transposed = (t_offsets, t_columns, t_values, None)
+        by_dense = _call(_Product, *transposed, offsets, joined, values, grad)
+    return by_value, by_dense
 
 
 _PIECE = 1 << 22
@@ -352,33 +381,29 @@ class _EntryDot(Function):
         return torch.cat([(a.index_select(0, r) * b.index_select(0, c)).sum(-1) for r, c in parts])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
         raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        size = info.batch_size
-        sides, index = list(args[:2]), list(args[2:])
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        size, sides, index = info.batch_size, list(args[:2]), args[2:]
         if in_dims[2] is None:
-            a, b = (
-                side.expand(size, *side.shape) if dim is None else side.movedim(dim, 0)
-                for side, dim in zip(sides, in_dims, strict=False)
-            )
+            a, b = (as_batch(side, dim, size) for side, dim in zip(sides, in_dims, strict=False))
             return (a.index_select(1, index[0]) * b.index_select(1, index[1])).sum(-1), 0
-        index = _joined(index, in_dims[2:])
+        joined = [part for part in _joined(index, in_dims[2:]) if part is not None]
         for which, dim in enumerate(in_dims[:2]):
             if dim is None:
-                index[which] = index[which].remainder(sides[which].shape[0])
+                joined[which] = joined[which].remainder(sides[which].shape[0])
             else:
                 sides[which] = _blocks(sides[which], dim, size)
-        return _unblocks(_call(_EntryDot, *sides, *index), size), 0
+        return _unblocks(_call(_EntryDot, *sides, *joined), size), 0
 
 
-class _Gather(Function):
+class _Gather(_OnSegments):
     """dense[index]; its backward pass sums over the bags that (offsets, order) describe."""
 
     @staticmethod
@@ -388,13 +413,14 @@ class _Gather(Function):
         return dense.index_select(0, index)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
+    def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+        _OnSegments.setup_context(ctx, inputs, output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
-        index, offsets, order = ctx.saved_tensors
+    def backward(ctx: Context, grad: Tensor | None) -> Gradients:
+        saved: tuple[Tensor | None, ...] = ctx.saved_tensors
+        index, offsets, order = saved
         # The values of a transpose (`with_values`) have no offsets and never get a gradient.
         if grad is None:
             return None, None, None, None
@@ -402,55 +428,35 @@ class _Gather(Function):
             return _call(_RowSum, grad, offsets, index), None, None, None
         return _call(_BagSum, grad, order, offsets, index), None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _segment_rule(_Gather, info.batch_size, in_dims, args)
 
-
-class _BagSum(Function):
+class _BagSum(_OnSegments):
     """Sum of entries over bags: entry order[e] belongs to the bag that offsets gives e."""
 
     @staticmethod
     def forward(entries: Tensor, order: Tensor, offsets: Tensor, index: Tensor) -> Tensor:
-        return _bags(entries, order, offsets, None)
+        return bags(entries, order, offsets, None)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
         order, offsets, index = ctx.saved_tensors
         return _call(_Gather, grad, index, offsets, order), None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _segment_rule(_BagSum, info.batch_size, in_dims, args)
 
-
-class _RowSum(Function):
+class _RowSum(_OnSegments):
     """Sum of entries, which stand in row order, over each row."""
 
     @staticmethod
     def forward(entries: Tensor, offsets: Tensor, rows: Tensor) -> Tensor:
         order = torch.arange(entries.shape[0], dtype=offsets.dtype, device=offsets.device)
-        return _bags(entries, order, offsets, None)
+        return bags(entries, order, offsets, None)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
         offsets, rows = ctx.saved_tensors
         return _call(_Gather, grad, rows, offsets, None), None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _segment_rule(_RowSum, info.batch_size, in_dims, args)
 
-
-class _RowMax(Function):
+class _RowMax(_OnSegments):
     """Largest entry of each row; zero for a row without entries. Not differentiable."""
 
     @staticmethod
@@ -461,24 +467,9 @@ class _RowMax(Function):
         return functional.embedding_bag(order, entries.contiguous(), offsets, mode="max")
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
         return None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _segment_rule(_RowMax, info.batch_size, in_dims, args)
-
-
-def _segment_rule(
-    function: type[Function], size: int, dims: tuple[Any, ...], args: tuple[Any, ...]
-) -> tuple[Tensor, int]:
-    """The vmap rule of an op on (dense, *index tensors)."""
-    dense, *index = args
-    if dims[1] is None:
-        return _unwide(_call(function, _wide(dense, dims[0]), *index), size), 0
-    out = _call(function, _blocks(dense, dims[0], size), *_joined(index, dims[1:]))
-    return _unblocks(out, size), 0

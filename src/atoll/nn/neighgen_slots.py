@@ -1,4 +1,4 @@
-"""Work at some slots of some nodes: those that are used, where shapes may depend on numbers.
+"""FedSage+: work only at the slots of made neighbours that are used, on a CPU.
 
 Clients in one program get as many places as the one that needs most. Products know how many rows
 each client really has, and leave the others zero: on Cora clients with 8 and with 105 made
@@ -10,7 +10,7 @@ Shapes: N nodes with p slots each, R places in n nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from torch.nn import functional
 from atoll.core.random import dropout
 from atoll.core.tree import record, static
 from atoll.core.vmap.stacks import call, current_batch, known
+from atoll.nn.ops import Context, Dims, Gradients, Vmap, as_batch
+
+Counts = tuple[tuple[int, ...], ...]
+Sizes = tuple[int, ...]
 
 
 @record
@@ -37,8 +41,8 @@ class Places:
     """
 
     nodes: Tensor
-    sizes: tuple[int, ...] = static(())
-    counts: tuple[tuple[int, ...], ...] = static(())
+    sizes: Sizes = static(())
+    counts: Counts = static(())
     shape: tuple[int, int] = static((0, 0))
 
     def at(self, rows: Tensor) -> Tensor:
@@ -71,7 +75,7 @@ class Places:
         return functional.pad(rows.squeeze(1), (0, 0, 1, 0))[self.onto(which)]
 
     def dropped(
-        self, rows: Tensor, key: Tensor | None, ids: Tensor, rate: Any, *purpose: int | str
+        self, rows: Tensor, key: Tensor | None, ids: Tensor, rate: float, *purpose: int | str
     ) -> Tensor:
         """Dropout of (R, 1, C), as `dropout` of (N, p C) would leave each place."""
         if key is None:
@@ -117,7 +121,9 @@ def used_places(used: Tensor) -> Places | None:
     return Places(nodes, tuple(sizes), counts, (used.shape[0], used.shape[1]))
 
 
-def _at_each(function: type[Function], given: tuple[Tensor, ...], *fixed: Any) -> Tensor:
+def _at_each(
+    function: type[Function], given: tuple[Tensor, ...], *fixed: Counts | Sizes | int
+) -> Tensor:
     """A function of stacks, for one client or for all behind `vmap`."""
     if current_batch() is not None:
         found: Tensor = call(function, *given, *fixed)
@@ -126,9 +132,7 @@ def _at_each(function: type[Function], given: tuple[Tensor, ...], *fixed: Any) -
     return stacked.squeeze(0)
 
 
-def _pieces(
-    counts: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
-) -> Iterator[tuple[int, int, slice]]:
+def _pieces(counts: Counts, sizes: Sizes) -> Iterator[tuple[int, int, slice]]:
     """For each client and slot the rows that are used, if any."""
     for client, own in enumerate(counts):
         first = 0
@@ -138,19 +142,23 @@ def _pieces(
             first += size
 
 
+class _PlacesContext(Context, Protocol):
+    counts: Counts
+    sizes: Sizes
+    width: int
+
+
 class _OnStacks(Function):
     """Functions of stacks, (K, ...), which a `vmap` only has to find."""
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        stacks = []
-        for arg, dim in zip(args, in_dims, strict=True):
-            if not isinstance(arg, Tensor):
-                stacks.append(arg)
-            elif dim is None:
-                stacks.append(arg.expand(info.batch_size, *arg.shape))
-            else:
-                stacks.append(arg.movedim(dim, 0))
+    def vmap(
+        cls, info: Vmap, in_dims: Dims, *args: Tensor | Counts | Sizes | int
+    ) -> tuple[Tensor, int]:
+        stacks = [
+            as_batch(arg, dim, info.batch_size) if isinstance(arg, Tensor) else arg
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
         return call(cls, *stacks), 0
 
 
@@ -158,19 +166,21 @@ class _Product(_OnStacks):
     """Rows (K, R, C) by weights (K, C, O), where rows are used; zero elsewhere."""
 
     @staticmethod
-    def forward(rows: Tensor, weight: Tensor, counts: Any, sizes: Any) -> Tensor:
+    def forward(rows: Tensor, weight: Tensor, counts: Counts, sizes: Sizes) -> Tensor:
         out = rows.new_zeros(*rows.shape[:2], weight.shape[-1])
         for i, _, piece in _pieces(counts, sizes):
             torch.mm(rows[i, piece], weight[i], out=out[i, piece])
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(
+        ctx: _PlacesContext, inputs: tuple[Tensor, Tensor, Counts, Sizes], output: Tensor
+    ) -> None:
         rows, weight, ctx.counts, ctx.sizes = inputs
         ctx.save_for_backward(rows, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _PlacesContext, grad: Tensor) -> Gradients:
         rows, weight = ctx.saved_tensors
         by_rows = by_weight = None
         if ctx.needs_input_grad[0]:
@@ -187,7 +197,7 @@ class _TanhLayer(_OnStacks):
 
     @staticmethod
     def forward(
-        rows: Tensor, weight: Tensor, bias: Tensor, counts: Any, sizes: Any, width: int
+        rows: Tensor, weight: Tensor, bias: Tensor, counts: Counts, sizes: Sizes, width: int
     ) -> Tensor:
         out = rows.new_zeros(rows.shape[0], sum(sizes), width)
         for i, slot, piece in _pieces(counts, sizes):
@@ -197,12 +207,16 @@ class _TanhLayer(_OnStacks):
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(
+        ctx: _PlacesContext,
+        inputs: tuple[Tensor, Tensor, Tensor, Counts, Sizes, int],
+        output: Tensor,
+    ) -> None:
         rows, weight, bias, ctx.counts, ctx.sizes, ctx.width = inputs
         ctx.save_for_backward(rows, weight, bias, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _PlacesContext, grad: Tensor) -> Gradients:
         rows, weight, bias, out = ctx.saved_tensors
         by_rows, by_weight, by_bias = (part.new_zeros(part.shape) for part in (rows, weight, bias))
         for i, slot, piece in _pieces(ctx.counts, ctx.sizes):
