@@ -28,9 +28,8 @@ from atoll.methods.adafgl import (
     mix_heads,
 )
 from atoll.nn import GCN, views
-from atoll.nn.adafgl_nets import Surroundings
+from atoll.nn.adafgl import Surroundings, accuracy, homophily, propagate_labels
 from atoll.nn.adafgl_propagation import directions, propagation, similar_sum
-from atoll.nn.label_propagation import accuracy, homophily, propagate_labels
 from atoll.testing import (
     CLASSES,
     FEATURES,

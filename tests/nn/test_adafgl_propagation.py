@@ -15,7 +15,7 @@ from torch.nn import functional
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import make_key, normal
 from atoll.nn import views
-from atoll.nn.adafgl_heads import Heads
+from atoll.nn.adafgl import Heads
 from atoll.nn.adafgl_propagation import (
     by_rows,
     directions,

@@ -10,7 +10,7 @@ Step 2, all later rounds, on each client alone, with P = softmax f(θ) on its gr
                     nodes;  minimise their three CE;  Y_he = mean of their softmaxes
     Y = HCS Y_ho + (1 - HCS) Y_he
 
-X~ is X propagated along edges and alike P. `nn/adafgl_nets.py` and `nn/label_propagation.py` have
+X~ is X propagated along edges and alike P. `nn/adafgl.py` and `nn/adafgl.py` have
 all formulas. A run of R rounds has R - `federated_rounds` rounds of step 2, of `personal_epochs`
 epochs each: 50 and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_rounds`
 it is FedAvg: `preset=reference`, which has 100 federated rounds, is for `--rounds 300`.
@@ -22,7 +22,7 @@ Wire, per client and round:  step 1:  down  model           up  model, num_nodes
     who took part in it; in step 1 each then downloads the new model, too, and sends two counts.
 Private state: step 1: Adam's moments if kept; step 2: θ, heads, their moments, HCS. Nothing has a
 node axis: P is one forward pass, and X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB
-of Physics) is never made (`nn/adafgl_heads.py`).
+of Physics) is never made (`nn/adafgl.py`).
 Floats per client and round: 2P + 1 in step 1 (3P + 3 for `keep="best"`), P in the first round of
 step 2, then none.
 Compute: O(N² C) for the signed messages, and for S with a `threshold`, `block` rows at a time.
@@ -57,8 +57,7 @@ from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.space import USUAL, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, record
-from atoll.nn.adafgl_nets import Adaptive, Surroundings
-from atoll.nn.label_propagation import homophily
+from atoll.nn.adafgl import Adaptive, Surroundings, homophily
 from atoll.nn.views import gcn_adjacency
 
 HARD_SWITCH = 0.9

@@ -45,8 +45,7 @@ from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
-from atoll.nn.fedtad_generator import Generator
-from atoll.nn.fedtad_similarity import nearest_neighbours, neighbour_similarity, visited_similarity
+from atoll.nn.fedtad import Generator, nearest_neighbours, neighbour_similarity, visited_similarity
 
 
 @record

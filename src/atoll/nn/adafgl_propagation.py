@@ -1,4 +1,4 @@
-"""Who resembles whom: propagation along cosines of predictions, and messages with a sign.
+"""AdaFGL: propagation along cosines of predictions, and messages with a sign.
 
     S_ij = <q_i, q_j> for i != j, S_ii = 0,   q_i a unit vector for each node (`directions`)
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.graph import Matrix
-from atoll.nn.ops import matmul
+from atoll.nn.ops import Context, Gradients, matmul
 
 LEAST = 1e-6
 """Least divisor: a client of one node has nobody to be compared with."""
@@ -123,6 +123,10 @@ def by_rows(
     return torch.cat(parts)
 
 
+class _FunctionContext(Context, Protocol):
+    function: Callable[..., Tensor]
+
+
 class _Again(Function):
     """A function that keeps its inputs alone and is evaluated again to be differentiated."""
 
@@ -133,12 +137,16 @@ class _Again(Function):
         return function(*inputs)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.function = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
+    def setup_context(
+        ctx: _FunctionContext,
+        inputs: tuple[Callable[..., Tensor], *tuple[Tensor, ...]],
+        output: Tensor,
+    ) -> None:
+        ctx.function, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _FunctionContext, grad: Tensor) -> Gradients:
         pull = torch.func.vjp(ctx.function, *ctx.saved_tensors)[1]
         return None, *pull(grad)
 

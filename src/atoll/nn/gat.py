@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, View
-from atoll.core.random import dropout, fold
+from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import glorot, zeros
@@ -53,8 +54,7 @@ class GAT(Layered):
 
     def init(self, key: Tensor) -> Tree:
         """A weight, two attention vectors per head and a bias per layer."""
-        widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
-        heads = [*[self.heads] * (self.layers - 1), 1]
+        shapes = zip(pairwise(self.widths), [*[self.heads] * (self.layers - 1), 1], strict=True)
         return [
             {
                 "weight": glorot(fold(key, layer, "weight"), n_in, n_out),
@@ -62,16 +62,16 @@ class GAT(Layered):
                 "target": glorot(fold(key, layer, "target"), num, n_out // num),
                 "bias": zeros(key, n_out),
             }
-            for layer, (n_in, n_out, num) in enumerate(zip(widths, widths[1:], heads, strict=False))
+            for layer, ((n_in, n_out), num) in enumerate(shapes)
         ]
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
         return _attend(graph, matmul(graph.views["x"], layer["weight"]), layer)
 
-    def _next(
-        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
-    ) -> Tensor:
-        h = dropout(functional.elu(h), key, graph.ids, self.dropout, "dropout", number)
+    def _activation(self, h: Tensor) -> Tensor:
+        return functional.elu(h)
+
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
         return _attend(graph, h @ layer["weight"], layer)
 
 

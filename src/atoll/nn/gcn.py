@@ -17,17 +17,18 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
-from atoll.core.random import dropout, fold
+from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import glorot, linear, zeros
 from atoll.nn.layered import Layered
 from atoll.nn.ops import matmul
+
+Propagation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,30 +55,23 @@ class GCN(Layered):
         }
 
     def init(self, key: Tensor) -> Tree:
-        widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
         params = [
             {"weight": glorot(fold(key, layer), n_in, n_out), "bias": zeros(key, n_out)}
-            for layer, (n_in, n_out) in enumerate(pairwise(widths))
+            for layer, (n_in, n_out) in enumerate(pairwise(self.widths))
         ]
         if self.head == "linear":
-            params[-1] = linear(fold(key, self.layers - 1), *widths[-2:])
+            params[-1] = linear(fold(key, self.layers - 1), *self.widths[-2:])
         return params
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
         h: Tensor = views.first_product(graph, "gcn", layer["weight"]) + layer["bias"]
         return h
 
-    def _next(
-        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
-    ) -> Tensor:
-        return self.onward(layer, h, number, _by_adjacency(graph), graph, key)
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        return self._convolved(layer, h, number, lambda h: matmul(graph.views["gcn"], h))
 
     def on(
-        self,
-        propagate: Callable[[Tensor], Tensor],
-        params: Tree,
-        graph: Graph,
-        key: Tensor | None = None,
+        self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
         """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
         h: Tensor = propagate(matmul(graph.views["x"], params[0]["weight"])) + params[0]["bias"]
@@ -90,17 +84,15 @@ class GCN(Layered):
         layer: Tree,
         h: Tensor,
         number: int,
-        propagate: Callable[[Tensor], Tensor],
+        propagate: Propagation,
         graph: Graph,
         key: Tensor | None,
     ) -> Tensor:
         """Activation and dropout of h, then layer `number` with the given propagation."""
-        h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
+        return self._convolved(layer, self._dropped(h, number, graph, key), number, propagate)
+
+    def _convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
         h = matmul(h, layer["weight"])
         is_head = self.head == "linear" and number == self.layers - 1
         out: Tensor = (h if is_head else propagate(h)) + layer["bias"]
         return out
-
-
-def _by_adjacency(graph: Graph) -> Callable[[Tensor], Tensor]:
-    return lambda h: matmul(graph.views["gcn"], h)

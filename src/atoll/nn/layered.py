@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from atoll.core.graph import Graph
+from atoll.core.random import dropout
 from atoll.core.tree import Tree
 
 
 class Layered(ABC):
     """Parameters are a list, a tree for every layer; the last layer makes the logits."""
 
+    features: int
+    classes: int
+    hidden: int
     layers: int
+    dropout: float
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of the input and of every layer's output."""
+        return [self.features, *[self.hidden] * (self.layers - 1), self.classes]
 
     @property
     def embeds(self) -> bool:
@@ -25,10 +36,20 @@ class Layered(ABC):
         """The first layer, without its activation."""
 
     @abstractmethod
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        """Layer `number` on what came before, after its activation and dropout."""
+
+    def _activation(self, h: Tensor) -> Tensor:
+        return torch.relu(h)
+
     def _next(
         self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
     ) -> Tensor:
         """Activation and dropout of what came before, then layer `number` on it."""
+        return self._further(layer, self._dropped(h, number, graph, key), number, graph)
+
+    def _dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
+        return dropout(self._activation(h), key, graph.ids, self.dropout, "dropout", number)
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); a key turns dropout on."""

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from atoll.core.graph import Graph, View
-from atoll.core.random import dropout, fold
+from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
@@ -42,24 +41,20 @@ class GraphSAGE(Layered):
 
     def init(self, key: Tensor) -> Tree:
         """Two weights and a bias per layer."""
-        widths = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
         return [
             {
                 "neighbour": kaiming(fold(key, layer, "neighbour"), n_in, n_out),
                 "self": kaiming(fold(key, layer, "self"), n_in, n_out),
                 "bias": kaiming_bias(fold(key, layer, "bias"), n_in, n_out),
             }
-            for layer, (n_in, n_out) in enumerate(pairwise(widths))
+            for layer, (n_in, n_out) in enumerate(pairwise(self.widths))
         ]
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
         h: Tensor = views.first_product(graph, "mean", layer["neighbour"]) + layer["bias"]
         return h + matmul(graph.views["x"], layer["self"])
 
-    def _next(
-        self, layer: Tree, h: Tensor, number: int, graph: Graph, key: Tensor | None
-    ) -> Tensor:
-        h = dropout(torch.relu(h), key, graph.ids, self.dropout, "dropout", number)
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
         mean = matmul(graph.views["mean"], matmul(h, layer["neighbour"]))
         out: Tensor = mean + matmul(h, layer["self"]) + layer["bias"]
         return out

@@ -38,15 +38,12 @@ MAX_COMPARED = 1 << 26
 def plain_adjacency(graph: Graph) -> Sparse:
     """A: the weighted edges as they are."""
     source, target = graph.edges
-    size = graph.num_nodes
-    return sparse_matrix(target, source, graph.edge_weight, (size, size), square=True)
+    return _square(graph, source, target, graph.edge_weight)
 
 
 def loop_adjacency(graph: Graph) -> Sparse:
     """A + I: the edges without self-loops, and one self-loop of weight one per node."""
-    source, target, weight = _with_loops(graph, torch.ones_like(graph.real))
-    size = graph.num_nodes
-    return sparse_matrix(target, source, weight, (size, size), square=True)
+    return _square(graph, *_with_loops(graph, torch.ones_like(graph.real)))
 
 
 def sum_adjacency(graph: Graph) -> Sparse:
@@ -54,8 +51,7 @@ def sum_adjacency(graph: Graph) -> Sparse:
     nodes = torch.arange(graph.num_nodes, device=graph.edges.device)
     source, target = torch.cat([graph.edges, nodes.expand(2, -1)], dim=1)
     weight = torch.cat([graph.edge_weight, torch.ones_like(graph.real)])
-    size = graph.num_nodes
-    return sparse_matrix(target, source, weight, (size, size), square=True)
+    return _square(graph, source, target, weight)
 
 
 def gcn_adjacency(graph: Graph) -> Sparse:
@@ -65,14 +61,7 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     several, stands in the place of the one that would be added, with its own weight. An edge of
     weight zero is padding, so such a self-loop counts as absent, where PyG would keep the zero.
     """
-    source, target, weight = _with_loops(graph, _own_loops(graph))
-    size = graph.num_nodes
-    degree = sum_at(target, weight, size)
-    # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
-    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
-    return sparse_matrix(
-        target, source, scale[target] * weight * scale[source], (size, size), square=True
-    )
+    return _normalised(graph, *_with_loops(graph, _own_loops(graph)))
 
 
 def gcn_degrees(graph: Graph) -> Tensor:
@@ -84,12 +73,7 @@ def gcn_degrees(graph: Graph) -> Tensor:
 def bare_adjacency(graph: Graph) -> Sparse:
     """D^-1/2 A D^-1/2: the edges as they are, a zero row for a node without any."""
     source, target = graph.edges
-    size, weight = graph.num_nodes, graph.edge_weight
-    degree = sum_at(target, weight, size)
-    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
-    return sparse_matrix(
-        target, source, scale[target] * weight * scale[source], (size, size), square=True
-    )
+    return _normalised(graph, source, target, graph.edge_weight)
 
 
 def degrees(graph: Graph) -> Tensor:
@@ -102,12 +86,9 @@ def degrees(graph: Graph) -> Tensor:
 def mean_adjacency(graph: Graph) -> Sparse:
     """D^-1 A: the mean over neighbours; a zero row for a node without any (GraphSAGE)."""
     source, target = graph.edges
-    size = graph.num_nodes
     ones = (graph.edge_weight != 0).to(graph.edge_weight.dtype)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones)
-    return sparse_matrix(
-        target, source, ones / degree.clamp(min=1)[target], (size, size), square=True
-    )
+    return _square(graph, source, target, ones / degree.clamp(min=1)[target])
 
 
 def features(graph: Graph) -> Tensor | Sparse:
@@ -212,9 +193,22 @@ def _made(graph: Graph, name: str, view: Callable[[Graph], Sparse]) -> Sparse:
     return found if isinstance(found, Sparse) else view(graph)
 
 
+def _square(graph: Graph, source: Tensor, target: Tensor, weight: Tensor) -> Sparse:
+    size = graph.num_nodes
+    return sparse_matrix(target, source, weight, (size, size), square=True)
+
+
+def _normalised(graph: Graph, source: Tensor, target: Tensor, weight: Tensor) -> Sparse:
+    """D^-1/2 of these edges D^-1/2, with D the weights that end at each node."""
+    degree = sum_at(target, weight, graph.num_nodes)
+    # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
+    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
+    return _square(graph, source, target, scale[target] * weight * scale[source])
+
+
 def _pool(graph: Graph, values: Tensor) -> Sparse:
-    nodes, size = torch.arange(graph.num_nodes, device=graph.y.device), graph.num_nodes
-    return sparse_matrix(_roots(graph), nodes, values, (size, size), square=True)
+    nodes = torch.arange(graph.num_nodes, device=graph.y.device)
+    return _square(graph, nodes, _roots(graph), values)
 
 
 def _roots(graph: Graph) -> Tensor:

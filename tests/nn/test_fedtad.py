@@ -9,8 +9,8 @@ from atoll.core.graph import make_graph
 from atoll.core.random import make_key, uniform
 from atoll.data.divide import federate
 from atoll.data.public.registry import load_dataset
-from atoll.nn import fedtad_similarity as walks
-from atoll.nn.fedtad_similarity import (
+from atoll.nn import fedtad as walks
+from atoll.nn.fedtad import (
     _both_ways,
     nearest_neighbours,
     neighbour_similarity,

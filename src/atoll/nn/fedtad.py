@@ -1,19 +1,30 @@
-"""How much a node resembles its neighbours, in features and in position (FedTAD, Eqs. 3 to 5).
+"""FedTAD's parts: how much a node resembles its neighbours, and a generator of node features.
+
+Similarity in features and in position (Eqs. 3 to 5), as views whose options `partial` binds:
 
     T = A D^-1,  h_i = [x_i ‖ T_ii, (T²)_ii, ..., (T^p)_ii]     returns of random walks
     similarity_i = mean over neighbours j of cos(h_i, h_j)
 
-Each is a `View`, or one once its options are bound by `partial`.
+The generator makes features from noise and a label, as in FedTAD's code:
+
+    x̂ = W4 tanh(W3 tanh(W2 tanh(W1 [z ‖ e_label])))      widths 64, 128, 256, features
+
+Shapes: noise (B, noise), labels (B,), x̂ (B, features).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.graph import Graph, Sparse, runs, sparse_matrix, sum_at
-from atoll.core.random import fold, make_key, uniform
+from atoll.core.random import fold, make_key, normal, uniform
+from atoll.core.tree import Tree
+from atoll.nn.init import kaiming, kaiming_bias
 from atoll.nn.ops import matmul
 from atoll.nn.views import sparse_features
 
@@ -173,3 +184,35 @@ def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Te
     new = torch.where(source == target, 0.0, 1 - chosen[source, target])
     more = torch.cat([torch.stack([target, source]), nodes.expand(2, -1)], dim=1)
     return torch.cat([edges, more], 1), torch.cat([weight, new, 1 - chosen.diagonal()])
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The label's embedding is as wide as there are classes."""
+
+    features: int
+    classes: int
+    noise: int = 32
+    widths: tuple[int, ...] = (64, 128, 256)
+
+    def init(self, key: Tensor) -> Tree:
+        widths = [self.noise + self.classes, *self.widths, self.features]
+        shape = (self.classes, self.classes)
+        return {
+            "labels": normal(fold(key, "labels"), shape, torch.get_default_dtype()),
+            "layers": [
+                {
+                    "weight": kaiming(fold(key, "weight", layer), n_in, n_out),
+                    "bias": kaiming_bias(fold(key, "bias", layer), n_in, n_out),
+                }
+                for layer, (n_in, n_out) in enumerate(pairwise(widths))
+            ],
+        }
+
+    def __call__(self, params: Tree, noise: Tensor, labels: Tensor) -> Tensor:
+        h = torch.cat([noise, params["labels"][labels]], dim=1)
+        *hidden, last = params["layers"]
+        for layer in hidden:
+            h = torch.tanh(h @ layer["weight"] + layer["bias"])
+        out: Tensor = h @ last["weight"] + last["bias"]
+        return out
