@@ -365,10 +365,10 @@ def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
 
 
 def test_a_protocol_for_graphs_can_be_ordered():
-    from atoll.cli.federate import _order
+    from atoll.cli.federate.session import make_order
 
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
-    assert _order(config, ("a", "b", "c"), None, 1.0).quorum == 2
+    assert make_order(config, ("a", "b", "c"), None, 1.0).quorum == 2
 
 
 def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():

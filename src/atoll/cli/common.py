@@ -1,9 +1,10 @@
-"""What every command does alike: read KEY=VALUE, name a folder, speak, stop cleanly."""
+"""Steps that commands share: read KEY=VALUE, name a folder, print, stop cleanly."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from atoll.experiment.result import Result
     from atoll.present.terminal import Watcher
+
+PAIRS = ("set", "own")
+"""Options of a configuration that take KEY=VALUE, and add to those of a file."""
 
 
 class AtollSubgroup(click.Group):
@@ -30,8 +34,13 @@ class AtollSubgroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def chosen_options(given: dict[str, Any], **pairs: tuple[str, ...]) -> dict[str, Any]:
-    """What the user gave, for `make_config`; `pairs` are the options that take KEY=VALUE."""
+def chosen_options(given: Mapping[str, object], **pairs: tuple[str, ...]) -> dict[str, Any]:
+    """The options that the user gave, for `make_config`.
+
+    Args:
+        given: All options; None and () are those that the user left out.
+        **pairs: The options that take KEY=VALUE.
+    """
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
     for name, texts in pairs.items():
         if texts:
@@ -62,6 +71,15 @@ def pair(option: str, text: str) -> tuple[str, str]:
             f"--{option} takes key=value, but got '{text}'; write --{option} KEY=VALUE"
         )
     return key.strip(), value.strip()
+
+
+def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a TOML file, replaced by those of the command line."""
+    from atoll.experiment.config import read_config
+
+    base = {} if config_file is None else read_config(config_file)
+    pairs = {name: {**base.get(name, {}), **chosen[name]} for name in PAIRS if name in chosen}
+    return {**base, **chosen, **pairs}
 
 
 def or_stopped(
@@ -99,6 +117,28 @@ def make_console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    """Remarks about the data, before the result."""
+    from rich.text import Text
+
+    for note in notes:
+        console.print(Text(note, style="dim"))
+
+
+def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
+    """Print the table of finished runs, where they are saved, and the JSON of the first."""
+    from rich.text import Text
+
+    from atoll.present.terminal import result_table
+
+    if not quiet:
+        console = make_console(stderr=as_json)
+        console.print(result_table(results))
+        console.print(Text(f"Saved in {folder}", style="dim"), soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps(results[0].summary()))
 
 
 def say(text: str) -> None:

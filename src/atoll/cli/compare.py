@@ -3,68 +3,61 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from atoll.cli.common import chosen_options, fresh_folder, make_console, pair, written
-from atoll.cli.options import AS_JSON, DIVISION, JOBS, LOG, OUT, QUIET, SEEDS, TRAINING, options
+from atoll.cli.options import (
+    AS_JSON,
+    DIVISION,
+    JOBS,
+    LOG,
+    OUT,
+    PATH,
+    QUIET,
+    SEEDS,
+    TRAINING,
+    option,
+    options,
+)
 
 if TYPE_CHECKING:
     from atoll.studies.compare.tables import Comparison
 
-
 SEVERAL = (
-    click.option(
-        "--data",
+    option(
+        "--data NAME,...",
+        "Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]",
         multiple=True,
-        metavar="NAME,...",
-        help="Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]",
     ),
-    click.option(
-        "--clients",
+    option(
+        "--clients K,...",
+        "Numbers of clients; several with commas.  [default: the protocol's]",
         multiple=True,
-        metavar="K,...",
-        help="Numbers of clients; several with commas.  [default: the protocol's]",
     ),
-    click.option(
-        "--grid",
-        multiple=True,
-        metavar="KEY=V,V,...",
-        help="Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
+    option(
+        "--grid KEY=V,V,...",
+        "Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
         "winner is chosen by validation scores; repeatable.",
+        multiple=True,
     ),
 )
-_SEEDS = click.option(
-    "--seeds", type=int, metavar="N", help="How many seeds to run, the same for all.  [default: 5]"
-)
+_SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
 _TRAINING = tuple(_SEEDS if option is SEEDS else option for option in TRAINING)
 TESTING = (
-    click.option(
-        "--against", metavar="METHOD", help="Test the others against this one.  [default: the best]"
-    ),
-    click.option(
-        "--metric",
-        metavar="NAME",
-        help="accuracy, macro_f1, weighted_f1 or auc.  [default: the data's own]",
-    ),
-    click.option(
-        "--alpha",
-        type=float,
-        metavar="P",
-        help="Chance of a false alarm that the tests allow.  [default: 0.05]",
-    ),
-    click.option(
-        "--tex", metavar="FILE", type=click.Path(path_type=Path), help="Write a LaTeX table."
-    ),
+    option("--against METHOD", "Test the others against this one.  [default: the best]"),
+    option("--metric NAME", "accuracy, macro_f1, weighted_f1 or auc.  [default: the data's own]"),
+    option("--alpha P", "Chance of a false alarm that the tests allow.  [default: 0.05]", float),
+    option("--tex FILE", "Write a LaTeX table.", PATH),
 )
-RESUME = click.option(
-    "--resume",
-    "resume_from",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Continue the stopped study in DIR; a finished one is shown again.",
+RESUME = option(
+    "--resume DIR",
+    "Continue the stopped study in DIR; a finished one is shown again.",
+    PATH,
+    name="resume_from",
 )
 
 
@@ -111,15 +104,12 @@ def compare(
         _refuse_mixing({**several, **chosen})
         request, folder = read_request(resume_from), resume_from
     else:
-        grids: dict[str, list[str]] = {}
-        for key, text in (pair("grid", text) for text in grid):
-            grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
         request = make_request(
             methods,
             data or "lagoon",
             clients=_numbers(clients),
             options=chosen,
-            grid=grids,
+            grid=_grids(grid),
             **tested,
         )
         tested = {}
@@ -135,15 +125,25 @@ def compare(
         ctx.exit(130)
     paths = [] if tested else [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
     paths += [found.to_tex(tex)] if tex is not None else []
-    how = " ".join(f"--{name} {value}" for name, value in tested.items())
-    once = (
-        f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
-        if how
-        else ""
-    )
-    _show(found, paths, once, as_json=as_json, quiet=quiet)
+    _show(found, paths, _once(tested, folder), as_json=as_json, quiet=quiet)
     if found.failed:
         ctx.exit(1)
+
+
+def _grids(texts: tuple[str, ...]) -> dict[str, list[str]]:
+    """Values to try by hyper-parameter; a repeated key adds to the first."""
+    grids: dict[str, list[str]] = {}
+    for key, text in (pair("grid", text) for text in texts):
+        grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
+    return grids
+
+
+def _once(tested: Mapping[str, object], folder: Path) -> str:
+    """A remark that other tests than the study's own were made."""
+    how = " ".join(f"--{name} {value}" for name, value in tested.items())
+    if not how:
+        return ""
+    return f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
 
 
 def _numbers(texts: tuple[str, ...]) -> list[int] | None:
@@ -157,7 +157,7 @@ def _numbers(texts: tuple[str, ...]) -> list[int] | None:
     return [int(part) for part in text.split(",")]
 
 
-def _refuse_mixing(given: dict[str, Any]) -> None:
+def _refuse_mixing(given: Mapping[str, object]) -> None:
     from atoll.core.errors import ConfigError
 
     names = [name for name, value in given.items() if value]

@@ -4,116 +4,145 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import click
 
 from atoll.engines.base import AUTO, ENGINES
 
-DATA_ROOT = click.option(
-    "--data-root",
-    metavar="DIR",
-    help="Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]",
+Command = TypeVar("Command", bound=Callable[..., object])
+PATH = click.Path(path_type=Path)
+
+
+class Option(Protocol):
+    """A decorator that gives a command one more option."""
+
+    def __call__(self, command: Command, /) -> Command: ...
+
+
+def options(*wanted: Option) -> Option:
+    """Several options as one decorator, in the order of the help page."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(wanted):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def option(
+    usage: str,
+    text: str,
+    kind: type | click.ParamType[object] = str,
+    *,
+    name: str | None = None,
+    default: object = None,
+    required: bool = False,
+    multiple: bool = False,
+) -> Option:
+    """One option: `option("--rounds R", "Rounds.", int)`.
+
+    Args:
+        usage: Its flags and, unless it is a switch, a word for its value.
+        text: The line of the help page.
+        kind: The type of its value.
+        name: The parameter of the command; the flag's own name if None.
+        default: Shown on the help page; None is none.
+        required: Whether it must be given.
+        multiple: Whether it may be repeated.
+    """
+    words = usage.split()
+    flags = [word for word in words if word.startswith("-")]
+    names = [*flags, *([name] if name else [])]
+    if flags == words:
+        return click.option(*names, is_flag=True, help=text)
+    more: dict[str, Any] = {"metavar": words[-1], "type": kind, "help": text}
+    if default is not None:
+        more |= {"default": default, "show_default": True}
+    return click.option(*names, required=required, multiple=multiple, **more)
+
+
+DATA_ROOT = option(
+    "--data-root DIR",
+    "Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]",
 )
-DATA = click.option(
-    "--data",
-    metavar="NAME|PATH",
-    help="lagoon or archipelago (built in), a data set's name, a group (molecules, or "
+DATA = option(
+    "--data NAME|PATH",
+    "lagoon or archipelago (built in), a data set's name, a group (molecules, or "
     "PROTEINS+MUTAG), a path to your own, or a file of `atoll partition`.  [default: lagoon]",
 )
-CLIENTS = click.option(
-    "--clients",
-    type=int,
-    metavar="K",
-    help="Number of clients.  [default: the protocol's, or one per owner]",
+CLIENTS = option(
+    "--clients K", "Number of clients.  [default: the protocol's, or one per owner]", int
 )
 DIVISION = (
-    click.option(
-        "--partition",
-        metavar="NAME",
-        help="How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
+    option(
+        "--partition NAME",
+        "How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
         "[default: by owner if the data name owners, else the protocol's]",
     ),
-    click.option(
-        "--split",
-        metavar="NAME",
-        help="How nodes become training, validation and test nodes: stratified, random, given, "
+    option(
+        "--split NAME",
+        "How nodes become training, validation and test nodes: stratified, random, given, "
         "...  [default: the protocol's]",
     ),
-    click.option(
-        "--protocol",
-        metavar="NAME",
-        help="strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]",
+    option(
+        "--protocol NAME", "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
     ),
-    click.option(
-        "--allow",
+    option(
+        "--allow WHAT", "Accept clients with no-edge or single-class; repeatable.", multiple=True
+    ),
+    option(
+        "--batch-size B",
+        "Training graphs in one step, for sets of graphs; 0: all.  [default: the protocol's]",
+        int,
+    ),
+    option("--schema FILE", "Column roles of your own tables (TOML)."),
+    option(
+        "--own KEY=VALUE",
+        "How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",
         multiple=True,
-        metavar="WHAT",
-        help="Accept clients with no-edge or single-class; repeatable.",
-    ),
-    click.option(
-        "--batch-size",
-        type=int,
-        metavar="B",
-        help="Training graphs in one step, for sets of graphs; 0: all.  [default: the protocol's]",
-    ),
-    click.option("--schema", metavar="FILE", help="Column roles of your own tables (TOML)."),
-    click.option(
-        "--own",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",
     ),
     DATA_ROOT,
 )
 FEDERATION = (DATA, CLIENTS, *DIVISION)
 """What decides a federation: the same options for `run` and `inspect`."""
-ROUNDS = click.option("--rounds", type=int, metavar="R", help="Rounds.  [default: the protocol's]")
-EPOCHS = click.option(
-    "--epochs", type=int, metavar="E", help="Local epochs per round.  [default: the protocol's]"
-)
-SEEDS = click.option("--seeds", type=int, metavar="N", help="How many seeds to run.  [default: 1]")
-SEED = click.option("--seed", type=int, metavar="S", help="The first seed.  [default: 0]")
-SETTINGS = click.option(
-    "--set",
-    "settings",
+ROUNDS = option("--rounds R", "Rounds.  [default: the protocol's]", int)
+EPOCHS = option("--epochs E", "Local epochs per round.  [default: the protocol's]", int)
+SEEDS = option("--seeds N", "How many seeds to run.  [default: 1]", int)
+SEED = option("--seed S", "The first seed.  [default: 0]", int)
+SEED_OF_DATA = option("--seed S", "Of partition and split.  [default: 0]", int)
+SEED_OF_RUN = option("--seed S", "Which of the run's seeds.  [default: first]", int)
+SETTINGS = option(
+    "--set KEY=VALUE",
+    "A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); repeatable.",
+    name="settings",
     multiple=True,
-    metavar="KEY=VALUE",
-    help="A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); "
-    "repeatable.",
 )
-DP = click.option(
-    "--dp",
-    metavar="KEY=VALUE,...",
-    help="Client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each client's "
+DP = option(
+    "--dp KEY=VALUE,...",
+    "Client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each client's "
     "update to norm 1 and adds Gaussian noise with σ = 1.1 × clip; the resulting ε is reported.  "
     "[default: none]",
 )
+DEVICE = option("--device NAME", "auto, cpu or cuda.  [default: auto]")
 *_FIRST, _LAST = AUTO, *ENGINES
 _ENGINES = f"{', '.join(_FIRST)} or {_LAST}"
 MACHINE = (
-    click.option("--engine", metavar="NAME", help=f"{_ENGINES}.  [default: {AUTO}]"),
-    click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]"),
-    click.option(
-        "--chunk",
-        type=int,
-        metavar="K",
-        help="Most clients in one program (fused); bounds memory.  [default: chosen]",
+    option("--engine NAME", f"{_ENGINES}.  [default: {AUTO}]"),
+    DEVICE,
+    option(
+        "--chunk K", "Most clients in one program (fused); bounds memory.  [default: chosen]", int
     ),
 )
-FRACTION = click.option(
-    "--fraction", type=float, metavar="F", help="Share of clients in each round.  [default: 1]"
+FRACTION = option("--fraction F", "Share of clients in each round.  [default: 1]", float)
+EVALUATE = option(
+    "--evaluate MODEL", "Which model is scored: deployed or local.  [default: the protocol's]"
 )
-EVALUATE = click.option(
-    "--evaluate",
-    metavar="MODEL",
-    help="Which model is scored: deployed or local.  [default: the protocol's]",
-)
-LOG = click.option(
-    "--log",
+LOG = option(
+    "--log TOOL",
+    "Send every round's numbers to tensorboard or mlflow as well; repeatable.",
     multiple=True,
-    metavar="TOOL",
-    help="Send every round's numbers to tensorboard or mlflow as well; repeatable.",
 )
 TRAINING = (
     ROUNDS,
@@ -124,62 +153,19 @@ TRAINING = (
     SETTINGS,
     DP,
     EVALUATE,
-    click.option(
-        "--compat",
+    option(
+        "--compat NAME",
+        "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
         multiple=True,
-        metavar="NAME",
-        help="Switch on a known fault of a public code (dropout-at-eval, test-selection); "
-        "repeatable.",
     ),
     *MACHINE,
 )
-OUT = click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder for the result.  [default: a new one in atoll-runs]",
-)
-JOBS = click.option(
-    "--jobs",
-    metavar="N",
-    default="auto",
-    show_default=True,
-    help="Processes that run cells side by side; auto: one for each core if that gains time, 1 on "
+OUT = option("--out DIR", "Folder for the result.  [default: a new one in atoll-runs]", PATH)
+JOBS = option(
+    "--jobs N",
+    "Processes that run cells side by side; auto: one for each core if that gains time, 1 on "
     "a GPU.",
+    default="auto",
 )
-AS_JSON = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object as the last line."
-)
-QUIET = click.option("--quiet", is_flag=True, help="No progress, no table.")
-FILES = (
-    click.option(
-        "--config",
-        "config_file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="A TOML file of options, for example the config.toml of a saved run.",
-    ),
-    OUT,
-    click.option(
-        "--resume",
-        "resume_from",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Continue the stopped run in DIR.",
-    ),
-    LOG,
-    click.option("--save-every", type=float, default=10.0, hidden=True),
-    AS_JSON,
-    QUIET,
-)
-
-
-def options(*wanted: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, in the order of the help page."""
-
-    def decorate(command: Any) -> Any:
-        for option in reversed(wanted):
-            command = option(command)
-        return command
-
-    return decorate
+AS_JSON = option("--json", "Print one JSON object as the last line.", name="as_json")
+QUIET = option("--quiet", "No progress, no table.")

@@ -7,26 +7,21 @@ from pathlib import Path
 import click
 
 from atoll.cli.common import make_console, written
-
-_FILE = click.Path(path_type=Path)
+from atoll.cli.options import PATH, option
 
 
 @click.command(
     short_help="Write runs or a study as one page, and tables.",
     epilog="For example: atoll report my-study -o report.html --tex tables.tex",
 )
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=_FILE)
-@click.option(
-    "-o",
-    "--out",
-    metavar="FILE",
-    type=_FILE,
-    help="The page.  [default: report.html, unless only tables are asked for]",
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PATH)
+@option(
+    "-o --out FILE", "The page.  [default: report.html, unless only tables are asked for]", PATH
 )
-@click.option("--title", metavar="TEXT", help="Heading of the page.  [default: what was run]")
-@click.option("--md", metavar="FILE", type=_FILE, help="The result tables as Markdown.")
-@click.option("--tex", metavar="FILE", type=_FILE, help="The result tables as LaTeX (booktabs).")
-@click.option("--csv", metavar="FILE", type=_FILE, help="The result tables as CSV.")
+@option("--title TEXT", "Heading of the page.  [default: what was run]")
+@option("--md FILE", "The result tables as Markdown.", PATH)
+@option("--tex FILE", "The result tables as LaTeX (booktabs).", PATH)
+@option("--csv FILE", "The result tables as CSV.", PATH)
 def report(
     folders: tuple[Path, ...],
     out: Path | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli.common import make_console, written
-from atoll.cli.options import AS_JSON, DATA_ROOT, JOBS, QUIET, options
+from atoll.cli.options import AS_JSON, DATA_ROOT, DEVICE, JOBS, PATH, QUIET, option, options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 )
 @click.argument("paper", required=False)
 @click.argument("item", metavar="[TABLE|FIGURE]", required=False)
-@click.option(
-    "--only",
+@option(
+    "--only COLUMN=VALUE,...",
+    "Some cells alone: dataset, setting, clients, method, metric; one column twice: either.",
     multiple=True,
-    metavar="COLUMN=VALUE,...",
-    help="Some cells alone: dataset, setting, clients, method, metric; one column twice: either.",
 )
-@click.option("--seeds", type=int, default=3, show_default=True, metavar="N", help="Seeds.")
-@click.option("--both", is_flag=True, help="Under protocol strict as well.")
-@click.option(
-    "--rounds", type=int, metavar="R", help="Fewer rounds, for a quick look without a verdict."
+@options(option("--seeds N", "Seeds.", int, default=3))
+@option("--both", "Under protocol strict as well.")
+@option("--rounds R", "Fewer rounds, for a quick look without a verdict.", int)
+@option("--tex", "Write a LaTeX table, too.")
+@options(
+    DATA_ROOT,
+    DEVICE,
+    option(
+        "--out DIR",
+        "The study's folder; what is done there is not run again.  "
+        "[default: atoll-runs/reproduce-PAPER]",
+        PATH,
+    ),
+    JOBS,
+    AS_JSON,
+    QUIET,
 )
-@click.option("--tex", is_flag=True, help="Write a LaTeX table, too.")
-@options(DATA_ROOT)
-@click.option("--device", metavar="NAME", help="auto, cpu or cuda.  [default: auto]")
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="The study's folder; what is done there is not run again.  "
-    "[default: atoll-runs/reproduce-PAPER]",
-)
-@options(JOBS, AS_JSON, QUIET)
 @click.pass_context
 def reproduce(
     ctx: click.Context,

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from atoll.cli.common import chosen_options, fresh_folder, make_console, written
+from atoll.cli.common import chosen_options, fresh_folder, make_console, over_file, written
 from atoll.cli.options import (
+    AS_JSON,
     EPOCHS,
     EVALUATE,
     FEDERATION,
     FRACTION,
     MACHINE,
+    PATH,
+    QUIET,
     ROUNDS,
     SEED,
     SETTINGS,
+    option,
     options,
 )
 
@@ -25,58 +29,38 @@ if TYPE_CHECKING:
     from atoll.studies.tune.tuning import Asked
 
 _TUNING = (
-    click.option(
-        "--trials",
-        type=int,
-        metavar="N",
-        help="Configurations to try, for each method.  [default: 30]",
-    ),
-    click.option(
-        "--seeds",
-        type=int,
-        metavar="K",
-        help="Fresh seeds of the final test; 0: no test.  [default: 5]",
-    ),
-    click.option("--trial-seeds", type=int, metavar="N", help="Seeds of each trial.  [default: 1]"),
-    click.option(
-        "--preset", metavar="NAME", help="paper: search the values that the method's paper tried."
-    ),
-    click.option(
-        "--search",
-        multiple=True,
-        metavar="KEY=RANGE",
-        help="Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
+    option("--trials N", "Configurations to try, for each method.  [default: 30]", int),
+    option("--seeds K", "Fresh seeds of the final test; 0: no test.  [default: 5]", int),
+    option("--trial-seeds N", "Seeds of each trial.  [default: 1]", int),
+    option("--preset NAME", "paper: search the values that the method's paper tried."),
+    option(
+        "--search KEY=RANGE",
+        "Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
         "method's own ranges; repeatable.",
+        multiple=True,
     ),
-    click.option(
-        "--pruner",
-        metavar="NAME",
-        help="median gives up bad trials early, none does not.  [default: median]",
-    ),
+    option("--pruner NAME", "median gives up bad trials early, none does not.  [default: median]"),
 )
 _FILES = (
-    click.option(
-        "--config",
-        "config_file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="A TOML file of options, for example of a saved run.",
+    option(
+        "--config FILE",
+        "A TOML file of options, for example of a saved run.",
+        PATH,
+        name="config_file",
     ),
-    click.option(
-        "--out",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Folder of the study; the same command continues there.  [default: a new one]",
+    option(
+        "--out DIR",
+        "Folder of the study; the same command continues there.  [default: a new one]",
+        PATH,
     ),
-    click.option(
-        "--resume",
-        "resume_from",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Continue the tuning in DIR; --trials may add to it.",
+    option(
+        "--resume DIR",
+        "Continue the tuning in DIR; --trials may add to it.",
+        PATH,
+        name="resume_from",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line."),
-    click.option("--quiet", is_flag=True, help="No progress, no table."),
+    AS_JSON,
+    QUIET,
 )
 
 
@@ -98,7 +82,10 @@ def tune(
     resume_from: Path | None,
     as_json: bool,
     quiet: bool,
-    **given: Any,
+    settings: tuple[str, ...],
+    own: tuple[str, ...],
+    search: tuple[str, ...],
+    **given: object,
 ) -> None:
     """Search METHOD's hyper-parameters on validation scores, then test the best once.
 
@@ -111,7 +98,8 @@ def tune(
     from atoll.studies.tune import show
     from atoll.studies.tune.tuning import run_tuning
 
-    asked, folder = _asked(methods, config_file, out, resume_from, given)
+    chosen = chosen_options(given, set=settings, own=own, search=search)
+    asked, folder = _asked(methods, config_file, out, resume_from, chosen)
     check_output(folder)
     console = make_console(stderr=as_json or quiet)
     watcher = show.TuneWatcher(console, quiet=quiet)
@@ -143,21 +131,15 @@ def _asked(
     config_file: Path | None,
     out: Path | None,
     resume_from: Path | None,
-    given: dict[str, Any],
+    chosen: dict[str, Any],
 ) -> tuple[Asked, Path]:
     """What is asked for, and the folder for it."""
     import msgspec
 
     from atoll.core.errors import ConfigError
-    from atoll.experiment.config import make_config, read_config
+    from atoll.experiment.config import make_config
     from atoll.studies.tune.tuning import SEEDS, TRIALS, Asked, read_asked
 
-    chosen = chosen_options(
-        {key: value for key, value in given.items() if key not in ("settings", "own", "search")},
-        set=given["settings"],
-        own=given["own"],
-        search=given["search"],
-    )
     trials = chosen.pop("trials", None)
     if resume_from is not None:
         if chosen or methods or config_file or out:
@@ -168,14 +150,11 @@ def _asked(
         before = read_asked(resume_from)
         more = before.trials if trials is None else trials
         return msgspec.structs.replace(before, trials=more), resume_from
-    base = {} if config_file is None else read_config(config_file)
-    names = methods or (base.get("method", "fedavg"),)
     how = {key: chosen.pop(key) for key in ("preset", "search", "pruner") if key in chosen}
     seeds, trial_seeds = chosen.pop("seeds", SEEDS), chosen.pop("trial_seeds", 1)
-    for name in ("set", "own"):
-        if name in chosen:
-            chosen[name] = {**base.get(name, {}), **chosen[name]}
-    config = make_config(**{**base, **chosen, "method": names[0], "seeds": trial_seeds})
+    whole = over_file(config_file, chosen)
+    names = methods or (whole.get("method", "fedavg"),)
+    config = make_config(**{**whole, "method": names[0], "seeds": trial_seeds})
     asked = Asked(
         methods=names,
         config=config,

@@ -8,23 +8,17 @@ from pathlib import Path
 import click
 
 from atoll.cli.common import make_console
+from atoll.cli.options import PATH, option
 
 
 @click.command(
     short_help="Watch a run or a study of another process.",
     epilog="For example: atoll watch atoll-runs/20260101-120000-tune-fedavg-cora",
 )
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Look once and end.")
-@click.option(
-    "--every",
-    type=click.FloatRange(min=0.1),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Look once, and print one JSON object.")
+@click.argument("folder", metavar="DIR", type=PATH)
+@option("--once", "Look once and end.")
+@option("--every SECONDS", "How often to look.", click.FloatRange(min=0.1), default=1.0)
+@option("--json", "Look once, and print one JSON object.", name="as_json")
 def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
     """Watch the run or study in DIR from its files alone, until it is finished."""
     from atoll.experiment.watch import Watch

@@ -1,4 +1,4 @@
-"""`atoll tune-clusters` and `atoll clusters`: what they print and write, and how they refuse."""
+"""`atoll tune-clusters`: its output, its files and its refusals."""
 
 from __future__ import annotations
 
@@ -54,50 +54,3 @@ def test_mistakes_in_tuning_are_one_sentence(cli, arguments, sentence: str | Non
     assert result.stderr.count("\n") == 1
     if sentence is not None:
         assert result.stderr == f"error: {sentence}\n"
-
-
-def test_clusters_of_a_saved_run(cli) -> None:
-    data = ("--data", "lagoon:nodes=300", "--clients", 5, "--rounds", 4, "--set", "hidden=8")
-    eager = [word for text in ("eps1=1e9", "eps2=0", "min_round=1") for word in ("--set", text)]
-    cli("run", "gcfl", *data, *eager, "--out", "ours", "--quiet")
-    cli("run", "local", *data, "--out", "alone", "--quiet")
-    result = cli("clusters", "ours", "--against", "alone")
-    lines = result.stdout.splitlines()
-    assert max(map(len, lines[:-1])) <= 80
-    assert "all 5 clients, eps1 1e+09, eps2 0" in lines
-    assert "least gain" in result.stdout
-    names = sorted(path.name for path in Path("ours/clusters").iterdir())
-    assert names == [
-        "accuracy.png", "clusters.json", "gains.png", "heterogeneity.png", "losses.png",
-        "norms.png", "tree.png",
-    ]  # fmt: skip
-    found = json.loads(cli("clusters", "ours", "--json", "--out", "there").stdout)
-    assert found == json.loads(Path("there/clusters.json").read_text())
-    assert found["baseline"] is None
-    for arguments in (("alone",), ("nowhere",), ("ours", "--seed", 9), ("ours", "--against", ".")):
-        refused = cli("clusters", *arguments, code=2)
-        assert refused.stdout == ""
-        assert refused.stderr.startswith("error: ")
-        assert refused.stderr.count("\n") == 1
-    assert not Path("nowhere").exists()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "sentence"),
-    [
-        (
-            "proteins",
-            "data set 'PROTEINS' is not in here; get it with: atoll data fetch PROTEINS "
-            "--data-root here",
-        ),
-        (
-            "molecules",
-            "group 'molecules' needs data sets that are not in here: MUTAG, BZR, COX2, DHFR, "
-            "PTC_MR, AIDS, NCI1; get them with: atoll data fetch MUTAG BZR COX2 DHFR PTC_MR AIDS "
-            "NCI1",
-        ),
-    ],
-)
-def test_a_recipe_without_its_data_is_one_sentence(cli, recipe: str, sentence: str) -> None:
-    refused = cli("run", "--config", f"recipes/gcfl/{recipe}.toml", "--data-root", "here", code=2)
-    assert refused.stderr == f"error: {sentence}\n"

@@ -237,3 +237,24 @@ def test_a_run_that_is_too_short_for_its_method_says_so(cli, method: str, senten
     small = ("run", method, "--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 2)
     result = cli(*small)
     assert sentence in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        (
+            "proteins",
+            "data set 'PROTEINS' is not in here; get it with: atoll data fetch PROTEINS "
+            "--data-root here",
+        ),
+        (
+            "molecules",
+            "group 'molecules' needs data sets that are not in here: MUTAG, BZR, COX2, DHFR, "
+            "PTC_MR, AIDS, NCI1; get them with: atoll data fetch MUTAG BZR COX2 DHFR PTC_MR AIDS "
+            "NCI1",
+        ),
+    ],
+)
+def test_a_recipe_without_its_data_is_one_sentence(cli, recipe: str, sentence: str) -> None:
+    refused = cli("run", "--config", f"recipes/gcfl/{recipe}.toml", "--data-root", "here", code=2)
+    assert refused.stderr == f"error: {sentence}\n"

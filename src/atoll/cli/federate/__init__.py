@@ -1,0 +1,19 @@
+"""`atoll federate ...`: methods on real sites over the network."""
+
+from __future__ import annotations
+
+import click
+
+from atoll.cli.federate.jobs import demo, run, status, stop
+from atoll.cli.federate.parties import provision, server, site, split
+
+__all__ = ["federate"]
+
+
+@click.group(short_help="Run methods on real sites over the network.")
+def federate() -> None:
+    """Run methods on real sites (NVIDIA FLARE): mutual TLS, a policy and an audit log each."""
+
+
+for _command in (provision, split, server, site, run, status, stop, demo):
+    federate.add_command(_command)

@@ -1,0 +1,30 @@
+"""`atoll inspect`: the differences between the clients of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from atoll.cli.common import chosen_options, make_console, print_notes
+from atoll.cli.options import FEDERATION, PATH, SEED_OF_DATA, option, options
+
+
+@click.command()
+@options(*FEDERATION, SEED_OF_DATA, option("--out DIR", "Folder for plots and numbers.", PATH))
+def inspect(out: Path | None, own: tuple[str, ...], **given: object) -> None:
+    """Show what makes the clients of a federation differ."""
+    from atoll.analyses.inspect import inspect_federation
+    from atoll.experiment.config import make_config, resolve
+    from atoll.experiment.folder import check_folder
+    from atoll.experiment.problem import make_federation, need_one_graph
+
+    asked = make_config(**chosen_options(given, own=own))
+    config, rules = resolve(asked)
+    if out is not None:
+        check_folder(out, resuming=True)
+    federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
+    need_one_graph(federation)
+    console = make_console(stderr=False)
+    print_notes(console, notes)
+    console.print(inspect_federation(federation, out, seed=asked.seed))
