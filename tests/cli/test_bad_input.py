@@ -187,7 +187,7 @@ def test_a_full_disk_is_one_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> No
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("atoll.experiment.run.write_atomically", full)
+    monkeypatch.setattr("atoll.experiment.folder.write_atomically", full)
     result = cli(*SMALL, "--out", "a", "--quiet", code=2)
     assert result.stderr == "error: No space left on device 'a/config.toml'\n"
 

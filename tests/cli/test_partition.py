@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.experiment import run as study_run
+from atoll.experiment import problem
 
 LAGOON = ("--data", "lagoon:nodes=200", "--clients", 3)
 SHORT = ("--rounds", 2, "--json", "--quiet")
@@ -32,7 +32,7 @@ def test_a_run_from_the_file_gives_the_numbers_of_the_direct_run(
     cli, monkeypatch: pytest.MonkeyPatch, method: str, lazy: bool
 ) -> None:
     if lazy:
-        monkeypatch.setattr(study_run, "available_memory", lambda: 0)
+        monkeypatch.setattr(problem, "available_memory", lambda: 0)
     path = divided(cli, "--seed", 4)
     more = ("--seed", 4, "--fraction", 0.6, "--chunk", 2)
     cli("run", method, *LAGOON, *SHORT, *more, "--out", "direct")
@@ -69,7 +69,7 @@ def test_people_read_where_clients_come_from(cli, monkeypatch: pytest.MonkeyPatc
     assert "three.atoll: lagoon in 3 clients (partition column:owner, split stratified" in shown
     assert "every seed trains the same clients with the same split" in shown
     assert "read when they are needed" not in shown
-    monkeypatch.setattr(study_run, "available_memory", lambda: 1000)
+    monkeypatch.setattr(problem, "available_memory", lambda: 1000)
     shown = cli("run", "--data", path, "--rounds", 1).stdout.replace("\n", "")
     assert "clients are read when they are needed" in shown
 
