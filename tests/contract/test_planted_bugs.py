@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from atoll.core.aggregate import average, put, spread
+from atoll.core.aggregate import Mean, average, put, spread
+from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
@@ -438,6 +439,17 @@ class RowsTakenForPositions(FedAvg):
         return ToEach(server)
 
 
+# Aggregation
+
+
+@bug("has a field `aggregate`, but a median changes nothing")
+@dataclass(frozen=True)
+class TheMeanWhateverTheRule(FedAvg):
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        reply = clients.map(self.train, ToAll(server))
+        return average(reply.model, reply.weight)
+
+
 # The rest
 
 
@@ -474,6 +486,10 @@ def test_a_planted_bug_is_caught_and_named(name):
 def test_rows_at_their_positions_keep_the_contract():
     @dataclass(frozen=True)
     class Personal(FedAvg):
+        def __post_init__(self) -> None:
+            if self.aggregate != Mean():
+                raise ConfigError("every client keeps its model; leave out aggregate")
+
         def init(self, clients: Clients) -> Tree:
             return spread(super().init(clients), clients.total)
 

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass, fields, replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.core.aggregate import average, mix, put, spread
+from atoll.core.aggregate import (
+    Averaged,
+    Mean,
+    Median,
+    Update,
+    aggregated,
+    average,
+    combined,
+    mix,
+    model_of,
+    put,
+    spread,
+    start,
+    with_model,
+)
+from atoll.core.dp import Noised
+from atoll.core.errors import ConfigError
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.tree import leaves, take
+from atoll.core.tree import leaves, record, take, tree_map
+from atoll.experiment.rounds import Experiment
+from atoll.methods import METHODS, FedAvg, FedProto, FedTAD
+from atoll.nn import NETS
+from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 MODELS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]])
 
@@ -123,3 +146,140 @@ def test_spread_gives_everybody_a_copy_of_their_own():
     out[0][0] += 1
     assert out[0][1].tolist() == [1.0, 2.0]
     assert tree[0].tolist() == [1.0, 2.0]
+
+
+# Rules in the place of the mean.
+
+KEY = make_key(0)
+
+
+@record
+class Memory:
+    """What `Momentum` keeps."""
+
+    velocity: object
+    rounds: Tensor
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """A rule with a state, noise of its own and a parameter, as robust rules have."""
+
+    beta: float = 0.5
+
+    def init(self, model):
+        return Memory(tree_map(torch.zeros_like, model), torch.zeros((), dtype=torch.int64))
+
+    def __call__(self, updates, weight, key, state):
+        places = iter(range(len(leaves(updates))))
+
+        def moved(mean, before):
+            noise = normal(fold(key, next(places)), tuple(mean.shape), mean.dtype)
+            return self.beta * before + mean + 1e-3 * noise
+
+        velocity = tree_map(moved, average(updates, weight), state.velocity)
+        return velocity, Memory(velocity, state.rounds + 1)
+
+
+def test_a_mean_is_the_average_of_the_models_to_the_last_bit():
+    models = {"w": normal(fold(KEY, "w"), (5, 40), torch.float32)}
+    weight, received = torch.tensor([3.0, 1, 4, 1, 5]), {"w": torch.full((40,), 0.1)}
+    found, state = aggregated(Mean(), received, models, weight, KEY, None)
+    assert torch.equal(found["w"], average(models, weight)["w"])
+    assert state is None
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, [3.0, 20.0]), (4, [4.0, 25.0])])
+def test_the_median_of_every_parameter(count, expected):
+    rows = torch.tensor([[1.0, 20.0], [100.0, -7.0], [3.0, 30.0], [5.0, 40.0]])[:count]
+    found, _ = aggregated(Median(), torch.tensor([0.5, 0.25]), rows, torch.ones(count), KEY, None)
+    assert found.tolist() == expected
+
+
+def test_the_server_s_tree_is_the_model_unless_a_rule_keeps_a_state():
+    model = {"w": torch.ones(3)}
+    reply = Update({"w": torch.full((2, 3), 2.0)}, torch.ones(2))
+    for rule in (Mean(), Median()):
+        assert start(rule, model) is model
+        assert combined(rule, model, reply, KEY)["w"].tolist() == [2.0] * 3
+    server = start(Momentum(), model)
+    assert isinstance(server, Averaged)
+    assert model_of(server) is model
+    assert with_model(server, {"w": torch.zeros(3)}).rule is server.rule
+    after = combined(Momentum(), server, reply, KEY)
+    assert int(after.rule.rounds) == 1
+    assert after.model["w"].tolist() == pytest.approx([2.0] * 3, abs=0.01)
+    assert torch.equal(after.model["w"], combined(Momentum(), server, reply, KEY).model["w"])
+    other = combined(Momentum(), server, reply, fold(KEY, 1)).model["w"]
+    assert not torch.equal(after.model["w"], other), "the key does not reach the rule"
+
+
+AVERAGING = [
+    name for name, cls in METHODS.items() if any(f.name == "aggregate" for f in fields(cls))
+]
+
+
+def small(name, **settings):
+    cls = METHODS[name]
+    net = NETS[(*cls.nets, "gcn")[0]](FEATURES, CLASSES, hidden=5, dropout=0.4)
+    if cls is FedProto:
+        settings["share_weights"] = True
+    return cls(net=net, **settings)
+
+
+def test_all_averaging_methods_have_the_door():
+    assert len(AVERAGING) == 15
+    assert {*METHODS} - {*AVERAGING} == {"local", "fedpub", "fedgta", "fediih", "gcfl"}
+    for name in {*METHODS} - {*AVERAGING}:
+        assert "`aggregate`" not in METHODS[name].not_averaging, f"{name} must give its reason"
+
+
+def memory_in(server):
+    """The rule's state, wherever a method keeps it."""
+    while hasattr(server, "base"):
+        server = server.base
+    return server.rule
+
+
+@pytest.mark.parametrize("name", [*AVERAGING, "fedtad on fedavg"])
+def test_a_rule_with_a_state_runs_with_every_averaging_method(name, tmp_path):
+    with double_precision():
+        if " on " in name:
+            method = small("fedtad", base=small("fedavg", aggregate=Momentum()))
+        else:
+            method = small(name, aggregate=Momentum())
+        plain = replace(method, aggregate=Mean())
+        plain = replace(plain, base=small("fedavg")) if " on " in name else plain
+        federation = small_federation()
+        runs = [
+            Experiment(method, federation, rounds=3, engine=engine).run()
+            for engine in ("serial", "fused")
+        ]
+        for one, other in zip(*(leaves(run.server) for run in runs), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-9)
+        assert int(memory_in(runs[0].server).rounds) == 3
+        # The state stays on the server: as many bytes cross as with the mean.
+        usual = Experiment(plain, federation, rounds=3, engine="serial").run()
+        assert list(usual.ledger.rows()) == list(runs[0].ledger.rows())
+        count, path = itertools.count(), tmp_path / "checkpoint"
+        experiment = Experiment(method, federation, rounds=3, engine="serial")
+        experiment.run(checkpoint=path, should_stop=lambda: next(count) >= 1)
+        resumed = experiment.run(checkpoint=path)
+        for one, other in zip(leaves(resumed.server), leaves(runs[0].server), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_privacy_accepts_only_the_mean():
+    method = small("fedavg", aggregate=Median())
+    with pytest.raises(ConfigError, match=r"only aggregate=mean.*leave out --set aggregate"):
+        Noised(net=method.net, base=method, clip=1.0, noise=1.0)
+
+
+def test_fedproto_takes_a_rule_only_where_it_averages_models():
+    with pytest.raises(ConfigError, match="share_weights"):
+        FedProto(NETS["gcn"](FEATURES, CLASSES), aggregate=Median())
+
+
+def test_a_base_s_rule_is_its_own():
+    net = NETS["gcn"](FEATURES, CLASSES)
+    assert FedTAD(net, base=FedAvg(net, aggregate=Median())).base.aggregate == Median()

@@ -1,16 +1,145 @@
-"""The only aggregations: `mix` multiplies stacked models by a matrix; `average` is one row."""
+"""How a server combines what clients send: `average`, `mix`, and rules in the mean's place.
+
+    server <- start(self.aggregate, model)                    once, in `init`
+    server <- combined(self.aggregate, server, reply, key)    in every round
+
+`mix` multiplies stacked models by a matrix, and `average` is one row of it. A method that averages
+has a field `aggregate`, a `Rule`; the default is the weighted mean. `--set aggregate=median`
+chooses another rule. A rule that keeps a state keeps it in the server's tree: in `Averaged` if the
+tree is the model itself, else in a field `rule` of the method's own record (`aggregated`).
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.tree import tree_map
+from atoll.core.random import fold
+from atoll.core.tree import Tree, record, tree_map
 
 T = TypeVar("T")
+
+
+@record
+class Update:
+    """What a client of an averaging method sends: its trained model, and its weight in the mean."""
+
+    model: Tree
+    weight: Tensor
+
+
+class Rule(Protocol):
+    """Turns many updates into one. Rules are frozen dataclasses of their parameters."""
+
+    def init(self, model: Tree) -> Tree:
+        """The rule's state before the first round; None for a rule that remembers nothing.
+
+        Every round must return a state of the same structure and shapes.
+        """
+
+    def __call__(
+        self, updates: Tree, weight: Tensor, key: Tensor, state: Tree
+    ) -> tuple[Tree, Tree]:
+        """One update and the next state.
+
+        Args:
+            updates: Each participant's model minus the received one, stacked (K, ...).
+            weight: The participants' weights, (K,).
+            key: For the rule's own noise in this round.
+            state: From `init` or from the last round.
+        """
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean."""
+
+    def init(self, model: Tree) -> None:
+        return None
+
+    def __call__(
+        self, updates: Tree, weight: Tensor, key: Tensor, state: None
+    ) -> tuple[Tree, None]:
+        return average(updates, weight), None
+
+
+@dataclass(frozen=True)
+class Median:
+    """The median of every parameter, each client counting the same (Yin et al., 2018)."""
+
+    def init(self, model: Tree) -> None:
+        return None
+
+    def __call__(
+        self, updates: Tree, weight: Tensor, key: Tensor, state: None
+    ) -> tuple[Tree, None]:
+        return tree_map(_median, updates), None
+
+
+def _median(stacked: Tensor) -> Tensor:
+    """Over the first axis; the mean of the two middle values of an even number."""
+    ordered, count = stacked.sort(dim=0).values, len(stacked)
+    return torch.lerp(ordered[(count - 1) // 2], ordered[count // 2], 0.5)
+
+
+RULES: dict[str, type[Rule]] = {"mean": Mean, "median": Median}
+"""Every rule, by the name that `--set aggregate=NAME` gives it."""
+
+
+@record
+class Averaged:
+    """The server's tree of a method that keeps only a model, with the state of its rule."""
+
+    model: Tree
+    rule: Tree
+
+
+def model_of(server: Tree) -> Tree:
+    """The model in a server's tree: its field `model`, or else the whole tree."""
+    return getattr(server, "model", server)
+
+
+def with_model(server: Tree, model: Tree) -> Tree:
+    """The server's tree with another model (`model_of`)."""
+    return replace(server, model=model) if hasattr(server, "model") else model
+
+
+def start(rule: Rule, model: Tree) -> Tree:
+    """The server's first tree: the model, with the rule's state if the rule has one."""
+    state = rule.init(model)
+    return model if state is None else Averaged(model, state)
+
+
+def combined(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
+    """The server's next tree, from the replies to its model, stacked."""
+    state = server.rule if isinstance(server, Averaged) else None
+    model, state = aggregated(rule, model_of(server), reply.model, reply.weight, key, state)
+    return model if state is None else Averaged(model, state)
+
+
+def aggregated(
+    rule: Rule, received: T, models: T, weight: Tensor, key: Tensor, state: Tree
+) -> tuple[T, Tree]:
+    """The next model and the next state of the rule.
+
+    Args:
+        rule: Of the method (`aggregate`).
+        received: The model that the participants started from.
+        models: Their models, stacked (K, ...).
+        weight: Their weights, (K,).
+        key: The server's key of the round.
+        state: The state of the rule.
+    """
+    if type(rule) is Mean:
+        # Not received + mean update: adding and subtracting the model would round twice.
+        return average(models, weight), state
+    updates = tree_map(lambda after, before: after - before, models, received)
+    update, state = rule(updates, weight, fold(key, "aggregate"), state)
+    return tree_map(torch.add, received, update), state
 
 
 def average(stacked: T, weight: Tensor | None = None) -> T:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from atoll.core.aggregate import Mean
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.message import Message
@@ -88,6 +89,11 @@ class Noised(Method):
             raise ConfigError(
                 f"{type(self.base).__name__} cannot be made differentially private: {why}; leave "
                 "--dp out, or choose another method (docs/federation.md lists them)"
+            )
+        if type(getattr(self.base, "aggregate", Mean())) is not Mean:
+            raise ConfigError(
+                "differential privacy accepts only aggregate=mean, because the reported epsilon "
+                "counts on the sum of all noise; leave out --set aggregate, or --dp"
             )
 
     @property

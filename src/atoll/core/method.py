@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Protocol, overload, runtime_checkable
 
 from torch import Tensor
 
+from atoll.core.aggregate import model_of
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
-from atoll.core.message import Message
+from atoll.core.message import Message, ToAll
 from atoll.core.private_layers import whole
 from atoll.core.space import USUAL, Space
 from atoll.core.tree import Tree, leaves, tree_map
@@ -262,6 +263,9 @@ class Method(ABC):
     where the server needs nothing but their weighted mean.
     """
 
+    not_averaging: ClassVar[str] = "it has no field `aggregate`"
+    """Why a method without a field `aggregate` takes no aggregation rule (`core.aggregate`)."""
+
     @property
     def views(self) -> Mapping[str, View]:
         """What the clients precompute; the network's views unless a method needs more."""
@@ -283,9 +287,12 @@ class Method(ABC):
         """
         return None
 
-    @abstractmethod
     def deploy(self, server: Tree) -> Message:
-        """What a client needs from the server to predict: ToAll one model, ToEach its own."""
+        """What a client needs from the server to predict: ToAll one model, ToEach its own.
+
+        By default the model in the server's tree (`core.aggregate.model_of`), to all.
+        """
+        return ToAll(model_of(server))
 
     def local(self, reply: Any) -> Tree:
         """What a client predicts with right after `train`, before it hears from the server again.

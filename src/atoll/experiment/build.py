@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import msgspec
 
+from atoll.core.aggregate import RULES, Rule
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
 from atoll.core.optim import OPTIMIZERS
 from atoll.core.space import Value
 from atoll.data.public.registry import plain_name
+from atoll.data.spec import parse_recipe
 from atoll.methods import METHODS, method_class
 from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
 
@@ -143,15 +145,20 @@ def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, 
     if owners and key not in _FIXED:
         both = [owner for owner in owners if owner in ("method", "base")]
         return [(owner, key) for owner in both or owners[:1]]
+    if key == "aggregate":
+        why = parts["method"].not_averaging
+        raise ConfigError(f"{method} takes no aggregation rule: {why}; leave out --set aggregate")
     keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
     more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
     raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])
 
 
-def _converted(part: Any, name: str, value: Value) -> Any:
+def _converted(part: Any, name: str, value: object) -> Any:
     """A hyper-parameter's value in its type, within its limits."""
     assert is_dataclass(part)
     kind = get_type_hints(type(part))[name]
+    if kind is Rule:
+        return _rule(str(value))
     try:
         converted = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError:
@@ -165,6 +172,19 @@ def _converted(part: Any, name: str, value: Value) -> Any:
         if outside or not math.isfinite(converted):
             raise ConfigError(f"{name} is {converted}; {words or 'give a finite number'}")
     return converted
+
+
+def _rule(text: str) -> Rule:
+    """The aggregation rule that a recipe names: `median`, or `trimmed:f=2` with its parameters."""
+    name, options = parse_recipe(text)
+    if name not in RULES:
+        raise unknown("aggregation rule", name, RULES)
+    rule: Any = RULES[name]()
+    for key in options:
+        if key not in _names(rule):
+            raise unknown(f"parameter of aggregate={name}", key, _names(rule))
+    made: Rule = replace(rule, **{key: _converted(rule, key, options[key]) for key in options})
+    return made
 
 
 LIMITS: dict[str, tuple[float | None, float | None, str]] = {

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, aggregated
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
@@ -62,14 +62,6 @@ from atoll.nn.views import gcn_adjacency
 
 HARD_SWITCH = 0.9
 """HCS from which the authors' code trusts the homophilous head alone."""
-
-
-@record
-class Update:
-    """What leaves a client in step 1."""
-
-    model: Tree
-    weight: Tensor
 
 
 @record
@@ -99,12 +91,21 @@ class Private:
 
 @record
 class Server:
-    """The global model, the best one so far (`keep="best"`), and who has begun step 2, (N,)."""
+    """What the server keeps.
+
+    Attributes:
+        model: The global one.
+        best: The best one so far (`keep="best"`).
+        score: How good that was.
+        ready: Who has begun step 2, (N,).
+        rule: The state of the aggregation rule.
+    """
 
     model: Tree
     best: Tree
     score: Tensor
     ready: Tensor
+    rule: Tree = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class AdaFGL(Method):
     logit_mse: bool = False
     inverted_rescale: bool = False
     block: int = 1024
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -200,7 +202,8 @@ class AdaFGL(Method):
         model = self.net.init(clients.key)
         ready = torch.zeros(clients.total, dtype=torch.int64, device=clients.key.device)
         best = model if self.keep == "best" else None
-        return Server(model, best, ready.new_full((), -1, dtype=torch.float64), ready)
+        score = ready.new_full((), -1, dtype=torch.float64)
+        return Server(model, best, score, ready, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
         if clients.round < self.federated_rounds:
@@ -219,7 +222,10 @@ class AdaFGL(Method):
 
     def _federated(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(server.model))
-        server = replace(server, model=average(reply.model, weight=reply.weight))
+        model, rule = aggregated(
+            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
+        )
+        server = replace(server, model=model, rule=rule)
         if self.keep == "last":
             return server
         seen = clients.map(self.validate, ToAll(server.model))
@@ -228,9 +234,6 @@ class AdaFGL(Method):
             server = replace(server, best=server.model, score=score)
         last = clients.round == self.federated_rounds - 1
         return replace(server, model=server.best) if last else server
-
-    def deploy(self, server: Server) -> ToAll:
-        return ToAll(server.model)
 
     def local(self, reply: Update | Empty) -> Tree:
         return reply.model if isinstance(reply, Update) else reply

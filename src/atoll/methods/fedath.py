@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
@@ -49,14 +49,6 @@ SHARED = {
     "cg+bg": ("causal", "biased"),
     "all": ("causal", "evaluator", "biased"),
 }
-
-
-@record
-class Update:
-    """What leaves a client: the shared networks (`share`) and its number of nodes."""
-
-    model: Tree
-    weight: Tensor
 
 
 @record
@@ -80,6 +72,7 @@ class FedATH(Method):
     use_entropy: bool = True
     use_hsic: bool = True
     share: Literal["cg", "cg+ee", "cg+bg", "all"] = "cg"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(1e-4, 10, log=True)}
     # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
@@ -136,14 +129,13 @@ class FedATH(Method):
         return {**self.gcn.views, **self.scorer.views}
 
     def init(self, clients: Clients) -> Tree:
-        return {name: self._fresh(name, clients.key) for name in SHARED[self.share]}
+        return start(
+            self.aggregate, {name: self._fresh(name, clients.key) for name in SHARED[self.share]}
+        )
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None

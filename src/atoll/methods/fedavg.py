@@ -16,22 +16,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import Private, fit_layers, kept, shared
-from atoll.core.tree import Tree, record
-
-
-@record
-class Update:
-    """The only thing that leaves a client."""
-
-    model: Tree
-    weight: Tensor
+from atoll.core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,7 @@ class FedAvg(Method):
     epochs: int = 3
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
+    aggregate: Rule = Mean()
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (
@@ -51,14 +44,11 @@ class FedAvg(Method):
     not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
-        return shared(self.net, self.net.init(clients.key))
+        return start(self.aggregate, shared(self.net, self.net.init(clients.key)))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(

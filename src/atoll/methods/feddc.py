@@ -33,12 +33,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import average, put, spread
+from atoll.core.aggregate import Mean, Rule, aggregated, average, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import num_steps
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
-from atoll.core.message import ToAll, ToEach
+from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_layers, kept, shared
@@ -54,11 +54,13 @@ class Server:
         model: w.
         drift: Every client's h_i, stacked (N, ...).
         slope: Every client's s_i, stacked (N, ...).
+        rule: The state of the aggregation rule.
     """
 
     model: Tree
     drift: Tree
     slope: Tree
+    rule: Tree = None
 
 
 @record
@@ -89,6 +91,7 @@ class FedDC(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "uniform"
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "no-server-term", "lagging-drift", "openfgl"] = "none"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL_SGD, "alpha": Real(1e-3, 1, log=True)}
     # Of the authors' scripts: one value for each kind of data.
@@ -116,20 +119,23 @@ class FedDC(Method):
     def init(self, clients: Clients) -> Server:
         model = shared(self.net, self.net.init(clients.key))
         zeros = spread(tree_map(torch.zeros_like, model), clients.total)
-        return Server(model, drift=zeros, slope=tree_map(torch.clone, zeros))
+        rule = self.aggregate.init(model)
+        return Server(model, drift=zeros, slope=tree_map(torch.clone, zeros), rule=rule)
 
     def round(self, server: Server, clients: Clients) -> Server:
         shift = self._shift(server)
         message = Download(spread(server.model, clients.total), shift)
         reply = clients.map(self.train, ToEach(message))
         drift, slope = self._followed(server, reply, clients.positions)
+        models = reply.model
+        if self.variant == "paper":
+            models = tree_map(torch.add, models, take(drift, clients.positions))
+        model, rule = aggregated(
+            self.aggregate, server.model, models, reply.weight, clients.key, server.rule
+        )
         if self.variant == "authors":
-            mean, rest = average(reply.model, weight=reply.weight), average(drift)
-            model = tree_map(torch.add, mean, rest)
-        else:
-            own = tree_map(torch.add, reply.model, take(drift, clients.positions))
-            model = average(own, weight=reply.weight)
-        return Server(model, drift, slope)
+            model = tree_map(torch.add, model, average(drift))
+        return Server(model, drift, slope, rule)
 
     def _shift(self, server: Server) -> Tree:
         """v_i of every client, (N, ...)."""
@@ -153,9 +159,6 @@ class FedDC(Method):
             slope = tree_map(lambda new, old, s: new + old - s, slope, before, mean)
         drift = tree_map(torch.add, take(server.drift, present), update)
         return put(server.drift, present, drift), put(server.slope, present, slope)
-
-    def deploy(self, server: Server) -> ToAll:
-        return ToAll(server.model)
 
     @client_step
     def train(

@@ -37,7 +37,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import average, put, spread
+from atoll.core.aggregate import Mean, Rule, Update, aggregated, put, spread
 from atoll.core.dp import clipped
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
@@ -91,14 +91,6 @@ class Download:
 
 
 @record
-class Update:
-    """What leaves a client after training."""
-
-    model: Tree
-    weight: Tensor
-
-
-@record
 class Private:
     """What stays: nodes that have twins, (s,), -1 for none; what came for them; the moments."""
 
@@ -109,11 +101,19 @@ class Private:
 
 @record
 class Server:
-    """The model; which twins the noted nodes are, (N, s), -1 for none; the number of pairs."""
+    """What the server keeps.
+
+    Attributes:
+        model: The global one.
+        group: Which twins the noted nodes are, (N, s), -1 for none.
+        pairs: How many pairs of twins there are.
+        rule: The state of the aggregation rule.
+    """
 
     model: Tree
     group: Tensor
     pairs: Tensor
+    rule: Tree = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ class FedGNN(Method):
     clip: float = 0.0
     epsilon: float = 0.0
     salt: int = 0
+    aggregate: Rule = Mean()
 
     paper: ClassVar[str] = (
         "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, "
@@ -170,12 +171,16 @@ class FedGNN(Method):
         nodes, group, pairs = match(keys)
         if nodes.shape[1]:
             clients.map(self.note, ToEach(nodes))
-        return Server(self.net.init(clients.key), group, pairs)
+        model = self.net.init(clients.key)
+        return Server(model, group, pairs, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
         message = self._exchange(server, clients)
         reply = clients.map(self.train, message)
-        return replace(server, model=average(reply.model, weight=reply.weight))
+        model, rule = aggregated(
+            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
+        )
+        return replace(server, model=model, rule=rule)
 
     def _exchange(self, server: Server, clients: Clients) -> ToAll | ToEach:
         """What the participants train on: the model and, if anybody has twins, theirs."""
@@ -186,9 +191,6 @@ class FedGNN(Method):
         nothing = tree_map(lambda leaf: leaf.new_zeros(clients.total, *leaf.shape[1:]), found)
         twins = put(nothing, clients.positions, found)
         return ToEach(Download(spread(server.model, clients.total), twins))
-
-    def deploy(self, server: Server) -> ToAll:
-        return ToAll(server.model)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None

@@ -104,6 +104,9 @@ class FedGTA(Method):
     not_private: ClassVar[str] = (
         "its clients also send moments of their soft labels, and the server compares them"
     )
+    not_averaging: ClassVar[str] = (
+        "every client gets a mixture of models, weighted by how alike the clients are"
+    )
     deployed: ClassVar[str] = "personalised"
 
     def __post_init__(self) -> None:

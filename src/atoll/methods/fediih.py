@@ -150,6 +150,9 @@ class FedIIH(Method):
         "its clients also send mean and variance of their factors, and the server compares them"
     )
     nets: ClassVar[tuple[str, ...]] = ("disengcn",)
+    not_averaging: ClassVar[str] = (
+        "every client gets a mixture of models, weighted by how alike the clients are"
+    )
     deployed: ClassVar[str] = "personalised"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, aggregated
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
@@ -48,19 +48,12 @@ SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 
 
 @record
 class Server:
-    """The model x, the mean update m, and the mean square v (None for sgd)."""
+    """The model x, the mean update m, the mean square v (None for sgd), the rule's state."""
 
     model: Tree
     mean: Tree
     square: Tree
-
-
-@record
-class Update:
-    """The only thing that leaves a client."""
-
-    model: Tree
-    weight: Tensor
+    rule: Tree = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +69,7 @@ class FedOpt(Method):
     tau: float = 1e-3
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "reset"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {
         **USUAL_SGD,
@@ -114,11 +108,15 @@ class FedOpt(Method):
         square = None
         if self.server_optimizer != "sgd":
             square = tree_map(lambda x: torch.full_like(x, self.tau**2), model)
-        return Server(model, tree_map(torch.zeros_like, model), square)
+        mean = tree_map(torch.zeros_like, model)
+        return Server(model, mean, square, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(server.model))
-        return self.step(server, average(reply.model, weight=reply.weight))
+        target, rule = aggregated(
+            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
+        )
+        return replace(self.step(server, target), rule=rule)
 
     def step(self, server: Server, target: Tree) -> Server:
         """One step of the server in the direction of the mean model."""
@@ -143,9 +141,6 @@ class FedOpt(Method):
         if self.server_optimizer == "yogi":
             return v - share * new * torch.sign(v - new)
         return torch.lerp(v, new, share)
-
-    def deploy(self, server: Server) -> ToAll:
-        return ToAll(server.model)
 
     @client_step
     def train(

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from atoll.core import private_layers as layers
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
@@ -36,14 +36,6 @@ from atoll.core.private_layers import fit_layers, kept, private_names, shared, w
 from atoll.core.random import fold, make_key
 from atoll.core.space import USUAL, Space, Whole
 from atoll.core.tree import Tree, record
-
-
-@record
-class Update:
-    """The only thing that leaves a client: its base."""
-
-    model: Tree
-    weight: Tensor
 
 
 @record
@@ -63,6 +55,7 @@ class FedPer(Method):
     personal: int = 1
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL, "personal": Whole(1, 2)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
@@ -77,14 +70,11 @@ class FedPer(Method):
             raise ConfigError(f"personal is {self.personal}; give a number of layers, 0 or more")
 
     def init(self, clients: Clients) -> Tree:
-        return self._fresh(clients.key)[0]
+        return start(self.aggregate, self._fresh(clients.key)[0])
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None

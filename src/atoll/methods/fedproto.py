@@ -32,13 +32,13 @@ for a class that a participant does not own, also where nobody does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, aggregated
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
@@ -78,11 +78,13 @@ class Server:
         start: The seed of the common initial model; with `share_weights`, the model.
         prototypes: (C, h); None before the first round.
         known: One for the classes that have a prototype, (C,).
+        rule: The state of the aggregation rule, which is not sent.
     """
 
     start: Tree
     prototypes: Tensor | None
     known: Tensor | None
+    rule: Tree = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class FedProto(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "diluted-prototypes"] = "none"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
@@ -115,6 +118,11 @@ class FedProto(Method):
         embedder(self.net)
         if self.compat == "diluted-prototypes" and self.aggregation != "owners":
             raise ConfigError("compat=diluted-prototypes has its own mean; leave out aggregation")
+        if not self.share_weights and type(self.aggregate) is not Mean:
+            raise ConfigError(
+                "fedproto averages models only with share_weights; leave out aggregate, or use "
+                "--set share_weights=true"
+            )
 
     def scored_as(self) -> str:
         return "global" if self.share_weights else self.deployed
@@ -122,10 +130,11 @@ class FedProto(Method):
     def init(self, clients: Clients) -> Server:
         if not self.share_weights:
             return Server(clients.key, None, None)
-        return Server(shared(self.net, self.net.init(clients.key)), None, None)
+        model = shared(self.net, self.net.init(clients.key))
+        return Server(model, None, None, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToAll(server))
+        reply = clients.map(self.train, ToAll(replace(server, rule=None)))
         diluted = reply.size if self.compat == "diluted-prototypes" else None
         found = aggregate(reply.prototypes, reply.mass, self.aggregation, diluted)
         known = (reply.mass > 0).any(0).to(found.dtype)
@@ -134,11 +143,17 @@ class FedProto(Method):
         if server.prototypes is not None and server.known is not None:
             found = torch.where(known.unsqueeze(-1) > 0, found, server.prototypes)
             known = torch.maximum(known, server.known)
-        start = average(reply.model, reply.size) if self.share_weights else server.start
-        return Server(start, found, known)
+        if not self.share_weights:
+            return Server(server.start, found, known)
+        start, rule = aggregated(
+            self.aggregate, server.start, reply.model, reply.size, clients.key, server.rule
+        )
+        return Server(start, found, known, rule)
 
     def deploy(self, server: Server) -> ToAll:
-        return ToAll(Server(server.start, None, None) if self.inference == "head" else server)
+        if self.inference == "head":
+            return ToAll(Server(server.start, None, None))
+        return ToAll(replace(server, rule=None))
 
     def local(self, reply: Update) -> Server:
         if self.inference == "head":

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
@@ -28,15 +28,7 @@ from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import Private, fit_layers, kept, shared
 from atoll.core.space import USUAL, OneOf, Real, Space
-from atoll.core.tree import Tree, record, tree_map
-
-
-@record
-class Update:
-    """The only thing that leaves a client."""
-
-    model: Tree
-    weight: Tensor
+from atoll.core.tree import Tree, tree_map
 
 
 @dataclass(frozen=True)
@@ -48,6 +40,7 @@ class FedProx(Method):
     mu: float = 0.01
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
@@ -56,14 +49,11 @@ class FedProx(Method):
     not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
-        return shared(self.net, self.net.init(clients.key))
+        return start(self.aggregate, shared(self.net, self.net.init(clients.key)))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(

@@ -104,6 +104,9 @@ class FedPUB(Method):
     not_private: ClassVar[str] = (
         "its clients also send how they answer to a probe, and the server compares them"
     )
+    not_averaging: ClassVar[str] = (
+        "every client gets a mixture of models, weighted by how alike the clients are"
+    )
     deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
@@ -25,16 +25,8 @@ from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.tree import Tree, record
+from atoll.core.tree import Tree
 from atoll.nn.sage import GraphSAGE
-
-
-@record
-class Update:
-    """The only thing that leaves a client."""
-
-    model: Tree
-    weight: Tensor
 
 
 @dataclass(frozen=True)
@@ -45,6 +37,7 @@ class FedSage(Method):
     epochs: int = 3
     weight_by: Literal["nodes", "train", "uniform"] = "uniform"
     optimizer_state: Literal["keep", "reset"] = "keep"
+    aggregate: Rule = Mean()
 
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
@@ -57,14 +50,11 @@ class FedSage(Method):
             raise ConfigError("fedsage trains a GraphSAGE; use --set net=sage")
 
     def init(self, clients: Clients) -> Tree:
-        return self.net.init(clients.key)
+        return start(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

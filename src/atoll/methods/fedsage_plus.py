@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import average, put
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, put, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
@@ -86,14 +86,6 @@ ANSWERED = (
     "the owner of the shown features propagates it back through its generator; with the shown "
     "features it can be solved for real ones"
 )
-
-
-@record
-class Update:
-    """What leaves a client when it trains the classifier."""
-
-    model: Tree
-    weight: Tensor
 
 
 @record
@@ -185,6 +177,7 @@ class FedSagePlus(Method):
     lam_f: float = 1.0
     lam_c: float = 1.0
     compat: Literal["none", "last", "one-directional", "openfgl"] = "none"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -231,15 +224,15 @@ class FedSagePlus(Method):
         return {**self.net.views, "rows": _dense_features}
 
     def init(self, clients: Clients) -> Tree:
-        return self.net.init(clients.key)
+        return start(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         if clients.round < self.generator_rounds:
             self._train_generators(clients)
         if clients.round < self.generator_rounds - 1:
             return server
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     def stage(self, round: int) -> int:
         return min(round, self.generator_rounds)
@@ -254,9 +247,6 @@ class FedSagePlus(Method):
             rows = others.new_zeros(clients.total, *others.shape[1:])
             rows = put(rows, clients.positions, others)
             shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
 
     def derived_from(self, state: Tree) -> Tree:
         return (state.generator, state.seed) if isinstance(state, Mended) else None

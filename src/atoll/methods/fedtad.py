@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.aggregate import average, put
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, put, start, with_model
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, make_graph
@@ -46,14 +46,6 @@ from atoll.core.random import fold, normal
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.nn.fedtad import Generator, nearest_neighbours, neighbour_similarity, visited_similarity
-
-
-@record
-class Update:
-    """What leaves a client in a round, unless a base method decides that."""
-
-    model: Tree
-    weight: Tensor
 
 
 @record
@@ -100,6 +92,7 @@ class FedTAD(Method):
     reduce: Literal["sum", "mean"] = "mean"
     neighbours_by: Literal["dot", "cosine"] = "cosine"
     server_dropout: bool = False
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -152,6 +145,15 @@ class FedTAD(Method):
         },
     }
 
+    def __post_init__(self) -> None:
+        if self.base is not None and self.aggregate != Mean():
+            name = type(self.base).__name__
+            if getattr(self.base, "aggregate", Mean()) != self.aggregate:
+                raise ConfigError(
+                    f"fedtad on a base aggregates as {name} does; leave out aggregate, or give it "
+                    "to the base as well"
+                )
+
     @property
     def views(self) -> Mapping[str, View]:
         return {**self._inner_views, "similarity": self._similarity}
@@ -179,10 +181,13 @@ class FedTAD(Method):
                 f"pseudo_nodes is {self.pseudo_nodes}, fewer than the {self.net.classes} classes; "
                 f"give at least {self.net.classes}"
             )
-        server = self.net.init(clients.key) if self.base is None else self.base.init(clients)
+        if self.base is None:
+            server = start(self.aggregate, self.net.init(clients.key))
+        else:
+            server = self.base.init(clients)
         generator = self.generator.init(fold(clients.key, "generator"))
         deployed = self._deploy(server)
-        start = (
+        moments = (
             torch.func.vmap(self._distiller.init) if _personal(deployed) else self._distiller.init
         )
         return Server(
@@ -190,13 +195,13 @@ class FedTAD(Method):
             phi=clients.map(self.assess, ToAll(Empty())).phi,
             generator=generator,
             generator_moments=self._generator_optimizer.init(generator),
-            model_moments=start(deployed.tree),
+            model_moments=moments(deployed.tree),
         )
 
     def round(self, server: Server, clients: Clients) -> Server:
         if self.base is None:
-            reply = clients.map(self.train, ToAll(server.base))
-            aggregated = average(reply.model, weight=reply.weight)
+            reply = clients.map(self.train, ToAll(model_of(server.base)))
+            aggregated = combined(self.aggregate, server.base, reply, clients.key)
         else:
             aggregated = self.base.round(server.base, clients)
             reply = clients.replies.get("train")
@@ -216,7 +221,7 @@ class FedTAD(Method):
         return self._deploy(server.base)
 
     def _deploy(self, base: Tree) -> Message:
-        return ToAll(base) if self.base is None else self.base.deploy(base)
+        return ToAll(model_of(base)) if self.base is None else self.base.deploy(base)
 
     def scored_as(self) -> str:
         return self.deployed if self.base is None else self.base.scored_as()
@@ -283,7 +288,10 @@ class FedTAD(Method):
             "distillation diverged on the server (its model is not finite); lower distil_lr, or "
             "the clients' learning rate",
         )
-        corrected = students if self.base is None else self.base.redeploy(base, students)
+        if self.base is None:
+            corrected = with_model(base, students)
+        else:
+            corrected = self.base.redeploy(base, students)
         return Server(corrected, server.phi, generator, its_moments, moments)
 
     @property

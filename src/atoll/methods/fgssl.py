@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
@@ -47,7 +47,7 @@ from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.space import USUAL, Real, Space
-from atoll.core.tree import Tree, record
+from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.edges import edge_mask, weighted_gcn
 from atoll.nn.gcn import GCN
@@ -55,14 +55,6 @@ from atoll.nn.ops import at_columns, at_rows, edge_softmax, row_sum
 
 PAIRS = 1 << 21
 """Pairs of nodes that the contrast holds at once, for each client."""
-
-
-@record
-class Update:
-    """The only thing that leaves a client."""
-
-    model: Tree
-    weight: Tensor
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,7 @@ class FGSSL(Method):
     variant: Literal["paper", "authors", "openfgl"] = "paper"
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "reset"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -125,14 +118,11 @@ class FGSSL(Method):
         }
 
     def init(self, clients: Clients) -> Tree:
-        return self.net.init(clients.key)
+        return start(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

@@ -126,6 +126,9 @@ class GCFL(Method):
     not_private: ClassVar[str] = (
         "its server compares the updates of single clients, and splits them by what it finds"
     )
+    not_averaging: ClassVar[str] = (
+        "the mean of each cluster's updates also decides whether the cluster splits"
+    )
     deployed: ClassVar[str] = "personalised"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plus": {"similarity": "gradient-norms"},

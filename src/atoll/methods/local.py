@@ -45,6 +45,7 @@ class Local(Method):
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
     not_private: ClassVar[str] = "nothing leaves its clients"
+    not_averaging: ClassVar[str] = "nothing is aggregated"
     deployed: ClassVar[str] = "personalised"
 
     def init(self, clients: Clients) -> Tensor:
@@ -53,9 +54,6 @@ class Local(Method):
     def round(self, server: Tensor, clients: Clients) -> Tensor:
         clients.map(self.train, ToAll(server))
         return server
-
-    def deploy(self, server: Tensor) -> ToAll:
-        return ToAll(server)
 
     def local(self, reply: Empty) -> Empty:
         return reply

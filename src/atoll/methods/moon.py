@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy, masked_mean, unit
@@ -58,14 +58,6 @@ from atoll.nn.init import linear
 
 
 @record
-class Update:
-    """The only thing that leaves a client."""
-
-    model: Tree
-    weight: Tensor
-
-
-@record
 class Kept:
     """What stays: the model of the last participation, private layers and moments."""
 
@@ -86,6 +78,7 @@ class MOON(Method):
     nodes: Literal["train", "all"] = "train"
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     optimizer_state: Literal["keep", "reset"] = "keep"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
@@ -107,14 +100,11 @@ class MOON(Method):
         return Projected(self.net, self.head) if self.head else self.net
 
     def init(self, clients: Clients) -> Tree:
-        return shared(self.model, self.model.init(clients.key))
+        return start(self.aggregate, shared(self.model, self.model.init(clients.key)))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(server))
-        return average(reply.model, weight=reply.weight)
-
-    def deploy(self, server: Tree) -> ToAll:
-        return ToAll(server)
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return combined(self.aggregate, server, reply, clients.key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None

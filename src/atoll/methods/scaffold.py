@@ -25,14 +25,14 @@ participants' c_i: right only if all take part. `preset=openfgl` has both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.core import private_layers as layers
-from atoll.core.aggregate import average
+from atoll.core.aggregate import Mean, Rule, aggregated, average
 from atoll.core.errors import ConfigError
 from atoll.core.fit import gradient, num_steps
 from atoll.core.graph import Graph
@@ -48,10 +48,11 @@ from atoll.core.tree import Tree, record, tree_map
 
 @record
 class Server:
-    """The model x and the control c; also what a client receives."""
+    """The model x and the control c, which a client receives, and the state of the rule."""
 
     model: Tree
     control: Tree
+    rule: Tree = None
 
 
 @record
@@ -90,6 +91,7 @@ class Scaffold(Method):
     weight_by: Literal["nodes", "train", "uniform"] = "uniform"
     optimizer_state: Literal["keep", "reset"] = "keep"
     compat: Literal["none", "replace-controls"] = "none"
+    aggregate: Rule = Mean()
 
     space: ClassVar[Space] = {**USUAL_SGD, "eta_g": Real(0.1, 2, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
@@ -112,15 +114,18 @@ class Scaffold(Method):
 
     def init(self, clients: Clients) -> Server:
         model = shared(self.net, self.net.init(clients.key))
-        return Server(model, tree_map(torch.zeros_like, model))
+        return Server(model, tree_map(torch.zeros_like, model), self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToAll(server))
-        mean = average(reply.model, weight=reply.weight)
+        reply = clients.map(self.train, ToAll(replace(server, rule=None)))
+        mean, rule = aggregated(
+            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
+        )
         return Server(
             # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
             model=tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean),
             control=self._control(server, reply, len(clients) / clients.total),
+            rule=rule,
         )
 
     def _control(self, server: Server, reply: Update, share: float) -> Tree:
@@ -132,9 +137,6 @@ class Scaffold(Method):
         # c + share (mean slope - c)
         slopes = average(mean_slope(server.model, reply.model, reply.steps, self.optimizer.lr))
         return tree_map(lambda c, s: torch.lerp(c, s, share), server.control, slopes)
-
-    def deploy(self, server: Server) -> ToAll:
-        return ToAll(server.model)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.errors import AtollError
+from atoll.core.aggregate import Median
+from atoll.core.errors import AtollError, ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.message import Message
@@ -95,6 +96,7 @@ def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
         check_resume(method, federation, rounds)
         check_replay(method, federation, rounds)
         check_replay(method, federation, rounds, fraction=0.5)
+        check_rule(method, federation)
 
 
 def _class(make: MakeMethod) -> Any:
@@ -192,6 +194,25 @@ def check_replay(
     _same_runs(straight, replayed, "a replayed run differs from the run itself")
     if list(straight.ledger.rows()) != list(replayed.ledger.rows()):
         raise ContractBroken("the ledger of a replayed run differs from that of the run itself")
+
+
+def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
+    """A method that averages (it has a field `aggregate`) can take another rule than the mean."""
+    if not any(field.name == "aggregate" for field in dataclasses.fields(method)):
+        return
+    try:
+        changed = dataclasses.replace(method, aggregate=Median())  # type: ignore[call-arg]
+    except ConfigError:
+        return  # the method refuses the rule with a sentence
+    serial, fused = (_run(changed, federation, name, rounds) for name in ("serial", "fused"))
+    _same_runs(serial, fused, "engines serial and fused disagree with aggregate=median")
+    mean = _run(method, federation, "fused", rounds)
+    models = [leaves(mean.server), leaves(fused.server)]
+    if models[0] and all(torch.equal(one, other) for one, other in zip(*models, strict=True)):
+        raise ContractBroken(
+            f"{_name(method)} has a field `aggregate`, but a median changes nothing; combine the "
+            "replies with it (`core.aggregate.combined`)"
+        )
 
 
 def check_steps(method: Method, federation: Federation, rounds: int) -> None:
