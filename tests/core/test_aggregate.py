@@ -163,7 +163,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Momentum:
-    """A rule with a state, noise of its own and a parameter, as robust rules have."""
+    """A rule with a state, its own noise and a parameter, as robust rules have."""
 
     beta: float = 0.5
 

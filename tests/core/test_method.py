@@ -48,16 +48,15 @@ def test_a_step_returns_reply_and_state():
 
 
 def test_unknown_options_of_a_step_are_refused():
-    @dataclass(frozen=True)
-    class Typo:
-        @client_step(vectorise=False)
-        def train(self) -> None: ...
-
     with pytest.raises(TypeError, match="vectorise"):
-        _ = Typo().train
+
+        @dataclass(frozen=True)
+        class Typo:
+            @client_step(vectorise=False)
+            def train(self) -> None: ...
 
 
-def test_a_method_without_its_three_functions_cannot_be_made():
+def test_a_method_without_init_and_round_cannot_be_made():
     @dataclass(frozen=True)
     class Half(Method):
         def init(self, clients: Any) -> Any: ...

@@ -25,7 +25,7 @@ from atoll.core.errors import ConfigError
 from atoll.data.measure.graph_pairs import PairHeterogeneity, compare_graphs
 from atoll.experiment.folder import FinishedRun, read_run
 from atoll.experiment.problem import Data
-from atoll.methods.gcfl import Server, Split, cluster_tree
+from atoll.methods.gcfl import Split
 
 SHUFFLES = 2000
 """Random clusters that the found ones are compared with."""
@@ -184,11 +184,16 @@ def study_clusters(
     if not config.seed <= number < config.seed + config.seeds:
         last = config.seed + config.seeds - 1
         raise ConfigError(f"seed is {number}, but the run has the seeds {config.seed} to {last}")
-    server = run.servers[number - config.seed]
-    if not isinstance(server, Server):
+    if run.method is None:
+        raise ConfigError(
+            f"the run in '{folder}' was started in Python with a method object, which its folder "
+            "does not hold; run the method by its name"
+        )
+    found = run.method.diagnostics(run.servers[number - config.seed])
+    if "splits" not in found:
         raise ConfigError(f"{config.method} does not split clusters; this command needs gcfl")
     federation = run.federations[number - config.seed]
-    splits, trace = cluster_tree(server), server.trace.double().numpy()
+    splits, trace = found["splits"], found["trace"].double().numpy()
     trace = np.where(trace < 0, np.nan, trace)
     label = labels_by_round(splits, len(trace), len(federation))
     others = [read_run(path, data, like=run) for path in beside]

@@ -11,7 +11,7 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, with_views
-from atoll.core.tree import Tree, num_bytes
+from atoll.core.tree import num_bytes
 from atoll.data.measure.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
@@ -29,14 +29,6 @@ from atoll.experiment.config import make_config, read_config, resolve
 from atoll.experiment.folder import CHECKPOINT
 from atoll.experiment.problem import make_federation
 from atoll.present.plots import empty_figure
-
-
-@runtime_checkable
-class WeighsEdges(Protocol):
-    """A method that can say how much each edge counts."""
-
-    def explain_edges(self, graph: Graph, message: Tree, state: Tree) -> Tensor:
-        """One weight in 0..1 for each entry of the view `loops`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +79,6 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
     number = config.seed if seed is None else seed
     federation, _, config = make_federation(config, rules, number, None, asked)
     method = build_method(config, federation.features, federation.classes)
-    if not isinstance(method, WeighsEdges):
-        raise ConfigError(f"{config.method} does not weigh edges; `atoll explain` needs fedath")
     saved = load_checkpoint(folder / f"seed-{number}" / CHECKPOINT)
     message = method.deploy(saved["server"])
     states = unpack_states(saved["states"])
@@ -98,6 +88,10 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
         state = states[position]
         with torch.no_grad():
             weight = method.explain_edges(graph, message.for_one(position), state)
+            if weight is None:
+                raise ConfigError(
+                    f"{config.method} does not weigh edges; `atoll explain` needs fedath"
+                )
             weighted.append(method.predict(graph, message.for_one(position), state).numpy())
             plain.append(method.predict(graph, message.for_one(position), None).numpy())
         clients.append(_client_edges(graph, weight))

@@ -9,7 +9,7 @@ divergence of labels, of connected nodes' features, or of anonymous walks (`atol
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
-from atoll.experiment.folder import FinishedRun, read_run
+from atoll.experiment.folder import FinishedRun, RunFolder, read_run
 from atoll.present.plots import DPI, empty_figure, heat_map, name_ticks, number_text, plain_json
 
 
@@ -68,13 +67,16 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
 
 
 def _of_server(run: FinishedRun, number: int, folder: Path) -> np.ndarray:
-    kept = getattr(run.servers[number], "similarity", None)
-    if not isinstance(kept, Tensor):
+    if run.method is None:  # Python gave an object, but the folder has the matrix
+        found: Mapping[str, Any] = RunFolder(folder).relations[number]
+    else:
+        found = run.method.diagnostics(run.servers[number])
+    if "similarity" not in found:
         raise ConfigError(
             f"{run.config.method} in '{folder}' does not compare clients; "
             "fediih, fedpub and fedgta do"
         )
-    return kept.double().numpy()
+    return np.asarray(found["similarity"], dtype=np.float64)
 
 
 def _mean(matrix: np.ndarray) -> np.ndarray:

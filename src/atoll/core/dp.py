@@ -13,7 +13,7 @@ one update of one model and nothing else (`Method.not_private`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from atoll.core.aggregate import Mean
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Graph, View
+from atoll.core.graph import Graph
 from atoll.core.message import Message
-from atoll.core.method import Clients, Method, Step, client_step
+from atoll.core.method import Clients, Method, Reply, TypedStep, client_step
 from atoll.core.random import fold, normal
 from atoll.core.tree import Empty, Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
+from atoll.core.wrapper import Wrapper
 
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
@@ -53,7 +54,7 @@ def clipped(update: Tree, clip: float) -> Tree:
 
 
 @dataclass(frozen=True)
-class Noised(Method):
+class Noised(Wrapper):
     """A method whose clients send clipped and noised updates.
 
     Attributes:
@@ -96,35 +97,11 @@ class Noised(Method):
                 "counts on the sum of all noise; leave out --set aggregate, or --dp"
             )
 
-    @property
-    def views(self) -> Mapping[str, View]:
-        return self.base.views
-
     def init(self, clients: Clients) -> Tree:
         return self.base.init(_OneUpdate(clients, self))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         return self.base.round(server, _OneUpdate(clients, self))
-
-    def stage(self, round: int) -> Hashable:
-        return self.base.stage(round)
-
-    def deploy(self, server: Tree) -> Message:
-        return self.base.deploy(server)
-
-    def local(self, reply: Any) -> Tree:
-        return self.base.local(reply)
-
-    def predict(
-        self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
-    ) -> Tensor:
-        return self.base.predict(graph, message, state, key)
-
-    def scored_as(self) -> str:
-        return self.base.scored_as()
-
-    def too_short(self, rounds: int) -> str:
-        return self.base.too_short(rounds)
 
     @client_step(vectorize=lambda method: method.base.train.vectorize)
     def train(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -185,13 +162,14 @@ class _OneUpdate:
     def __len__(self) -> int:
         return len(self.clients)
 
-    def map(self, step: Step, message: Message) -> Any:
+    def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         if step.name != "train" or step.owner is not self.method.base:
             raise ConfigError(
                 f"{type(self.method.base).__name__} says that it can be made differentially "
                 f"private, but its clients also answer step '{step.name}'"
             )
-        return self.clients.map(self.method.train, message)
+        reply: Reply = self.clients.map(self.method.train, message)
+        return reply
 
     def sample(self, fraction: float) -> Clients:
         return _OneUpdate(self.clients.sample(fraction), self.method)

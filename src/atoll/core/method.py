@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, overload, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from torch import Tensor
 
@@ -23,6 +23,9 @@ from atoll.core.message import Message, ToAll
 from atoll.core.private_layers import whole
 from atoll.core.space import USUAL, Space
 from atoll.core.tree import Tree, leaves, tree_map
+
+Reply = TypeVar("Reply")
+Reply_co = TypeVar("Reply_co", covariant=True)
 
 
 class Net(Protocol):
@@ -93,8 +96,8 @@ class Step:
         discloses: Reply fields with a node or edge axis, each with the reason why it must leave.
     """
 
-    owner: Any  # a method; typed by its own module
-    function: Callable[..., Any]
+    owner: Any  # a method or an evaluator, whose fields engines read by name
+    function: Callable[..., Any]  # (owner, graph, message, state, key), typed where it is written
     name: str
     vectorize: bool = True
     keeps_state: bool = False
@@ -108,28 +111,41 @@ class Step:
         return reply, state
 
 
-class StepDefinition:
+class TypedStep(Step, Generic[Reply_co]):
+    """A step whose record of replies a type checker knows: `clients.map` returns that record."""
+
+
+class StepDefinition(Generic[Reply_co]):
     """What `client_step` leaves in a class; reading it on a method gives a `Step`."""
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        vectorize: bool | Callable[[Any], bool] = True,
+        keeps_state: bool = False,
+        discloses: Mapping[str, str] | None = None,
+    ) -> None:
         self.function = function
-        self.options = options
+        self.vectorize, self.keeps_state = vectorize, keeps_state
+        self.discloses = MappingProxyType(dict(discloses or {}))
         self.__doc__ = function.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> StepDefinition: ...
+    def __get__(self, instance: None, owner: type) -> StepDefinition[Reply_co]: ...
     @overload
-    def __get__(self, instance: object, owner: type) -> Step: ...
-    def __get__(self, instance: object | None, owner: type) -> Step | StepDefinition:
+    def __get__(self, instance: object, owner: type) -> TypedStep[Reply_co]: ...
+    def __get__(
+        self, instance: object | None, owner: type
+    ) -> TypedStep[Reply_co] | StepDefinition[Reply_co]:
         if instance is None:
             return self
-        options = dict(self.options)
-        if callable(options.get("vectorize")):
-            options["vectorize"] = options["vectorize"](instance)
-        return Step(owner=instance, function=self.function, name=self.name, **options)
+        vectorize = self.vectorize(instance) if callable(self.vectorize) else self.vectorize
+        return TypedStep(
+            instance, self.function, self.name, vectorize, self.keeps_state, self.discloses
+        )
 
 
 def declared_step(owner: object, name: str) -> Step | None:
@@ -150,15 +166,22 @@ def declared_steps(owner: object) -> list[Step]:
 
 
 @overload
-def client_step(function: Callable[..., Any]) -> StepDefinition: ...
+def client_step(function: Callable[..., tuple[Reply, Any]]) -> StepDefinition[Reply]: ...
 @overload
 def client_step(
     *,
+    keeps_state: Literal[True],
     vectorize: bool | Callable[[Any], bool] = ...,
-    keeps_state: bool = ...,
     discloses: Mapping[str, str] = ...,
-) -> Callable[[Callable[..., Any]], StepDefinition]: ...
-def client_step(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+) -> Callable[[Callable[..., Reply]], StepDefinition[Reply]]: ...
+@overload
+def client_step(
+    *,
+    keeps_state: Literal[False] = ...,
+    vectorize: bool | Callable[[Any], bool] = ...,
+    discloses: Mapping[str, str] = ...,
+) -> Callable[[Callable[..., tuple[Reply, Any]]], StepDefinition[Reply]]: ...
+def client_step(function: Callable[..., Any] | None = None, **options: Any) -> object:
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
     The state is None on a client's first visit. See `Step` for the options. A method around
@@ -204,7 +227,7 @@ class Clients(Protocol):
     def __len__(self) -> int:
         """How many take part."""
 
-    def map(self, step: Step, message: Message) -> Any:
+    def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         """Run the step on every participant; the replies come back stacked, in client order."""
 
     def sample(self, fraction: float) -> Clients:
@@ -323,6 +346,26 @@ class Method(ABC):
         whoever does not find it there derives it.
         """
         raise NotImplementedError(f"{type(self).__name__} has `derived_from`, so it needs `derive`")
+
+    def diagnostics(self, server: Tree) -> Mapping[str, Any]:
+        """What the server knows of its clients beside the models, for reports and analyses.
+
+        Known names are `similarity`, (N, N) or (F, N, N) for F factors, NaN for pairs that have not
+        met; `mixing`, of the same shapes: how much of whose model each client (row) got; `cluster`,
+        (N,); `cached`, for each client the rounds after which its model was put aside; `splits` and
+        `trace`, GCFL's history of clusters.
+        """
+        return {}
+
+    def explain_edges(self, graph: Graph, message: Tree, state: Tree) -> Tensor | None:
+        """How much each entry of the view `loops` counts on a client, 0 to 1; None for no weights.
+
+        Args:
+            graph: The client's.
+            message: As deployed.
+            state: The client's private state.
+        """
+        return None
 
     def scored_as(self) -> str:
         """What kind of model `deploy` gives; a method around another one asks that one."""

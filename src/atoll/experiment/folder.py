@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -69,14 +69,6 @@ Arrays = Mapping[str, np.ndarray]
 
 class NotFinished(ConfigError):
     """The folder contains a run that has not ended."""
-
-
-@runtime_checkable
-class Mixes(Protocol):
-    """A method that gives every client its own mixture of models and publishes the weights."""
-
-    def mixing(self, server: Tree) -> Tensor:
-        """Whose models each client (row) got, by share, (N, N), or (F, N, N) for F factors."""
 
 
 @dataclass(frozen=True)
@@ -244,12 +236,8 @@ def read_result(folder: str | Path) -> Result:
 
 def relations(method: Method, server: Tree) -> dict[str, Tensor]:
     """Similarity, mixing weights and clusters, as far as the server keeps them."""
-    while hasattr(server, "base"):  # a plug on another method keeps the other's tree
-        method, server = method.base, server.base  # type: ignore[attr-defined]  # it has one
-    found = {name: getattr(server, name, None) for name in ("similarity", "cluster")}
-    if isinstance(method, Mixes):
-        found["mixing"] = method.mixing(server)
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    found = method.diagnostics(server)
+    return {name: found[name] for name in RELATIONS if name in found}
 
 
 def _measurable(federation: Federation) -> bool:
@@ -371,7 +359,7 @@ def read_run(
 def _exact(seed: int, tree: Tree, federation: Federation, method: Method | None) -> SeedResult:
     history, ledger = empty_history(federation), Ledger()
     history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
-    history.cached = cached_rounds(method, tree["server"])
+    history.cached = [] if method is None else cached_rounds(method, tree["server"])
     ledger.restore(tree["ledger"])
     return SeedResult(seed, history, ledger)
 

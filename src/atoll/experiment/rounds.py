@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,14 +39,6 @@ from atoll.experiment.metrics import METRICS, from_confusion
 from atoll.experiment.replay import Outcome, Replay, Round, fetched, rounds_ahead
 
 SCORED = ("deployed", "local")
-
-
-@runtime_checkable
-class Caches(Protocol):
-    """A method that puts models aside while it trains, before it goes another way."""
-
-    def cached_rounds(self, server: Tree) -> list[list[int]]:
-        """For each client the rounds after which its model was put aside."""
 
 
 @dataclass
@@ -420,9 +412,10 @@ def empty_history(federation: Federation) -> History:
     )
 
 
-def cached_rounds(method: object, server: Tree) -> list[list[int]]:
-    """For each client the rounds after which its model was put aside; empty if none ever is."""
-    return method.cached_rounds(server) if isinstance(method, Caches) else []
+def cached_rounds(method: Method, server: Tree) -> list[list[int]]:
+    """For each client the rounds after which its model was put aside; empty for most methods."""
+    found: list[list[int]] = method.diagnostics(server).get("cached", [])
+    return found
 
 
 def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:

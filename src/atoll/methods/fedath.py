@@ -191,7 +191,7 @@ class FedATH(Method):
         return torch.sigmoid(self.scorer(networks["evaluator"], graph, noise))
 
     def explain_edges(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
-        """What `atoll explain` shows, on the client's side: ω of every entry of `loops`."""
+        """ω of every entry of `loops`, which `atoll explain` shows on the client's side."""
         networks = message if state is None else {**state.networks, **message}
         return self.edge_weights(networks, graph)
 

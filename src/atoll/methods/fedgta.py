@@ -139,9 +139,8 @@ class FedGTA(Method):
         models = put(server.models, present, mix(reply.model, weight))
         return Server(models, similarity, weights)
 
-    def mixing(self, server: Server) -> Tensor:
-        """Whose weights each client's mixture had, (N, N)."""
-        return server.weights
+    def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
+        return {"similarity": server.similarity, "mixing": server.weights}
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)

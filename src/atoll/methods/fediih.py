@@ -218,9 +218,11 @@ class FedIIH(Method):
         alpha = self.global_factors(reply, server.alpha)
         return Server(models, alpha, pairs.movedim(-1, 0))
 
-    def mixing(self, server: Server) -> Tensor:
-        """Whose weights each client's mixture had, (K, M, M), from the last known S."""
-        return torch.softmax(self.tau * server.similarity.nan_to_num(nan=-torch.inf), dim=-1)
+    def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
+        # The weights of each client's mixture follow from the last known similarities.
+        known = server.similarity.nan_to_num(nan=-torch.inf)
+        mixing = torch.softmax(self.tau * known, dim=-1)
+        return {"similarity": server.similarity, "mixing": mixing}
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)

@@ -143,7 +143,7 @@ class FedProto(Method):
         if server.prototypes is not None and server.known is not None:
             found = torch.where(known.unsqueeze(-1) > 0, found, server.prototypes)
             known = torch.maximum(known, server.known)
-        if not self.share_weights:
+        if not self.share_weights or reply.size is None:
             return Server(server.start, found, known)
         start, rule = aggregated(
             self.aggregate, server.start, reply.model, reply.size, clients.key, server.rule

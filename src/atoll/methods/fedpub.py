@@ -148,9 +148,11 @@ class FedPUB(Method):
         similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
         return Server(models, seen, similarity)
 
-    def mixing(self, server: Server) -> Tensor:
-        """Whose weights each client's mixture had, (N, N), from the last known cosines."""
-        return torch.softmax(self.tau * server.similarity.nan_to_num(nan=-torch.inf), dim=-1)
+    def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
+        # The weights of each client's mixture follow from the last known similarities.
+        known = server.similarity.nan_to_num(nan=-torch.inf)
+        mixing = torch.softmax(self.tau * known, dim=-1)
+        return {"similarity": server.similarity, "mixing": mixing}
 
     def deploy(self, server: Server) -> ToEach:
         return ToEach(server.models)

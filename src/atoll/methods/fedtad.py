@@ -24,8 +24,8 @@ the same teachers: distillation then pulls the models towards what all agree on.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -45,6 +45,7 @@ from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
+from atoll.core.wrapper import Wrapper
 from atoll.nn.fedtad import Generator, nearest_neighbours, neighbour_similarity, visited_similarity
 
 
@@ -67,7 +68,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedTAD(Method):
+class FedTAD(Wrapper):
     """Topology-aware data-free distillation."""
 
     optimizer: Optimizer = Adam()
@@ -156,11 +157,7 @@ class FedTAD(Method):
 
     @property
     def views(self) -> Mapping[str, View]:
-        return {**self._inner_views, "similarity": self._similarity}
-
-    @property
-    def _inner_views(self) -> Mapping[str, View]:
-        return self.net.views if self.base is None else self.base.views
+        return {**self._hooks.views, "similarity": self._similarity}
 
     @property
     def _similarity(self) -> View:
@@ -186,7 +183,7 @@ class FedTAD(Method):
         else:
             server = self.base.init(clients)
         generator = self.generator.init(fold(clients.key, "generator"))
-        deployed = self._deploy(server)
+        deployed = self._hooks.deploy(server)
         moments = (
             torch.func.vmap(self._distiller.init) if _personal(deployed) else self._distiller.init
         )
@@ -199,6 +196,7 @@ class FedTAD(Method):
         )
 
     def round(self, server: Server, clients: Clients) -> Server:
+        reply: Any  # with a base, whatever its clients send
         if self.base is None:
             reply = clients.map(self.train, ToAll(model_of(server.base)))
             aggregated = combined(self.aggregate, server.base, reply, clients.key)
@@ -209,32 +207,19 @@ class FedTAD(Method):
         name = type(self.base).__name__
         if not leaves(getattr(reply, "model", teachers)):
             raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
-        if self.scored_as() == "personalised" and not _personal(self._deploy(aggregated)):
+        if self.scored_as() == "personalised" and not _personal(self._hooks.deploy(aggregated)):
             # One model for all, and yet everybody's own: the rest of it never leaves.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, aggregated, teachers, clients)
 
-    def stage(self, round: int) -> Hashable:
-        return None if self.base is None else self.base.stage(round)
+    def of_base(self, server: Server) -> Tree:
+        return server.base
 
-    def deploy(self, server: Server) -> Message:
-        return self._deploy(server.base)
+    def redeploy(self, server: Server, tree: Tree) -> Server:
+        return replace(server, base=self._corrected(server.base, tree))
 
-    def _deploy(self, base: Tree) -> Message:
-        return ToAll(model_of(base)) if self.base is None else self.base.deploy(base)
-
-    def scored_as(self) -> str:
-        return self.deployed if self.base is None else self.base.scored_as()
-
-    def local(self, reply: Any) -> Tree:
-        return reply.model if self.base is None else self.base.local(reply)
-
-    def predict(
-        self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
-    ) -> Tensor:
-        if self.base is None:
-            return self.net(message, graph, key)
-        return self.base.predict(graph, message, state, key)
+    def _corrected(self, base: Tree, model: Tree) -> Tree:
+        return with_model(base, model) if self.base is None else self.base.redeploy(base, model)
 
     @client_step(keeps_state=True)
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:
@@ -261,7 +246,7 @@ class FedTAD(Method):
 
     def _distil(self, server: Server, base: Tree, teachers: Tree, clients: Clients) -> Server:
         """Play generator against deployed model, and put the corrected model in its place."""
-        deployed = self._deploy(base)
+        deployed = self._hooks.deploy(base)
         personal = _personal(deployed)
         rows = clients.positions
         students, moments = deployed.tree, server.model_moments
@@ -288,10 +273,7 @@ class FedTAD(Method):
             "distillation diverged on the server (its model is not finite); lower distil_lr, or "
             "the clients' learning rate",
         )
-        if self.base is None:
-            corrected = with_model(base, students)
-        else:
-            corrected = self.base.redeploy(base, students)
+        corrected = self._corrected(base, students)
         return Server(corrected, server.phi, generator, its_moments, moments)
 
     @property
@@ -411,7 +393,7 @@ class Lesson:
     def _graph(self, x: Tensor) -> Graph:
         method = self.method
         edges, weight = nearest_neighbours(x, method.neighbours, method.neighbours_by)
-        return make_graph(x, edges, self.labels, edge_weight=weight, views=method._inner_views)
+        return make_graph(x, edges, self.labels, edge_weight=weight, views=method._hooks.views)
 
     def _answers(self, models: Tree, graph: Graph, key: Tensor | None, *, many: bool) -> Tensor:
         """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph."""

@@ -164,14 +164,20 @@ class GCFL(Method):
             return ""
         return f"with {rounds} rounds no cluster splits: none may before round {self.min_round}"
 
-    def cached_rounds(self, server: Server) -> list[list[int]]:
-        """For each client the rounds after which its model was put aside: before every split."""
-        rounds: list[list[int]] = [[] for _ in server.cluster]
-        for split in cluster_tree(server):
+    def diagnostics(self, server: Server) -> Mapping[str, Any]:
+        splits = cluster_tree(server)
+        # The public code puts a member's model aside before every split of its cluster.
+        cached: list[list[int]] = [[] for _ in server.cluster]
+        for split in splits:
             for member in (*split.stay, *split.leave):
                 if split.round > 0:
-                    rounds[member].append(split.round - 1)
-        return rounds
+                    cached[member].append(split.round - 1)
+        return {
+            "cluster": server.cluster,
+            "cached": cached,
+            "splits": splits,
+            "trace": server.trace,
+        }
 
     @client_step
     def train(
