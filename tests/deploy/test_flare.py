@@ -329,9 +329,9 @@ SUBMIT = """
 import sys, time
 from pathlib import Path
 from atoll.core.errors import ClientLost
-from atoll.engines.flare import Desk
+from atoll.engines.flare import AdminSession
 kit, user, job = sys.argv[1:]
-desk = Desk(Path(kit), user)
+desk = AdminSession(Path(kit), user)
 try:
     number = desk.submit(Path(job))
     while not desk.status(number).startswith("FINISHED"):

@@ -200,7 +200,7 @@ def test_a_dry_run_lists_what_would_leave_and_what_is_refused(tmp_path):
     assert found["told_when_joining"]["nodes"] == 13
 
 
-class FakeDesk:
+class FakeSession:
     """A server that plays a script: what each job leaves behind."""
 
     def __init__(self, *outcomes, rounds=(1, 2, 3, 4, 5, 6, 7, 8)):
@@ -242,7 +242,7 @@ def supervised(desk, tmp_path, **options):
 
 
 def test_a_job_that_dies_is_submitted_again(tmp_path):
-    desk = FakeDesk(None, "stopped", "finished")
+    desk = FakeSession(None, "stopped", "finished")
     supervisor, said = supervised(desk, tmp_path)
     supervisor.run()
     assert len(desk.jobs) == 3
@@ -251,21 +251,21 @@ def test_a_job_that_dies_is_submitted_again(tmp_path):
 
 
 def test_a_job_that_gets_nowhere_is_given_up(tmp_path):
-    desk = FakeDesk(None, None, None, None, None, rounds=(1, 1, 1, 1, 1, 1))
+    desk = FakeSession(None, None, None, None, None, rounds=(1, 1, 1, 1, 1, 1))
     with pytest.raises(ClientLost, match="--resume"):
         supervised(desk, tmp_path)[0].run()
     assert len(desk.jobs) == 5
 
 
 def test_a_refused_run_is_not_submitted_again(tmp_path):
-    desk = FakeDesk("failed", "finished")
+    desk = FakeSession("failed", "finished")
     with pytest.raises(AtollError, match="it was failed"):
         supervised(desk, tmp_path)[0].run()
     assert len(desk.jobs) == 1
 
 
 def test_a_run_waits_for_its_sites_and_says_who_is_missing(tmp_path):
-    desk = FakeDesk("finished")
+    desk = FakeSession("finished")
     desk.tokens = {"a": "1"}
     with pytest.raises(ClientLost, match=r"^b did not connect within 0\.1 s"):
         supervised(desk, tmp_path)[0].run()

@@ -18,6 +18,9 @@ from typing import Any
 
 from atoll.core.errors import DataError
 
+Json = dict[str, Any]
+"""A JSON object, from a file or a packet; its readers check it."""
+
 
 class Audit:
     """Appends events to a file."""
@@ -45,7 +48,7 @@ class Audit:
             os.close(self.handle)  # which lets others in
             self.handle = -1
 
-    def note(self, event: str, **facts: Any) -> None:
+    def note(self, event: str, **facts: object) -> None:
         """Append one event; it is on the disk's side of the kernel when this returns."""
         if self.handle < 0:
             with self.alone():
@@ -60,13 +63,13 @@ class Audit:
         self.size, self.last = self.size + len(line), _digest(line)
         return None
 
-    def events(self, **facts: Any) -> list[dict[str, Any]]:
+    def events(self, **facts: object) -> list[Json]:
         """The events with the given facts."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         events = [json.loads(line) for line in lines]
         return [e for e in events if all(e.get(key) == value for key, value in facts.items())]
 
-    def total(self, number: str, **facts: Any) -> int:
+    def total(self, number: str, **facts: object) -> int:
         """The sum of a number over the events with the given facts."""
         return sum(event[number] for event in self.events(**facts))
 

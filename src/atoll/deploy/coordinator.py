@@ -11,8 +11,9 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, Wi
 from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
-from atoll.deploy.audit import Audit
+from atoll.deploy.audit import Audit, Json
 from atoll.deploy.site import check_name, owners
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.clients import Backend
@@ -75,8 +76,8 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     join: float = 120.0
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a site tells when it joins (`SiteData.facts`)."""
+class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a site tells when it joins (`SiteData.summary`)."""
 
     features: int
     classes: int
@@ -84,7 +85,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     counts: tuple[int, int, int]
     nodes: int
     metric: str
-    words: tuple[str, ...]
+    words: list[str]
 
 
 class TooFew(ClientLost):
@@ -93,7 +94,7 @@ class TooFew(ClientLost):
 
 @tuned_process()
 def coordinate(
-    order: Order, fleet: Fleet, folder: Path, on_round: Callable[[dict[str, Any]], None]
+    order: Order, fleet: Fleet, folder: Path, on_round: Callable[[Json], None]
 ) -> Result:
     """Run, or continue, what was ordered; the result is saved in the folder."""
     began = time.perf_counter()
@@ -123,12 +124,11 @@ def coordinate(
             audit=audit,
             out=out,
         )
-        report = Progress(seed, experiment.rounds, config, out, on_round)
         done = experiment.run(
             checkpoint=saved.checkpoint(seed),
             fingerprint=f"{fingerprint}/{seed}",
             every_seconds=0.0,
-            on_round=report,
+            on_round=partial(_report, experiment, on_round),
         )
         saved.write_seed(done)
         seeds.append(SeedResult(seed, done.history, done.ledger))
@@ -169,10 +169,10 @@ def _result(
     )
 
 
-def read_result(order: Order, folder: Path) -> Result:
+def read_federated_result(order: Order, folder: Path) -> Result:
     """The result of a finished run, from the files that the server sent."""
     wanted = make_config(**parse_config(order.config, "the configuration"))
-    roster = _roster(order, wanted, msgspec.json.decode((folder / ROSTER).read_bytes()))
+    roster = _roster(order, wanted, _read_summaries(folder / ROSTER))
     config, rules = settle(wanted, roster)
     method = build_method(config, roster.features, roster.classes, roster.task)
     seeds = []
@@ -188,28 +188,19 @@ def read_result(order: Order, folder: Path) -> Result:
     return _result(config, rules, method, roster, seeds, setup, folder)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Tells how far a run is, in plain values."""
-
-    seed: int
-    rounds: int
-    config: RunConfig
-    out: Mapping[str, Failure]
-    tell: Callable[[dict[str, Any]], None]
-
-    def __call__(self, history: History) -> None:
-        scored = history.scores[self.config.evaluate or "deployed"][-1][:, 1, 0]
-        validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
-        self.tell(
-            {
-                "seed": self.seed,
-                "round": history.rounds,
-                "rounds": self.rounds,
-                "validation": validation,
-                "out": {site: why.reason for site, why in self.out.items()},
-            }
-        )
+def _report(
+    experiment: FederatedExperiment, on_round: Callable[[Json], None], history: History
+) -> None:
+    """Pass on how far a run is, in plain values."""
+    scored = history.scores[experiment.config.evaluate or "deployed"][-1][:, 1, 0]
+    progress = {
+        "seed": experiment.seed,
+        "round": history.rounds,
+        "rounds": experiment.rounds,
+        "validation": float(np.nanmean(scored)) if not np.isnan(scored).all() else None,
+        "out": {site: why.reason for site, why in experiment.out.items()},
+    }
+    on_round(progress)
 
 
 def agree(
@@ -227,42 +218,45 @@ def agree(
     replies, failures = fleet.map(
         "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
     )
+    joined = {}
     for site, packet in replies.items():
         try:
-            msgspec.convert(packet.head, Facts)
+            joined[site] = msgspec.convert(packet.head, SiteSummary)
         except msgspec.ValidationError as error:
             failures[site] = Failure(BAD, f"what it tells of its data cannot be used: {error}")
     path = folder / ROSTER
-    known = msgspec.json.decode(path.read_bytes()) if path.exists() else None
+    known = _read_summaries(path) if path.exists() else None
     refused = {site: why for site, why in failures.items() if why.kind != LOST}
     for site, why in failures.items():
         audit.note(why.kind, site=site, reason=why.reason)
     if refused or (failures and known is None):
         raise SitesFailed(refused or failures)
-    facts = {site: {**replies[site].head} for site in replies}
-    if known is not None:
-        for site, now in facts.items():
-            if known.get(site) != now:
-                raise DataError(f"the data of {site} are not those that the run began with")
-    facts = known or facts
-    _check_alike(facts)
-    if len(facts) - len(failures) < order.quorum:
+    for site, now in joined.items():
+        if known is not None and known.get(site) != now:
+            raise DataError(f"the data of {site} are not those that the run began with")
+    sites = known or joined
+    _check_alike(sites)
+    if len(sites) - len(failures) < order.quorum:
         raise TooFew(_too_few(order, failures))
-    write_atomically(path, msgspec.json.encode(facts))
-    return _roster(order, config, facts), dict(failures)
+    write_atomically(path, msgspec.json.encode(sites))
+    return _roster(order, config, sites), dict(failures)
 
 
-def _roster(order: Order, config: RunConfig, facts: Mapping[str, Mapping[str, Any]]) -> Roster:
-    first = facts[order.sites[0]]
+def _read_summaries(path: Path) -> dict[str, SiteSummary]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
+
+
+def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> Roster:
+    first = sites[order.sites[0]]
     return Roster(
         order.sites,
-        first["features"],
-        first["classes"],
-        first["task"],
-        tuple(tuple(facts[s]["counts"]) for s in order.sites),
-        tuple(facts[s]["nodes"] for s in order.sites),
+        first.features,
+        first.classes,
+        first.task,
+        tuple(sites[name].counts for name in order.sites),
+        tuple(sites[name].nodes for name in order.sites),
         config.data,
-        first["metric"],
+        first.metric,
     )
 
 
@@ -270,12 +264,12 @@ def _no_history(roster: Roster) -> History:
     return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
 
 
-def _check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_alike(sites: Mapping[str, SiteSummary]) -> None:
     """Refuse sites whose data do not fit together."""
-    names = list(facts)
+    names = list(sites)
     for name in names[1:]:
         for key in ("task", "features", "classes", "metric", "words"):
-            one, other = facts[names[0]][key], facts[name][key]
+            one, other = getattr(sites[names[0]], key), getattr(sites[name], key)
             if one == other:
                 continue
             if key == "words" and set(one) != set(other):
@@ -392,8 +386,8 @@ class FederatedRun(Run):
                 self.experiment.audit.note("back", site=site, round=self.history.rounds)
 
 
-def outcome(action: Callable[[], Result]) -> dict[str, Any]:
-    """What became of a run, in plain values that can travel: status, and a sentence."""
+def outcome(action: Callable[[], Result]) -> Json:
+    """The status of a run after it ended, and a sentence, in plain values that can travel."""
     try:
         action()
     except TooFew as error:

@@ -6,7 +6,6 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -58,12 +57,7 @@ class Demo:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

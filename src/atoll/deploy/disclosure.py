@@ -7,7 +7,6 @@ client's, so that the shapes are the real ones; nothing is sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from rich import box
@@ -19,6 +18,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.core.method import Step
 from atoll.core.tree import Tree, named_leaves
+from atoll.deploy.audit import Json
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import keeps_scores
 from atoll.deploy.site_data import SiteData
@@ -39,7 +39,7 @@ class _Recorder(Serial):
 
     def __init__(self, graphs: Sequence[Graph]) -> None:
         super().__init__(graphs)
-        self.seen: dict[tuple[str, str], dict[str, Any]] = {}
+        self.seen: dict[tuple[str, str], Json] = {}
         self.messages: dict[str, int] = {}
         self.steps: dict[str, Step] = {}
 
@@ -65,7 +65,7 @@ def _recorder(inputs: EngineInputs) -> _Recorder:
     return _Recorder(inputs.graphs())
 
 
-def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, Any]:
+def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
     """Everything that a run of the configuration would send from this site."""
     config, _ = resolve(config, data.graph.task)
     bare = build_method(config, data.graph.num_features, data.classes, data.graph.task)
@@ -86,8 +86,8 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, A
     return {
         "method": config.method,
         "rounds_tried": ROUNDS,
-        "told_when_joining": data.facts(sizes=not keeps_scores(config.dp)),
-        "run": _run_verdict(policy, config),
+        "told_when_joining": data.summary(sizes=not keeps_scores(config.dp)),
+        "run": _verdict(policy, config),
         "fields": fields,
         "steps_not_seen": [
             {
@@ -101,26 +101,23 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> dict[str, A
     }
 
 
-def _verdict(policy: Policy, step: Step, *fields: str) -> str:
+def _verdict(policy: Policy, subject: Step | RunConfig, *fields: str) -> str:
+    """The owner's word on a run, or on sending some fields of a step's reply."""
     try:
-        policy.check_step(step, 0)
-        policy.check_reply(step, fields)
+        if isinstance(subject, Step):
+            policy.check_step(subject, 0)
+            policy.check_reply(subject, fields)
+        else:
+            base = str(subject.set.get("base", ""))
+            policy.check_run(subject.method, subject.rounds or 0, base)
+            policy.check_privacy(subject.dp)
     except Refusal as error:
         return f"refused: {error}"
     return "allowed"
 
 
-def _run_verdict(policy: Policy, config: RunConfig) -> str:
-    try:
-        policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
-        policy.check_privacy(config.dp)
-    except Refusal as error:
-        return f"refused: {error}"
-    return "allowed"
-
-
-def disclosure_table(found: dict[str, Any]) -> Group:
-    """The list for people."""
+def disclosure_table(found: Json) -> Group:
+    """The same as a table."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("step", "field", "shape", "type", "bytes/round", "verdict"):
         table.add_column(name, justify="right" if name.startswith("bytes") else "left")

@@ -14,17 +14,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from atoll.core.errors import AtollError, ConfigError
 
 ADMIN = "admin@atoll.federation"
 PROJECT = "atoll"
 PORT = 8102
-CLASSES = {
-    "server": ["atoll.deploy.jobs.Coordinator"],
-    "site": ["atoll.deploy.jobs.Participant"],
-}
+CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.jobs.Participant"]}
 """All that a job may run: on the server, and at a site."""
 OLD_CLASSES = {
     "atoll.federate.jobs.Coordinator": "atoll.deploy.jobs.Coordinator",
@@ -80,13 +77,7 @@ def provision(
     for name in sites:
         _narrow(kits[name], CLASSES["site"])
     for name, kit in kits.items():
-        about = {
-            "name": name,
-            "org": _org(name, sites),
-            "host": host,
-            "port": port,
-            "sites": list(sites),
-        }
+        about = AboutKit(name=name, org=_org(name, sites), host=host, port=port, sites=list(sites))
         (kit / "kit.json").write_text(json.dumps(about, indent=1))
     return kits
 
@@ -98,7 +89,7 @@ def _org(name: str, sites: Sequence[str]) -> str:
 
 def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
     """FLARE's own provisioning, in a process of its own: it prints, and asks on errors."""
-    people: list[dict[str, Any]] = [
+    people: list[dict[str, str | int]] = [
         {
             "name": "server",
             "type": "server",
@@ -164,10 +155,20 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
     (local / "log_config.json").write_text(json.dumps(log, indent=1))
 
 
-def about_kit(kit: Path) -> dict[str, Any]:
+class AboutKit(TypedDict):
+    """The content of `kit.json`: the party, and where the server is."""
+
+    name: str
+    org: str
+    host: str
+    port: int
+    sites: list[str]
+
+
+def about_kit(kit: Path) -> AboutKit:
     """Whose kit it is."""
     try:
-        found: dict[str, Any] = json.loads((kit / "kit.json").read_text())
+        found: AboutKit = json.loads((kit / "kit.json").read_text())
     except (OSError, ValueError):
         raise ConfigError(
             f"'{kit}' is not a kit; make kits with `atoll federate provision`"
@@ -227,7 +228,7 @@ def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
     ]
 
 
-def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: Any) -> None:
+def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: object) -> None:
     """Note in a site's kit where its data and its policy are."""
     found = {"data": data, "policy": policy, **more}
     plain = {

@@ -19,7 +19,6 @@ import math
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -128,7 +127,7 @@ def read_policy(path: Path | None) -> Policy:
     if path is None:
         return Policy()
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
         for key in raw:
             if key not in Policy.__struct_fields__:
                 raise unknown(f"key in {path}", key, Policy.__struct_fields__)

@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 MARK = "ATOLL_FEDERATION"
 
@@ -28,12 +27,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def start(self, name: str, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

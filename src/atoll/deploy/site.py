@@ -25,7 +25,7 @@ from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
-from atoll.deploy.audit import Audit
+from atoll.deploy.audit import Audit, Json
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
@@ -86,14 +86,9 @@ class Site:
         self.audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
 
-    def _doing(self, what: Any) -> Callable[[Packet], Packet]:
-        known: dict[Any, Callable[[Packet], Packet]] = {
-            "hello": self._hello,
-            "begin": self._begin,
-            "step": self._step,
-            "ping": self._ping,
-        }
-        if what not in known:
+    def _doing(self, what: object) -> Callable[[Packet], Packet]:
+        known = {"hello": self._hello, "begin": self._begin, "step": self._step, "ping": self._ping}
+        if not isinstance(what, str) or what not in known:
             raise WireError(f"'{what}' is nothing that a site does")
         return known[what]
 
@@ -108,9 +103,9 @@ class Site:
         self.policy.check_run(head["method"], int(head["rounds"]))
         privacy = None if head["dp"] is None else make_privacy(head["dp"])
         self.policy.check_privacy(privacy)
-        facts = self.data.facts(sizes=not keeps_scores(privacy))
-        self.audit.note("hello", run=head["run"], method=head["method"], told=facts)
-        return Packet(facts, b"")
+        summary = self.data.summary(sizes=not keeps_scores(privacy))
+        self.audit.note("hello", run=head["run"], method=head["method"], told=summary)
+        return Packet(summary, b"")
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
@@ -151,7 +146,7 @@ class Job:
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event="sent", run=run)
-        self.attempt: Any = None
+        self.attempt: tuple[int, object] | None = None
         self.state: Tree = None
         self.scored = 0
 
@@ -217,7 +212,7 @@ class Job:
             return noise.alone or not all_finite(state)
         return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
-    def _noise(self, step: Step, head: dict[str, Any], body: bytes) -> SiteNoise | None:
+    def _noise(self, step: Step, head: Json, body: bytes) -> SiteNoise | None:
         """This site's own noise, for a step that is to be noised with it."""
         private = self.privacy is not None and self.privacy.randomness == "site"
         if not private or not isinstance(step.owner, Noised):
@@ -233,7 +228,7 @@ class Job:
         ]
         return SiteNoise(site_secret(self.states.folder), json.dumps(asked).encode())
 
-    def _charge(self, noise: SiteNoise | None) -> dict[str, Any]:
+    def _charge(self, noise: SiteNoise | None) -> Json:
         """Put an answer on the account, if it is not there yet; what to note of it."""
         if noise is None or not noise.release:
             return {}
@@ -273,7 +268,7 @@ class Job:
             torch.full_like(scores.auc, -1.0),
         )
 
-    def _named(self, head: dict[str, Any]) -> Step:
+    def _named(self, head: Json) -> Step:
         """The step that a packet names; only the evaluator has flags that a packet may set."""
         name, flags = head["owner"], head["flags"]
         owner = self.owners.get(name)
@@ -300,7 +295,7 @@ def _shapes(tree: Tree) -> list[Shape]:
     return [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
 
 
-def check_name(run: Any) -> str:
+def check_name(run: object) -> str:
     """The name of a run, which is the name of a folder too."""
     if not isinstance(run, str) or not NAME.fullmatch(run):
         raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")

@@ -40,7 +40,7 @@ class SiteData:
     metric: str = "accuracy"
     words: tuple[str, ...] = ()
 
-    def facts(self, *, sizes: bool = True) -> dict[str, object]:
+    def summary(self, *, sizes: bool = True) -> dict[str, object]:
         """What the server learns before the first step; zeros in place of sizes, if they stay."""
         graph = self.graph
         masks = torch.stack([graph.train, graph.val, graph.test]).sum(1) * sizes

@@ -1,4 +1,4 @@
-"""From the administrator's desk: submit a run, watch it, submit it again after a fault.
+"""The administrator's part: submit a run, watch it, submit it again after a fault.
 
 FLARE does not bring a site back into a job that runs, and ends a job whose process dies. The run
 itself is safe in the folders of server and sites, so the answer to both is a new job that goes on.
@@ -13,10 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from atoll.core.errors import AtollError, ClientLost, ConfigError
 from atoll.core.files import write_atomically
+from atoll.deploy.audit import Json
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.kits import CLASSES
 
@@ -27,13 +28,13 @@ RESTARTS = 3
 """How often a job that ended without one more round is submitted again."""
 
 
-class Desk(Protocol):
-    """A session with the server (`engines.flare.Desk`)."""
+class Session(Protocol):
+    """A session with the server (`engines.flare.AdminSession`)."""
 
     def connected(self) -> dict[str, str]: ...
     def submit(self, job: Path) -> str: ...
     def status(self, job: str) -> str: ...
-    def progress(self, job: str) -> dict[str, Any]: ...
+    def progress(self, job: str) -> Json: ...
     def abort(self, job: str) -> None: ...
     def download(self, job: str, to: Path) -> Path: ...
 
@@ -76,11 +77,11 @@ class Supervisor:
     """Sees a run through.
 
     Args:
-        desk: The session.
+        session: With the server.
         order: What to run.
         out: Folder for the result.
-        tell: Hears sentences.
-        on_progress: Hears what the running job says.
+        tell: Called with sentences for the user.
+        on_progress: Called with the progress of the running job.
         patience: Seconds to wait for sites that are not connected.
         rejoin: Whether a site that comes back is taken in at once, by continuing in a new job.
         resuming: Whether the run has begun before; only the first time nobody may be missing.
@@ -88,17 +89,17 @@ class Supervisor:
 
     def __init__(
         self,
-        desk: Desk,
+        session: Session,
         order: Order,
         out: Path,
         *,
         tell: Callable[[str], None],
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[Json], None],
         patience: float = 60.0,
         rejoin: bool = True,
         resuming: bool = False,
     ) -> None:
-        self.desk, self.order, self.out = desk, order, out
+        self.session, self.order, self.out = session, order, out
         self.tell, self.on_progress = tell, on_progress
         self.patience, self.rejoin, self.resuming = patience, rejoin, resuming
         self.job = ""
@@ -129,13 +130,13 @@ class Supervisor:
         """Stop the running job, if the server still listens; the run stays where it is."""
         with contextlib.suppress(ClientLost):
             if self.job:
-                self.desk.abort(self.job)
+                self.session.abort(self.job)
 
     def _gather(self, least: int) -> dict[str, str]:
         """The run's sites that are connected, as soon as there are enough."""
         end = time.monotonic() + self.patience
         while True:
-            connected = self.desk.connected()
+            connected = self.session.connected()
             there = {site: connected[site] for site in self.order.sites if site in connected}
             if len(there) == len(self.order.sites):
                 return there
@@ -149,39 +150,39 @@ class Supervisor:
                 )
             time.sleep(0.2)
 
-    def _one_job(self, there: Mapping[str, str]) -> dict[str, Any]:
+    def _one_job(self, there: Mapping[str, str]) -> Json:
         """Submit one job and watch it until it ends."""
         with tempfile.TemporaryDirectory() as work:
-            self.job = self.desk.submit(write_job(self.order, list(there), Path(work)))
+            self.job = self.session.submit(write_job(self.order, list(there), Path(work)))
         back: list[str] = []
         while True:
-            progress = self.desk.progress(self.job)
+            progress = self.session.progress(self.job)
             if progress:
                 self.reached = max(self.reached, (progress["seed"], progress["round"]))
                 self.on_progress(progress)
-            status = self.desk.status(self.job)
+            status = self.session.status(self.job)
             if status.startswith("FINISHED"):
                 ended = self._fetch(status)
                 return {**ended, "reason": f"{', '.join(back)} is back"} if back else ended
             if self.rejoin and progress and not back:
                 # A process that is not the one the job began with has no part in the job.
-                now = self.desk.connected()
+                now = self.session.connected()
                 back = [s for s in self.order.sites if s in now and now[s] != there.get(s)]
                 if back:
-                    self.desk.abort(self.job)
+                    self.session.abort(self.job)
             time.sleep(0.5)
 
-    def _fetch(self, status: str) -> dict[str, Any]:
-        """Copy what the job left; what became of it."""
+    def _fetch(self, status: str) -> Json:
+        """Copy the files of the job; return its outcome."""
         job, self.job = self.job, ""
         with tempfile.TemporaryDirectory() as work:
             try:
-                found = list(self.desk.download(job, Path(work)).rglob("atoll/outcome.json"))
+                found = list(self.session.download(job, Path(work)).rglob("atoll/outcome.json"))
             except ClientLost:
                 found = []
             if not found:
                 return {"status": "died", "reason": f"the job ended early ({status.lower()})"}
-            ended: dict[str, Any] = json.loads(found[0].read_text())
+            ended: Json = json.loads(found[0].read_text())
             shutil.copytree(found[0].parent, self.out, dirs_exist_ok=True)
             return ended
 

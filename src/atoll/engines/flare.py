@@ -245,7 +245,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         return to_shareable(self.answer(packet))
 
 
-class Desk:
+class AdminSession:
     """An administrator's session with the server: submit, watch, stop, download.
 
     Args:

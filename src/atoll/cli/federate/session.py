@@ -15,7 +15,8 @@ import click
 if TYPE_CHECKING:
     from atoll.core.federation import Federation
     from atoll.deploy.coordinator import Order
-    from atoll.engines.flare import Desk
+    from atoll.deploy.kits import AboutKit
+    from atoll.engines.flare import AdminSession
     from atoll.experiment.config import RunConfig
     from atoll.experiment.result import Result
 
@@ -65,11 +66,11 @@ def make_order(
 
 
 @contextmanager
-def open_desk(kit: Path, user: str) -> Iterator[Desk]:
+def open_desk(kit: Path, user: str) -> Iterator[AdminSession]:
     """A session with the server, closed at the end."""
-    from atoll.engines.flare import Desk
+    from atoll.engines.flare import AdminSession
 
-    desk = Desk(kit, user)
+    desk = AdminSession(kit, user)
     try:
         yield desk
     finally:
@@ -91,10 +92,10 @@ def stopping() -> Iterator[None]:
 
 
 def supervise(
-    desk: Desk, order: Order, folder: Path, *, quiet: bool, kept: str = "", **options: Any
+    desk: AdminSession, order: Order, folder: Path, *, quiet: bool, kept: str = "", **options: Any
 ) -> Result:
     """Follow a job to its end; `kept` is printed when it is interrupted."""
-    from atoll.deploy.coordinator import read_result
+    from atoll.deploy.coordinator import read_federated_result
     from atoll.deploy.supervise import Supervisor
 
     said: set[str] = set()
@@ -127,7 +128,7 @@ def supervise(
         if kept:
             click.echo(kept, err=True)
         raise
-    return read_result(order, folder)
+    return read_federated_result(order, folder)
 
 
 def foreground(name: str, command: list[str], kit: Path) -> None:
@@ -147,7 +148,7 @@ def foreground(name: str, command: list[str], kit: Path) -> None:
     )
 
 
-def open_kit(kit: Path, kind: str) -> dict[str, Any]:
+def open_kit(kit: Path, kind: str) -> AboutKit:
     """The description of a kit, once NVIDIA FLARE is there and the kit is of the right kind."""
     from atoll.deploy.kits import about_kit, need_nvflare
 
@@ -157,7 +158,7 @@ def open_kit(kit: Path, kind: str) -> dict[str, Any]:
     return about
 
 
-def check_kind(kit: Path, about: dict[str, Any], kind: str) -> None:
+def check_kind(kit: Path, about: AboutKit, kind: str) -> None:
     """Refuse the kit of another kind of party."""
     from atoll.core.errors import ConfigError
 
