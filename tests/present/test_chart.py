@@ -23,6 +23,8 @@ from atoll.present.chart import (
 def test_ticks_are_round_numbers_inside_the_interval() -> None:
     assert nice_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert nice_ticks(41.3, 43.7) == [41.5, 42, 42.5, 43, 43.5]
+    assert nice_ticks(0, 40, 4) == [0, 10, 20, 30, 40]
+    assert nice_ticks(78.2, 83.9, 4) == [80, 82]
     assert nice_ticks(5, 5) == [5]
 
 
@@ -35,6 +37,7 @@ def test_numbers_that_are_far_apart_get_a_logarithmic_axis() -> None:
     assert (log.percent(1e-9), log.percent(5)) == (0, 100)
     plain = numbers_axis("trial", [0.0, 3.0], room=0.03, whole=True)
     assert plain.ticks == [(0, "0"), (1, "1"), (2, "2"), (3, "3")]
+    assert numbers_axis("x", [0.0, 10.0]).ticks[0] == (0.0, "0")
     assert numbers_axis("x", [3.0, 3.0]).percent(3.0) == pytest.approx(50)
 
 

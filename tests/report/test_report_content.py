@@ -15,11 +15,9 @@ from atoll.core.errors import AtollError
 from atoll.experiment.config import make_config
 from atoll.methods import METHODS
 from atoll.report import collect, write_report
-from atoll.report.charts import nice_ticks, spread_out, thinned
 from atoll.report.collect import main_table, other_tables
-from atoll.report.matrices import heat_map
+from atoll.report.declarations import Declared, declared, paragraph
 from atoll.report.page import DARK, LIGHT, page
-from atoll.report.wire import Declared, declared, paragraph
 
 
 class Outline(HTMLParser):
@@ -264,27 +262,6 @@ def test_declarations():
     assert "cannot be asked" in declared(make_config(method="gone.py:Mine"), "node")
     assert paragraph("Wire, x:  down  a      up  b\nPrivate state: c", "Wire,") == "down: a; up: b"
     assert paragraph("nothing", "Wire,") == ""
-
-
-def test_ticks_labels_and_points():
-    assert nice_ticks(0, 40, 4) == [0, 10, 20, 30, 40]
-    assert nice_ticks(78.2, 83.9, 4) == [80, 82]
-    assert nice_ticks(5, 5) == [5]
-    placed = spread_out([10, 11, 12, 99], 15, 100)
-    assert np.diff(placed).min() >= 15 - 1e-9
-    assert min(placed) >= 0
-    assert max(placed) <= 100
-    assert thinned(1000)[[0, -1]].tolist() == [0, 999]
-    assert len(thinned(1000)) <= 120
-
-
-def test_large_matrices_become_pictures():
-    big = heat_map("big", np.random.default_rng(0).random((80, 80)))
-    assert "<table" not in big
-    assert "The first 60 of 80" in big
-    small = heat_map("small", np.array([[np.nan, 0.5], [0.25, 1.0]]))
-    assert "<table" in small
-    assert ">.25<" in small
 
 
 # The command, and what it refuses.

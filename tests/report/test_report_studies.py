@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from atoll.cli import main
 from atoll.core.errors import AtollError
 from atoll.report import collect, write_report
-from atoll.report.dots import axis, words_axis
 from atoll.report.page import page
 from atoll.report.printed import printed_tables
 from atoll.report.tuning import _axis_of
@@ -144,17 +143,6 @@ def test_few_values_that_come_again_stand_side_by_side() -> None:
     assert drawn.log
     assert place[1] == 0.0001
     assert _axis_of("net", {0: "sage", 1: "gcn"})[1] == {0: 1, 1: 0}
-
-
-def test_axes() -> None:
-    assert axis("x", [0.0, 10.0]).ticks[0] == (0.0, "0")
-    log = axis("lr", [1e-5, 1e-1])
-    assert log.log
-    assert [text for _, text in log.ticks] == ["1e-5", "0.0001", "0.001", "0.01", "0.1"]
-    assert log.percent(1e-3) == pytest.approx(50)
-    assert (log.percent(1e-9), log.percent(5)) == (0, 100)
-    assert words_axis("net", ["gcn", "sage"]).percent(0) == 25
-    assert axis("x", [3.0, 3.0]).percent(3.0) == pytest.approx(50)
 
 
 @pytest.mark.parametrize("width", [1440, 375])

@@ -74,11 +74,15 @@ class Axis:
 
     def percent(self, value: float) -> float:
         """Where a number lies between `low` and `high`; a number outside lies on the edge."""
+        return float(np.clip(self.part(value), 0, 100))
+
+    def part(self, value: float) -> float:
+        """The same, also beyond the edges."""
         assert self.low is not None
         assert self.high is not None
         ends = (self.low, self.high, value)
         low, high, at = (math.log10(v) for v in ends) if self.log else ends
-        return float(np.clip(100 * (at - low) / ((high - low) or 1.0), 0, 100))
+        return 100 * (at - low) / ((high - low) or 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,6 +298,11 @@ def in_rows(charts: Sequence[Chart], most: int = 3) -> tuple[tuple[Chart | None,
 def colour_of(number: int) -> str:
     """The colour of the mark with this number; they repeat."""
     return PALETTE[number % len(PALETTE)]
+
+
+def dash_of(number: int) -> int:
+    """The dash of the line with this number: lines that share a colour differ in it."""
+    return number // len(PALETTE) % 3
 
 
 def named(name: str, words: Sequence[object], *, most: int = 25, down: bool = False) -> Axis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
@@ -18,19 +18,10 @@ from atoll.studies.reproduce.table import Reproduction
 from atoll.studies.tune.read import Tried, read_tried
 
 COLUMN_KEYS = (
-    "data",
-    "clients",
-    "protocol",
-    "partition",
-    "split",
-    "ratios",
-    "fraction",
-    "batch_size",
-    "schema",
-    "own",
-    "allow",
+    *("data", "clients", "protocol", "partition", "split", "ratios", "fraction"),
+    *("batch_size", "schema", "own", "allow"),
 )
-"""What makes another federation or other rules; runs that share them stand side by side."""
+"""Settings that make another federation or other rules; runs that share them stand together."""
 ROW_KEYS = ("epochs", "rounds", "evaluate", "compat", "seeds", "seed", "engine", "device", "chunk")
 """What tells two runs of one method apart, beside their hyper-parameters."""
 
@@ -334,35 +325,31 @@ def main_table(found: Collection) -> ResultTable:
 
 def other_tables(found: Collection) -> list[ResultTable]:
     """What else was measured, as tables of the same form."""
-    wanted = {
-        "test_macro_f1": ("Test macro F1, in percent", 100.0, 1, True),
-        "local_test_accuracy": (
-            "Test accuracy of the client's own model right after training, in percent",
-            100.0,
-            1,
-            True,
-        ),
-        "best_round": ("Round with the best mean validation score", 1.0, 0, None),
-    }
-    tables = []
-    for metric, (title, scale, digits, higher) in wanted.items():
-        cells = {
-            (one.row, one.column): number_of(one.run.summary["metrics"], metric)
-            for one in found.shown
-        }
-        tables.append(
-            ResultTable(
-                title,
-                found.rows,
-                found.columns,
-                cells,
-                metric=metric,
-                scale=scale,
-                digits=digits,
-                higher=higher,
-            )
-        )
-    return [*tables, *cost_tables(found)]
+    same = (found.rows, found.columns)
+
+    def numbers(metric: str) -> dict[tuple[str, str], Number]:
+        metrics = {(one.row, one.column): one.run.summary["metrics"] for one in found.shown}
+        return {place: number_of(of, metric) for place, of in metrics.items()}
+
+    f1, own, best = "test_macro_f1", "local_test_accuracy", "best_round"
+    own_title = "Test accuracy of the client's own model right after training, in percent"
+    best_title = "Round with the best mean validation score"
+    form: _Form = {"metric": best, "scale": 1.0, "digits": 0, "higher": None}
+    return [
+        ResultTable("Test macro F1, in percent", *same, numbers(f1), metric=f1),
+        ResultTable(own_title, *same, numbers(own), metric=own),
+        ResultTable(best_title, *same, numbers(best), **form),
+        *cost_tables(found),
+    ]
+
+
+class _Form(TypedDict):
+    """How numbers are printed that are neither shares nor better when higher."""
+
+    metric: str
+    scale: float
+    digits: int
+    higher: None
 
 
 def cost_tables(found: Collection) -> list[ResultTable]:
@@ -374,25 +361,11 @@ def cost_tables(found: Collection) -> list[ResultTable]:
         traffic[place] = Number(sum(summary["bytes"].values()) / rounds / 1e6)
         time[place] = Number(float(summary["seconds"]["per_round"]))
     same = (found.rows, found.columns)
+    megabytes: _Form = {"metric": "mb_per_round", "scale": 1.0, "digits": 2, "higher": None}
+    seconds: _Form = {"metric": "seconds_per_round", "scale": 1.0, "digits": 3, "higher": None}
     return [
-        ResultTable(
-            "MB in a round, up and down, all clients",
-            *same,
-            traffic,
-            scale=1.0,
-            digits=2,
-            metric="mb_per_round",
-            higher=None,
-        ),
-        ResultTable(
-            "Seconds of a round (median), training and scoring",
-            *same,
-            time,
-            metric="seconds_per_round",
-            scale=1.0,
-            digits=3,
-            higher=None,
-        ),
+        ResultTable("MB in a round, up and down, all clients", *same, traffic, **megabytes),
+        ResultTable("Seconds of a round (median), training and scoring", *same, time, **seconds),
     ]
 
 

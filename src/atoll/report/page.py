@@ -3,59 +3,26 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from html import escape
 from importlib import resources
 
 from atoll import __version__
 from atoll.report.collect import Collection
-from atoll.report.federations import heterogeneity, relations
+from atoll.report.maps import heterogeneity, relations
 from atoll.report.printed import printed
 from atoll.report.records import again, environment
 from atoll.report.results import clients, convergence, overview, results
 from atoll.report.traffic import cost, crossed
 from atoll.report.tuning import tuning
 
-LIGHT = {
-    "bg": "#ffffff",
-    "panel": "#f3f5f7",
-    "text": "#1a1f24",
-    "soft": "#56616d",
-    "line": "#e3e7eb",
-    "edge": "#8b96a1",
-    "link": "#0b5cad",
-    "focus": "#0b5cad",
-    "warn": "#b25000",
-    "c0": "#0064ad",
-    "c1": "#b84a00",
-    "c2": "#00755a",
-    "c3": "#8f3f93",
-    "c4": "#7a5c00",
-    "c5": "#b0245e",
-    "c6": "#3d5a80",
-    "c7": "#5b6b00",
-    "heat": "0 98 170",
-}
-DARK = {
-    "bg": "#12161a",
-    "panel": "#1d232a",
-    "text": "#e8ecf0",
-    "soft": "#a7b2bd",
-    "line": "#2b333b",
-    "edge": "#76828e",
-    "link": "#7ab8ff",
-    "focus": "#ffb454",
-    "warn": "#ffb454",
-    "c0": "#5db2ff",
-    "c1": "#ff9a57",
-    "c2": "#43cfa4",
-    "c3": "#dc93e0",
-    "c4": "#e3bd4a",
-    "c5": "#ff85ad",
-    "c6": "#a9c1e0",
-    "c7": "#bfd053",
-    "heat": "72 152 236",
-}
-"""Colours by name; text and lines keep a contrast of 4.5 to their background in both."""
+
+def _file(name: str) -> str:
+    return resources.files("atoll.report").joinpath(name).read_text(encoding="utf-8")
+
+
+LIGHT, DARK = tomllib.loads(_file("page.toml")).values()
+"""Colours by name for light and dark screens."""
 
 SECTIONS = (
     ("overview", "What was run", overview),
@@ -152,7 +119,3 @@ def default_title(found: Collection) -> str:
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     on = " and ".join(sets) if len(sets) < 4 else f"{len(sets)} federations"
     return f"{what} on {on}"
-
-
-def _file(name: str) -> str:
-    return resources.files("atoll.report").joinpath(name).read_text(encoding="utf-8")

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
-from urllib.parse import quote
 
 import numpy as np
 
-from atoll.present.tables import Number, ResultTable, result_csv
-from atoll.report import charts
-from atoll.report.charts import Wide
+from atoll.present.chart import (
+    EDGE,
+    SHADE,
+    SOFT,
+    Area,
+    Axis,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Rule,
+    nice_ticks,
+)
+from atoll.present.chart_svg import chart_html, key_html, scale_html, strip_svg
+from atoll.present.tables import Cell, Column, Number, ResultTable, html, make_table
 from atoll.report.collect import Collection
-from atoll.report.dots import Axis, Dot, dot_chart, mark, mark_key, path
+from atoll.report.results import csv_link
 from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.show import (
     METRIC_WORDS,
@@ -41,11 +53,10 @@ def _table(found: Reproduction) -> str:
         groups.setdefault(_problem(row), []).append(row)
     lines = "".join(f"<p>{escape(line)}</p>" for line in summary_lines(found)[:1])
     notes = "".join(f'<p class="note">{escape(line)}</p>' for line in summary_lines(found)[1:])
-    link = "data:text/csv;charset=utf-8," + quote(result_csv(printed_tables(found)))
-    name = f"{found.paper.name}-table-{found.table}.csv"
+    link = csv_link(printed_tables(found), f"{found.paper.name}-table-{found.table}.csv")
     return (
-        f"<h3>{escape(heading(found))}</h3><p>{escape(_about(found))}</p>{lines}{notes}"
-        f'<p><a download="{name}" href="{link}">This table as CSV</a></p>{_chart(found, told)}'
+        f"<h3>{escape(heading(found))}</h3><p>{escape(_about(found))}</p>{lines}{notes}{link}"
+        + _chart(found, told)
         + "".join(_group(found, rows) for rows in groups.values())
     )
 
@@ -74,147 +85,129 @@ def where(found: Reproduction, row: Row) -> str:
 
 def _group(found: Reproduction, rows: Sequence[Row]) -> str:
     """The methods on the same clients: marks on one scale, and the numbers."""
-    low, high = _ends(found, rows)
-    strict = STRICT in found.rules
-    heads: list[str | Wide] = [
-        "method",
-        Wide("shade: tolerance", charts.scale(low, high)),
-        "printed",
-        "ours",
-        "difference",
-        "verdict",
-        *([STRICT, "difference"] if strict else []),
-    ]
-    body = [_line(found, row, low, high) for row in rows]
+    axis = _axis(rows)
+    strips = Column("shade: tolerance", below=scale_html(axis))
+    heads: list[str | Column] = ["method", strips, "printed", "ours", "difference", "verdict"]
+    heads += [STRICT, "difference"] if STRICT in found.rules else []
     unit = "clients" if rows[0].printed.metric == COUNTED else "percent"
     name = where(found, rows[0])
-    table = charts.table(
-        f"{name}, in {unit}", heads, body, raw=True, label=f"{name}: printed, ours"
-    )
-    return table
+    cells = [_line(found, row, axis) for row in rows]
+    table = make_table(heads, cells, title=f"{name}, in {unit}")
+    return html(table, label=f"{name}: printed, ours")
 
 
-def _line(found: Reproduction, row: Row, low: float, high: float) -> list[str]:
+def _line(found: Reproduction, row: Row, axis: Axis) -> list[Cell]:
     one = row.printed
-    cells = [escape(one.method), _strip(found, row, low, high)]
+    cells = [Cell(one.method), Cell(html=_strip(found, row, axis))]
     cells.append(_number(one.value, one.std, one.metric))
     word, _, why = found.verdict(row).partition(": ")
     more = f' <span class="quiet">({escape(why)})</span>' if why else ""
-    told = f'<span class="{COLOURS.get(word, "warn")}">{escape(word)}</span>{more}'
+    verdict = f'<span class="{COLOURS.get(word, "warn")}">{escape(word)}</span>{more}'
     for rules in found.rules:
         own, gap = row.ours.get(rules), found.difference(row, rules)
-        cells.append("–" if own is None else _number(own.mean, own.std, one.metric))
-        cells.append("–" if gap is None else f"{gap:+.1f}".replace("-", "−"))
-        cells += [told] if rules == found.rules[0] else []
+        cells.append(Cell("–") if own is None else _number(own.mean, own.std, one.metric))
+        cells.append(Cell("–" if gap is None else f"{gap:+.1f}".replace("-", "−")))
+        cells += [Cell(html=verdict)] if rules == found.rules[0] else []
     return cells
 
 
-def _number(value: float, std: float | None, metric: str) -> str:
+def _number(value: float, std: float | None, metric: str) -> Cell:
     mean, _, spread = value_text(value, std, metric).partition(" ± ")
-    mean = mean.replace("-", "−")
-    return mean + (f' <span class="pm">± {spread}</span>' if spread else "")
+    return Cell(mean.replace("-", "−"), spread)
 
 
-def _ends(found: Reproduction, rows: Sequence[Row]) -> tuple[float, float]:
-    """What all means and spreads of some rows lie in."""
+def _axis(rows: Sequence[Row]) -> Axis:
+    """An axis that holds all means, spreads and tolerances of some rows."""
     values = [(row.printed.value, row.printed.std) for row in rows]
     values += [(o.mean, o.std) for row in rows for o in row.ours.values()]
     edges = [mean + sign * (std or 0.0) for mean, std in values for sign in (-1, 1)]
     edges += [row.printed.value + sign * row.tolerance for row in rows for sign in (-1, 1)]
-    room = max(0.03 * (max(edges) - min(edges)), 0.3)
-    return min(edges) - room, max(edges) + room
+    return _linear("", edges, max(0.03 * (max(edges) - min(edges)), 0.3), 4)
 
 
-def _strip(found: Reproduction, row: Row, low: float, high: float) -> str:
+def _linear(name: str, values: Sequence[float], room: float, count: int) -> Axis:
+    low, high = min(values) - room, max(values) + room
+    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, count)])
+
+
+LANES = (0.78, 0.48, 0.18)
+"""Heights of the print, ours and ours under `strict` in a strip."""
+
+
+def _strip(found: Reproduction, row: Row, axis: Axis) -> str:
     """The print as a ring with its tolerance as a shade, ours as a dot, strict as a square."""
-    wide = (high - low) or 1.0
-
-    def at(value: float) -> float:
-        return 100 * (value - low) / wide
-
     one = row.printed
-    left, right = at(one.value - row.tolerance), at(one.value + row.tolerance)
-    parts = [
-        f'<rect class="shade" x="{left:.1f}%" width="{right - left:.1f}%" y="-20%" height="140%"/>'
-    ]
-    lanes = [(one.value, one.std, "soft", "ring", 22)]
-    for rules, lane in zip(found.rules, (52, 82), strict=False):
+    near, far = one.value - row.tolerance, one.value + row.tolerance
+    marks: list[Mark] = [Rule(near, upright=True, to=far, colour=SHADE)]
+    lanes = [(one.value, one.std, *PRINTED, LANES[0])]
+    for rules, style, lane in zip(found.rules, (OURS, OURS_STRICT), LANES[1:], strict=False):
         own = row.ours.get(rules)
         if own is not None:
-            first = rules == found.rules[0]
-            lanes.append(
-                (own.mean, own.std, "c0" if first else "c3", "dot" if first else "box", lane)
-            )
+            lanes.append((own.mean, own.std, *style, lane))
     if len(lanes) > 1 and found.rules[0] in row.ours:
-        parts.append(_rule("link", at(lanes[0][0]), at(lanes[1][0]), 22, 52))
-    for mean, std, kind, shape, lane in lanes:
+        marks.append(Line([lanes[0][0], lanes[1][0]], LANES[:2], EDGE, width=1.5))
+    for mean, std, colour, shape, lane in lanes:
         if std:
-            parts.append(_rule(f"bar {kind}", at(mean - std), at(mean + std), lane, lane))
-        parts.append(mark(shape, kind, at(mean), lane))
-    return f'<svg class="strip lanes" aria-hidden="true">{"".join(parts)}</svg>'
-
-
-def _rule(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}%" x2="{x2:.1f}%" y1="{y1}%" y2="{y2}%"/>'
+            marks.append(Line([mean - std, mean + std], [lane, lane], colour))
+        marks.append(Dots([mean], [lane], colour, shape=shape, size=9))
+    return strip_svg("strip lanes", replace(axis, ticks=()), marks)
 
 
 def _chart(found: Reproduction, told: Sequence[Row]) -> str:
     """All percentages at once: ours against the print."""
-    own = found.rules[0]
+    own, key = found.rules[0], _key(found)
     rows = [
         row for row in told if own in row.ours and row.printed.metric not in (COUNTED, "min_gain")
     ]
-    key = _key(found)
     if len(rows) < 2:
         return key
-    pairs = [(row.printed.value, row.ours[own].mean) for row in rows]
-    x, y = (Axis(name, *_linear(pairs)) for name in ("printed, %", "ours, %"))
-    low, high = x.low, x.high
-    near, far = low + TOLERANCE, high - TOLERANCE
-    band = path((low, far, high, high, near, low), (near, high, high, far, low, low), x, y) + "z"
-    dots = []
-    for row, (a, b) in zip(rows, pairs, strict=True):
-        word = found.verdict(row)
-        text = f"{row.printed.method}, {where(found, row)}: printed {a:.1f}, ours {b:.1f}, {word}"
-        dots.append(Dot(a, b, COLOURS.get(word, "c6"), "dot", text))
-    words = [word for word in COLOURS if any(found.verdict(row) == word for row in rows)]
-    counts = {word: sum(found.verdict(row) == word for row in rows) for word in words}
-    gaps = np.array([b - a for a, b in pairs])
-    alt = (
-        f"Dots of {len(rows)} numbers, ours against the print: "
-        + ", ".join(f"{count} {word}" for word, count in counts.items())
-        + f"; ours lie from {gaps.min():+.1f} to {gaps.max():+.1f} points off, in the mean "
-        f"{gaps.mean():+.1f}."
-    )
-    colours = mark_key(*(("dot", COLOURS[word], f"{word} ({counts[word]})") for word in words))
-    chart = dot_chart(
-        f"Ours against the print; on the line: equal, shade: within {TOLERANCE} points",
-        dots,
-        x,
-        y,
-        alt=alt,
-        key=colours,
-        lines=[("edge", (low, high), (low, high))],
-        band=band,
-        height=320,
-        square=True,
-    )
-    return f'<div class="charts">{chart}</div>{key}'
+    chart = against_print(found, rows)
+    return f'<div class="charts">{chart_html(chart, height=320)}</div>{key}'
 
 
-def _linear(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, list[tuple[float, str]]]:
+def against_print(found: Reproduction, rows: Sequence[Row]) -> Chart:
+    """A dot for each number: ours over the printed one, coloured by the verdict."""
+    pairs = [(row.printed.value, row.ours[found.rules[0]].mean) for row in rows]
     values = [v for pair in pairs for v in pair]
     room = max(0.05 * (max(values) - min(values)), TOLERANCE)
-    low, high = min(values) - room, max(values) + room
-    return low, high, [(t, f"{t:g}") for t in charts.nice_ticks(low, high, 5)]
+    x, y = (_linear(name, values, room, 5) for name in ("printed, %", "ours, %"))
+    ends = np.array([x.low, x.high], dtype=float)
+    verdicts = [found.verdict(row) for row in rows]
+    marks: list[Mark] = [
+        Area(ends, ends - TOLERANCE, ends + TOLERANCE),
+        Line(ends, ends, EDGE, width=1.5),
+    ]
+    for word in dict.fromkeys([*COLOURS, *verdicts]):
+        own = [i for i, verdict in enumerate(verdicts) if verdict == word]
+        if own:
+            x_own, y_own = [pairs[i][0] for i in own], [pairs[i][1] for i in own]
+            tips = [
+                f"{rows[i].printed.method}, {where(found, rows[i])}: printed {pairs[i][0]:.1f}, "
+                f"ours {pairs[i][1]:.1f}, {word}"
+                for i in own
+            ]
+            name = f"{word} ({len(own)})" if word in COLOURS else ""
+            colour = COLOURS.get(word, "c6")
+            marks.append(Dots(x_own, y_own, colour, name, size=9, tips=tips))
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in COLOURS if word in verdicts)
+    gaps = np.array([b - a for a, b in pairs])
+    alt = (
+        f"Dots of {len(rows)} numbers, ours against the print: {counts}; ours lie from "
+        f"{gaps.min():+.1f} to {gaps.max():+.1f} points off, in the mean {gaps.mean():+.1f}."
+    )
+    title = f"Ours against the print; on the line: equal, shade: within {TOLERANCE} points"
+    return Chart(title, x, y, tuple(marks), legend="above", grid=True, square=True, alt=alt)
+
+
+PRINTED, OURS, OURS_STRICT = (SOFT, "ring"), ("c0", "dot"), ("c3", "box")
+"""Colour and shape of the marks in a strip."""
 
 
 def _key(found: Reproduction) -> str:
-    words = [("ring", "soft", "printed"), ("dot", "c0", f"ours, protocol {found.rules[0]}")]
-    words += [("box", "c3", f"ours, {STRICT}")] if STRICT in found.rules else []
-    return (
-        mark_key(*words) + '<p class="note">Bars: one standard deviation, where there is one.</p>'
-    )
+    words = {PRINTED: "printed", OURS: f"ours, protocol {found.rules[0]}"}
+    words |= {OURS_STRICT: f"ours, {STRICT}"} if STRICT in found.rules else {}
+    key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
+    return key + '<p class="note">Bars: one standard deviation, where there is one.</p>'
 
 
 def printed_tables(found: Reproduction) -> list[ResultTable]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from atoll.experiment.config import config_text
-from atoll.report import charts
+from atoll.present.tables import html, make_table
 from atoll.report.collect import Collection
 
 
@@ -19,7 +19,7 @@ def environment(found: Collection) -> str:
     for number, (key, names) in enumerate(kinds.items(), start=1):
         head = "All runs" if len(kinds) == 1 else f"Machine {number}: {', '.join(names[:6])}"
         head += f" and {len(names) - 6} more" if len(kinds) > 1 and len(names) > 6 else ""
-        parts.append(charts.table(head, ["what", "version"], [list(pair) for pair in key], left=2))
+        parts.append(html(make_table(["what", "version"], key, left=2, title=head)))
     return "".join(parts)
 
 

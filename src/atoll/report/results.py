@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from urllib.parse import quote
 
 import numpy as np
 
-from atoll.present.tables import ResultTable, result_csv
+from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, nice_ticks
+from atoll.present.chart_svg import (
+    MAX_POINTS,
+    chart_html,
+    chip,
+    figure,
+    last_value,
+    line_numbers,
+    scale_html,
+    strip_svg,
+)
+from atoll.present.tables import Cell, Column, ResultTable, Table, html, make_table, result_csv
 from atoll.present.terminal import counted
-from atoll.report import charts
-from atoll.report.charts import Line, Wide, chip
 from atoll.report.collect import METRIC_NAMES, Collection, Shown, main_table
+
+MAX_LINES = 16
+"""Lines that one chart can hold."""
+MAX_DOTS = 200
+"""Clients that are drawn one by one."""
+
+
+def by_federation(found: Collection, write: Callable[[str], str]) -> str:
+    """A part for each federation below its name; empty parts are left out."""
+    parts = [(column, write(column)) for column in found.columns]
+    return "".join(f"<h3>{escape(column)}</h3>{part}" for column, part in parts if part)
+
+
+def name_cell(one: Shown) -> Cell:
+    """A run's name with its colour."""
+    return Cell(one.row, html=chip(one.row, one.style))
+
+
+def csv_link(tables: Sequence[ResultTable], name: str) -> str:
+    """A link that saves tables as a file; the page itself holds them."""
+    link = "data:text/csv;charset=utf-8," + quote(result_csv(tables))
+    return f'<p><a download="{name}" href="{link}">This table as CSV</a></p>'
+
+
+def strip_axis(values: Sequence[float] | np.ndarray, share: float) -> Axis:
+    """The common axis of a column of strips, with some room beside the values."""
+    low, high = float(min(values)), float(max(values))
+    room = max(share * (high - low), 0.5)
+    low, high = low - room, high + room
+    return Axis("", low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, 4)])
 
 
 def overview(found: Collection) -> str:
@@ -22,9 +61,8 @@ def overview(found: Collection) -> str:
         return f"{_gaps(found)}<p>No run has been tested yet: there are trials alone.</p>{aside}"
     seeds = sorted({one.config.seeds for one in found.shown})
     rounds = sorted({one.config.rounds or 0 for one in found.shown})
-    methods = {one.config.method for one in found.shown}
-    facts = [
-        counted(len(methods), "method"),
+    counts = [
+        counted(len({one.config.method for one in found.shown}), "method"),
         counted(len(found.columns), "federation"),
         counted(len(found.shown), "run"),
         _span(seeds, "seed"),
@@ -32,10 +70,11 @@ def overview(found: Collection) -> str:
     ]
     tiles = "".join(
         f"<li><b>{number}</b> {escape(word)}</li>"
-        for number, _, word in (fact.partition(" ") for fact in facts)
+        for number, _, word in (count.partition(" ") for count in counts)
     )
     lines = "".join(f"<p>{line}</p>" for line in _findings(found))
-    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{_settings(found)}'
+    settings = html(_settings(found))
+    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{settings}'
 
 
 def _span(numbers: list[int], thing: str) -> str:
@@ -45,17 +84,15 @@ def _span(numbers: list[int], thing: str) -> str:
 
 
 def _findings(found: Collection) -> list[str]:
-    """Who is best where, and by how much over Local."""
-    table = main_table(found)
-    lines = []
+    """Which method is best where, and by how much over Local."""
+    table, lines = main_table(found), []
     for column, head in zip(found.columns, table.columns, strict=True):
         best = [row for row in table.rows if row in table.best(head)]
         if not best:
             continue
-        mean, spread = table.texts(best[0], head)
         names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
-        line = f"<b>{escape(head)}</b>: highest mean: {names} with {mean}"
-        line += f" ± {spread}" if spread else ""
+        line = f"<b>{escape(head)}</b>: highest mean: {names} with "
+        line += table.printed(best[0], head).plain
         alone = [one for one in found.group(column) if one.config.method == "local"]
         if alone and alone[0].row not in best:
             gain = 100 * (table.cell(best[0], head).mean - table.cell(alone[0].row, head).mean)
@@ -65,141 +102,133 @@ def _findings(found: Collection) -> list[str]:
 
 
 def _gaps(found: Collection) -> str:
-    """What was asked for and is not on the page, and what folders lack."""
-    notes = [
+    """Runs that are asked for and not on the page, and gaps in the folders of others."""
+    missing = [
         f"<li><b>{escape(gap.name)}</b>: {escape(gap.kind)}"
         + (f" ({escape(gap.why)})" if gap.why != gap.kind else "")
         + "</li>"
         for gap in found.missing
     ]
-    if notes:
-        total = len(notes) + len(found.shown)
-        head = f"Not here: {len(notes)} of {counted(total, 'run')}"
-        notes = [f'<div class="alert" role="note"><h3>{head}</h3><ul>{"".join(notes)}</ul></div>']
-    lacking = [(one, note) for one in found.shown for note in one.run.notes]
-    if lacking:
-        text = "".join(
-            f"<li><b>{escape(one.row)}</b>, {escape(one.column)}: {escape(note)}</li>"
-            for one, note in lacking
-        )
-        notes.append(f'<div class="alert" role="note"><h3>Older runs</h3><ul>{text}</ul></div>')
-    return "".join(notes)
+    total = counted(len(missing) + len(found.shown), "run")
+    lacking = [
+        f"<li><b>{escape(one.row)}</b>, {escape(one.column)}: {escape(note)}</li>"
+        for one in found.shown
+        for note in one.run.notes
+    ]
+    alerts = {f"Not here: {len(missing)} of {total}": missing, "Older runs": lacking}
+    return "".join(
+        f'<div class="alert" role="note"><h3>{head}</h3><ul>{"".join(lines)}</ul></div>'
+        for head, lines in alerts.items()
+        if lines
+    )
 
 
-def _settings(found: Collection) -> str:
+def _settings(found: Collection) -> Table:
     """One line for each federation: how it was made and how it was trained."""
     rows = []
     for column in found.columns:
         group = found.group(column)
-        config, result = group[0].config, group[0].run.result
-        rows.append(
-            [
-                column,
-                str(result.clients),
-                str(config.partition),
-                str(config.split),
-                config.protocol,
-                f"{config.fraction:.0%}",
-                ", ".join(sorted({str(one.config.epochs) for one in group})),
-            ]
-        )
+        config = group[0].config
+        how = (config.partition, config.split, config.protocol, f"{config.fraction:.0%}")
+        epochs = ", ".join(sorted({str(one.config.epochs) for one in group}))
+        rows.append([column, group[0].run.result.clients, *how, epochs])
     heads = ["federation", "clients", "partition", "split", "protocol", "in a round", "epochs"]
-    return charts.table("How the federations were made", heads, rows, left=9)
+    return make_table(heads, rows, left=len(heads), title="How the federations were made")
 
 
 def results(found: Collection) -> str:
     """The table, and for each federation every method with its spread."""
     table = main_table(found)
-    link = "data:text/csv;charset=utf-8," + quote(result_csv([table]))
-    download = f'<p><a download="results.csv" href="{link}">This table as CSV</a></p>'
-    parts = [_details(found, column) for column in found.columns]
-    return result_table(table, found) + download + _verdicts(found) + "".join(parts)
+    details = by_federation(found, lambda column: _details(found.group(column)))
+    return result_html(table, found) + csv_link([table], "results.csv") + _verdicts(found) + details
 
 
 def _verdicts(found: Collection) -> str:
-    """What the comparison's own tests say."""
+    """The sentences of the comparison's tests."""
     if not found.verdicts:
         return ""
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd><ul>"
-        + "".join(f"<li>{escape(line)}</li>" for line in said)
+        + "".join(f"<li>{escape(line)}</li>" for line in lines)
         + "</ul></dd>"
-        for name, said in found.verdicts.items()
+        for name, lines in found.verdicts.items()
     )
     return f'<h3>What can be told apart</h3><dl class="said">{rows}</dl>'
 
 
-def result_table(table: ResultTable, found: Collection) -> str:
-    """A table with the best in bold."""
-    styles = {one.row: one.style for one in found.shown}
-    rows = []
-    for row in table.rows:
-        cells = [chip(row, styles[row]) if row in styles else escape(row)]
-        for column in table.columns:
-            mean, spread = table.texts(row, column)
-            text = f"<b>{escape(mean)}</b>" if row in table.best(column) else escape(mean)
-            cells.append(text + (f' <span class="pm">± {spread}</span>' if spread else ""))
-        rows.append(cells)
-    body = charts.table(table.title, [table.corner, *table.columns], rows, raw=True)
-    return f'{body}<p class="note">{escape(table.caption)} Best in bold.</p>'
+def result_html(table: ResultTable, found: Collection) -> str:
+    """A table with the best in bold and the colours of the runs."""
+    names = {one.row: name_cell(one) for one in found.shown}
+    rows = [
+        [names.get(row, Cell(row)), *(table.printed(row, column) for column in table.columns)]
+        for row in table.rows
+    ]
+    caption = f"{table.caption} Best in bold."
+    return html(
+        make_table([table.corner, *table.columns], rows, title=table.title, caption=caption)
+    )
 
 
-def _details(found: Collection, column: str) -> str:
-    group = found.group(column)
+def _details(group: Sequence[Shown]) -> str:
+    """Every method of a federation: its seeds on one scale, and further scores."""
     metric = group[0].metric
     values = {one.row: _percents(one, f"test_{metric}") for one in group}
     every = [v for seeds in values.values() for v in seeds]
     if not every:
         return ""
-    low, high = min(every), max(every)
-    room = max(0.08 * (high - low), 0.5)
-    low, high = low - room, high + room
+    axis = strip_axis(every, 0.08)
     rows = [
         [
-            chip(one.row, one.style),
-            charts.whisker(values[one.row], low, high, one.style),
-            _text(one, f"test_{metric}"),
-            escape(one.run.result.scored),
-            _text(one, "local_test_accuracy"),
-            _text(one, "test_macro_f1"),
-            _text(one, "best_round", 1.0, 0, plus=1.0),  # charts count rounds from one
+            name_cell(one),
+            Cell(html=seeds_strip(values[one.row], axis, one.style)),
+            _seeds_cell(one, f"test_{metric}"),
+            one.run.result.scored,
+            _seeds_cell(one, "local_test_accuracy"),
+            _seeds_cell(one, "test_macro_f1"),
+            _seeds_cell(one, "best_round", 1.0, 0, plus=1.0),  # charts count rounds from one
         ]
         for one in group
         if values[one.row]
     ]
-    heads: list[str | Wide] = [
+    name = METRIC_NAMES[metric]
+    strips = Column("seeds, mean ± std", below=scale_html(axis))
+    heads: list[str | Column] = [
         "method",
-        Wide("seeds, mean ± std", charts.scale(low, high)),
-        METRIC_NAMES[metric],
+        strips,
+        name,
         "scored model",
         "after training",
         "macro F1",
         "best round",
     ]
-    body = charts.table(
-        f"Test {METRIC_NAMES[metric]} and more, in percent",
-        heads,
-        rows,
-        raw=True,
-        label=f"{column}: every method",
-    )
-    return f"<h3>{escape(column)}</h3>{body}"
+    table = make_table(heads, rows, title=f"Test {name} and more, in percent")
+    return html(table, label=f"{group[0].column}: every method")
+
+
+def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
+    """Seeds as dots, mean and standard deviation as a line with a mark."""
+    colour, mean = colour_of(style), float(np.mean(values))
+    marks: list[Mark] = [Dots([mean], [0.5], colour, size=10)]
+    if len(values) > 1:
+        spread = float(np.std(values, ddof=1))
+        seeds = Dots(values, [0.5] * len(values), colour, size=6, opacity=0.35)
+        ends = [mean - spread, mean + spread]
+        marks = [Line(ends, [0.5, 0.5], colour, dash=dash_of(style)), seeds, *marks]
+    return strip_svg("strip", axis, marks)
 
 
 def _percents(one: Shown, name: str) -> list[float]:
     return [100 * v for v in one.run.summary["metrics"].get(name, {}).get("per_seed", [])]
 
 
-def _text(
+def _seeds_cell(
     one: Shown, name: str, scale: float = 100.0, digits: int = 1, *, plus: float = 0.0
-) -> str:
+) -> Cell:
     seeds = one.run.summary["metrics"].get(name, {}).get("per_seed", [])
     if not seeds:
-        return "–"
-    mean = f"{scale * np.mean(seeds) + plus:.{digits}f}"
-    if len(seeds) < 2:
-        return mean
-    return f'{mean} <span class="pm">± {scale * np.std(seeds, ddof=1):.{digits}f}</span>'
+        return Cell("–")
+    spread = f"{scale * np.std(seeds, ddof=1):.{digits}f}" if len(seeds) > 1 else ""
+    return Cell(f"{scale * np.mean(seeds) + plus:.{digits}f}", spread)
 
 
 def convergence(found: Collection) -> str:
@@ -208,36 +237,62 @@ def convergence(found: Collection) -> str:
     for column in found.columns:
         group = found.group(column)
         name = METRIC_NAMES[group[0].metric]
-        lines = _one_run_lines(group[0]) if len(group) == 1 else best_lines(group)
-        name = name if len(group) == 1 else f"test {name}"
-        figures.append(
-            charts.line_chart(
-                column, lines, x_name="round", y_name=name, points=points_for(len(found.columns))
-            )
-        )
+        alone = len(group) == 1
+        lines = _one_run_lines(group[0]) if alone else best_lines(group)
+        name, points = name if alone else f"test {name}", points_for(len(found.columns))
+        figures.append(line_chart(column, lines, "round", name, points))
     several = any(one.config.seeds > 1 for one in found.shown)
     crowded = any(len(found.group(column)) > MAX_LINES for column in found.columns)
-    text = (
-        "Mean over clients of the scored model on test nodes (or graphs) after each round"
-        + ("; line: mean over seeds, band: lowest to highest seed" if several else "")
-        + ". The first climb may be cut off below. "
-        + "Nobody trains or picks a round with these numbers."
-        + (f" Of many runs the {MAX_LINES} best are drawn." if crowded else "")
-    )
+    seeds = "; line: mean over seeds, band: lowest to highest seed" if several else ""
     if len(found.shown) == 1:
-        text = "Mean over clients after each round" + (
-            "; line: mean over seeds, band: lowest to highest seed." if several else "."
+        text = f"Mean over clients after each round{seeds}."
+    else:
+        text = (
+            "Mean over clients of the scored model on test nodes (or graphs) after each round"
+            f"{seeds}. The first climb may be cut off below. "
+            "Nobody trains or picks a round with these numbers."
+            + (f" Of many runs the {MAX_LINES} best are drawn." if crowded else "")
         )
     return f'<p>{text}</p><div class="charts">{"".join(figures)}</div>'
 
 
+def line_chart(
+    title: str, lines: Sequence[Line], x_name: str, y_name: str, points: int = MAX_POINTS
+) -> str:
+    """Lines in percent with bands, a label at each end, and their numbers, folded."""
+    lines = [line for line in lines if np.isfinite(line.y).any()]
+    if not lines:
+        return figure(title, "<p>No such number was measured.</p>")
+    right = max(float(line.x[-1]) for line in lines) or 1.0
+    left = min(float(line.x[0]) for line in lines)
+    left = 0.0 if left < 0.05 * right else left
+    ticks = [(t, f"{t:g}") for t in nice_ticks(left, right, 4)]
+    ends = ", ".join(f"{line.name} {last_value(line):.1f}%" for line in lines)
+    chart = Chart(
+        title,
+        Axis(x_name, left, right, ticks=ticks),
+        _percent_axis(y_name, lines),
+        tuple(lines),
+        legend="ends",
+        grid=True,
+        alt=f"Line chart: {title}. At the end: {ends}.",
+    )
+    numbers = line_numbers(title, lines, x_name)
+    return chart_html(chart, height=250, points=points, numbers=numbers)
+
+
+def _percent_axis(name: str, lines: Sequence[Line]) -> Axis:
+    """The vertical axis of lines: the climb of the first tenth of the rounds may be cut off."""
+    lows, highs = ([getattr(line, edge) for line in lines] for edge in ("low", "high"))
+    low = float(np.nanmin(np.concatenate([edge[len(edge) // 10 :] for edge in lows])))
+    high = max(float(np.nanmax(edge)) for edge in highs)
+    room = max(0.04 * (high - low), 0.5)
+    return Axis(f"{name}, %", low - room, high + room)
+
+
 def points_for(count: int) -> int:
-    """Points of each line, where there are so many charts: a page of many stays small."""
-    return int(np.clip(charts.MAX_POINTS * 12 // count, 30, charts.MAX_POINTS))
-
-
-MAX_LINES = 16
-"""Lines that one chart can hold."""
+    """Points of each line: fewer where a page has many charts, so that it stays small."""
+    return int(np.clip(MAX_POINTS * 12 // count, 30, MAX_POINTS))
 
 
 def best_lines(group: Sequence[Shown]) -> list[Line]:
@@ -253,95 +308,92 @@ def seed_line(
     one: Shown, name: str = "", scored: str = "", role: str = "test", style: int | None = None
 ) -> Line:
     """A run's line with its band of seeds."""
-    result = one.run.result
-    seeds = 100 * result.curve(one.metric, role, scored or None)
+    seeds = 100 * one.run.result.curve(one.metric, role, scored or None)
+    style = one.style if style is None else style
     return Line(
-        name or one.row,
-        one.style if style is None else style,
         np.arange(1, seeds.shape[1] + 1),
         seeds.mean(0),
+        colour_of(style),
+        name or one.row,
         seeds.min(0),
         seeds.max(0),
+        dash=dash_of(style),
     )
 
 
 def _one_run_lines(one: Shown) -> list[Line]:
-    """For a run alone: what is scored, on three parts of the data, and the local model."""
+    """For a page of one run: the scored model on three parts of the data, and the local model."""
     scored = one.config.evaluate or "deployed"
     other = "local" if scored == "deployed" else "deployed"
-    lines = [
-        seed_line(one, name, scored, role, style)
-        for style, (name, role) in enumerate(
-            (("test", "test"), ("validation", "val"), ("training", "train"))
-        )
-    ]
-    name = "local model, test" if other == "local" else "deployed, test"
-    return [
-        line
-        for line in [*lines, seed_line(one, name, other, "test", 3)]
-        if np.isfinite(line.mean).all()
-    ]
+    beside = "local model, test" if other == "local" else "deployed, test"
+    wanted = (
+        ("test", scored, "test"),
+        ("validation", scored, "val"),
+        ("training", scored, "train"),
+        (beside, other, "test"),
+    )
+    lines = [seed_line(one, *which, style) for style, which in enumerate(wanted)]
+    return [line for line in lines if np.isfinite(line.y).all()]
 
 
 def clients(found: Collection) -> str:
     """How the clients fare with each method."""
-    parts = []
-    for column in found.columns:
-        group = found.group(column)
-        metric = group[0].metric
-        each = {one.row: 100 * _of_clients(one) for one in group}
-        known = np.concatenate([v[np.isfinite(v)] for v in each.values()])
-        if not known.size:
-            continue
-        low, high = float(known.min()), float(known.max())
-        room = max(0.04 * (high - low), 0.5)
-        low, high = low - room, high + room
-        alone = next((one for one in group if one.config.method == "local"), None)
-        rows = []
-        for one in group:
-            own = each[one.row]
-            gain = "–"
-            if alone is not None and one is not alone and len(own) == len(each[alone.row]):
-                better = int((own > each[alone.row] + 1e-9).sum())
-                gain = f"{better} of {int(np.isfinite(own).sum())}"
-            least, middle, most = (np.nanquantile(own, q) for q in (0, 0.5, 1))
-            rows.append(
-                [
-                    chip(one.row, one.style),
-                    charts.strip(own, low, high, one.style),
-                    f"{least:.1f}",
-                    f"{middle:.1f}",
-                    f"{most:.1f}",
-                    f"{np.nanstd(own):.1f}",
-                    gain,
-                ]
-            )
-        wide = Wide("clients, quartiles, median", charts.scale(low, high))
-        heads: list[str | Wide] = [
-            "method",
-            wide,
-            "worst",
-            "median",
-            "best",
-            "std",
-            "gain over local",
-        ]
-        if alone is None:
-            heads, rows = heads[:-1], [row[:-1] for row in rows]
-        body = charts.table(
-            f"Test {METRIC_NAMES[metric]} of each client, in percent",
-            heads,
-            rows,
-            raw=True,
-            label=f"{column}: clients",
-        )
-        parts.append(f"<h3>{escape(column)}</h3>{body}")
     text = (
         "Each dot is a client: its score at the round that the protocol picks, mean over seeds. "
         "Where every seed divides the data anew, client 3 of one seed is not client 3 of another; "
         "the spread still shows how unequal clients fare."
     )
-    return f"<p>{text}</p>{''.join(parts)}"
+    return f"<p>{text}</p>{by_federation(found, lambda column: _clients(found.group(column)))}"
+
+
+def _clients(group: Sequence[Shown]) -> str:
+    each = {one.row: 100 * _of_clients(one) for one in group}
+    known = np.concatenate([v[np.isfinite(v)] for v in each.values()])
+    if not known.size:
+        return ""
+    axis = strip_axis(known, 0.04)
+    alone = next((one for one in group if one.config.method == "local"), None)
+    rows: list[list[Cell | str]] = []
+    for one in group:
+        own, gain = each[one.row], "–"
+        if alone is not None and one is not alone and len(own) == len(each[alone.row]):
+            better = int((own > each[alone.row] + 1e-9).sum())
+            gain = f"{better} of {int(np.isfinite(own).sum())}"
+        quantiles = [f"{np.nanquantile(own, q):.1f}" for q in (0, 0.5, 1)]
+        strip = Cell(html=clients_strip(own, axis, one.style))
+        rows.append([name_cell(one), strip, *quantiles, f"{np.nanstd(own):.1f}", gain])
+    strips = Column("clients, quartiles, median", below=scale_html(axis))
+    heads: list[str | Column] = [
+        "method",
+        strips,
+        "worst",
+        "median",
+        "best",
+        "std",
+        "gain over local",
+    ]
+    if alone is None:
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    title = f"Test {METRIC_NAMES[group[0].metric]} of each client, in percent"
+    return html(make_table(heads, rows, title=title), label=f"{group[0].column}: clients")
+
+
+def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
+    """Clients as dots, or of very many the middle nine tenths; quartiles and the median."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return ""
+    colour = colour_of(style)
+    least, low, middle, high, most = np.quantile(known, [0.05, 0.25, 0.5, 0.75, 0.95])
+    marks: list[Mark] = [Bars([0.5], [high - low], [low], 0.6, colour, across=True, opacity=0.16)]
+    if known.size <= MAX_DOTS:
+        tips = [f"client {i}: {v:.1f}" for i, v in enumerate(values.tolist()) if np.isfinite(v)]
+        half = [0.5] * known.size
+        marks.append(Dots(known, half, colour, size=6.4, opacity=0.55, tips=tips))
+    else:
+        marks.append(Line([least, most], [0.5, 0.5], colour))
+    median = Line([middle, middle], [0.12, 0.88], colour, width=2.5)
+    return strip_svg("strip tall", axis, [*marks, median])
 
 
 def _of_clients(one: Shown) -> np.ndarray:

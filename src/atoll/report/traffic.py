@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
 import numpy as np
 
 from atoll.engines.ledger import SCORE
-from atoll.report import charts
-from atoll.report.charts import Line, Wide, chip, key
+from atoll.present.chart import BLUE, Axis, Line
+from atoll.present.chart_svg import spark_svg, strip_svg, swatches
+from atoll.present.tables import Cell, Column, html, make_table
 from atoll.report.collect import METRIC_NAMES, Collection, Shown
-from atoll.report.results import MAX_LINES, points_for, seed_line
-from atoll.report.wire import Declared, declared
+from atoll.report.declarations import Declared, declared
+from atoll.report.maps import stacked
+from atoll.report.results import (
+    MAX_LINES,
+    by_federation,
+    line_chart,
+    name_cell,
+    points_for,
+    seed_line,
+)
+
+DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
+"""Name, colour and opacity of the two parts of a bar."""
 
 
 def traffic_by_round(one: Shown) -> np.ndarray:
@@ -23,69 +37,53 @@ def traffic_by_round(one: Shown) -> np.ndarray:
 
 def crossed(found: Collection) -> str:
     """What crossed the wire, counted, and what each method says it sends and keeps."""
-    parts = []
-    for column in found.columns:
-        group = found.group(column)
-        by_round = {one.row: traffic_by_round(one) for one in group}
-        top = max(float(found.sum(0).mean()) for found in by_round.values())
-        rows = [row for one in group for row in _traffic_rows(one, by_round[one.row], top)]
-        heads: list[str | Wide] = [
-            "method",
-            Wide("MB in a round", key(down="down", up="up")),
-            "step",
-            "messages",
-            "MB down",
-            "MB up",
-            "each round",
-        ]
-        body = charts.table(
-            "In a round, all clients together, mean over rounds and seeds",
-            heads,
-            rows,
-            raw=True,
-            left=3,
-            label=f"{column}: traffic",
-        )
-        parts.append(f"<h3>{escape(column)}</h3>{body}")
     return (
         "<p>Counted by the ledger, message by message. Scoring is kept apart: it is how this page "
-        "got its numbers, not part of a method.</p>" + "".join(parts) + _stayed(found)
+        "got its numbers, not part of a method.</p>"
+        + by_federation(found, lambda column: _crossed(found.group(column)))
+        + _stayed(found)
     )
 
 
-def _traffic_rows(one: Shown, by_round: np.ndarray, top: float) -> list[list[str]]:
+def _crossed(group: Sequence[Shown]) -> str:
+    by_round = {one.row: traffic_by_round(one) for one in group}
+    top = max(float(each.sum(0).mean()) for each in by_round.values())
+    rows = [row for one in group for row in _traffic_rows(one, by_round[one.row], top)]
+    bars = Column("MB in a round", "left", below=swatches(stacked([0.0, 0.0], DIRECTIONS)))
+    step = Column("step", "left")
+    heads: list[str | Column] = ["method", bars, step, "messages", "MB down", "MB up", "each round"]
+    title = "In a round, all clients together, mean over rounds and seeds"
+    return html(make_table(heads, rows, title=title), label=f"{group[0].column}: traffic")
+
+
+def _traffic_rows(one: Shown, by_round: np.ndarray, top: float) -> list[list[Cell | str]]:
+    """A row for each step of a method; the first has the bar and the course over the rounds."""
     rounds = max(1, (one.config.rounds or 1) * len(one.run.result.seeds))
     steps: dict[str, np.ndarray] = {}
     for seed in one.run.result.seeds:
         for step, row in seed.ledger.by_step().items():
             amounts = np.array([row["messages"], row["down"], row["up"]], dtype=float)
             steps[step] = steps.get(step, np.zeros(3)) + amounts
-    mean = by_round.mean(1)
-    alt = f"{one.row}: {by_round.sum(0)[0] / 1e6:.2f} MB in the first round, "
-    alt += f"{by_round.sum(0)[-1] / 1e6:.2f} in the last"
     each = by_round.sum(0)
-    line = "the same" if np.ptp(each) <= 0.01 * each.max() else charts.spark(each, alt)
-    lines = []
-    for number, (step, (messages, down, up)) in enumerate(
-        sorted(steps.items(), key=lambda item: item[0] == SCORE)
-    ):
-        first = number == 0
-        label = "score (apart)" if step == SCORE else step
-        bar = charts.bars([(float(mean[0]), "down"), (float(mean[1]), "up")], top) if first else ""
-        lines.append(
-            [
-                chip(one.row, one.style)
-                if first
-                else f'<span class="hidden">{escape(one.row)}</span>',
-                bar,
-                f'<span class="{"quiet" if step == SCORE else ""}">{escape(label)}</span>',
-                f"{messages / rounds:,.0f}",
-                _megabytes(down / rounds),
-                _megabytes(up / rounds),
-                line if first else "",
-            ]
-        )
-    return lines
+    alt = f"{one.row}: {each[0] / 1e6:.2f} MB in the first round, {each[-1] / 1e6:.2f} in the last"
+    same = np.ptp(each) <= 0.01 * each.max()
+    axis = Axis("", 0.0, top, ticks=())
+    bar = strip_svg("strip", axis, stacked(by_round.mean(1).tolist(), DIRECTIONS))
+    first = (
+        name_cell(one),
+        Cell(html=bar),
+        Cell("the same") if same else Cell(html=spark_svg(each, alt)),
+    )
+    rest = (Cell(html=f'<span class="hidden">{escape(one.row)}</span>'), Cell(), Cell())
+    rows: list[list[Cell | str]] = []
+    for step, (messages, down, up) in sorted(steps.items(), key=lambda item: item[0] == SCORE):
+        name, drawn, course = rest if rows else first
+        label = Cell(step)
+        if step == SCORE:
+            label = Cell(html='<span class="quiet">score (apart)</span>')
+        sizes = [_megabytes(down / rounds), _megabytes(up / rounds)]
+        rows.append([name, drawn, label, f"{messages / rounds:,.0f}", *sizes, course])
+    return rows
 
 
 def _megabytes(amount: float) -> str:
@@ -95,14 +93,12 @@ def _megabytes(amount: float) -> str:
 
 
 def _stayed(found: Collection) -> str:
-    """By the method's own declarations: what it sends, what it keeps, what it discloses."""
-    seen: dict[str, str] = {}
+    """The methods' declarations: what each sends, keeps and discloses."""
+    cards: dict[str, str] = {}
     for one in found.shown:
-        if one.config.method in seen:
-            continue
-        task = "graph" if "graphs" in one.run.result.federation else "node"
-        words = declared(one.config, task)
-        seen[one.config.method] = _card(one, words)
+        if one.config.method not in cards:
+            task = "graph" if "graphs" in one.run.result.federation else "node"
+            cards[one.config.method] = _card(one, declared(one.config, task))
     rule = (
         "<h3>What never crossed</h3><p>Unless a method declares otherwise below, <b>features, "
         "edges and labels of single nodes stay with their client</b>, and so does the private "
@@ -113,7 +109,7 @@ def _stayed(found: Collection) -> str:
         "training, validation and test nodes): they tell how many nodes of each class a client "
         "has.</p>"
     )
-    return f'{rule}<div class="cards">{"".join(seen.values())}</div>'
+    return f'{rule}<div class="cards">{"".join(cards.values())}</div>'
 
 
 def _card(one: Shown, words: Declared | str) -> str:
@@ -127,79 +123,62 @@ def _card(one: Shown, words: Declared | str) -> str:
     ]
     body = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
     if words.discloses:
-        told = "".join(
+        lines = "".join(
             f"<li><code>{escape(step)}.{escape(name)}</code>: {escape(why)}</li>"
             for step, name, why in words.discloses
         )
-        body += f"<dt>Declared: may have a row per node or edge</dt><dd><ul>{told}</ul></dd>"
+        body += f"<dt>Declared: may have a row per node or edge</dt><dd><ul>{lines}</ul></dd>"
     else:
         body += "<dt>Declared</dt><dd>nothing with a row per node or edge</dd>"
-    return (
-        f'<article class="card">{head}<p>{escape(words.about.partition(": ")[2] or words.about)}'
-        f"</p><dl>{body}</dl></article>"
-    )
+    about = escape(words.about.partition(": ")[2] or words.about)
+    return f'<article class="card">{head}<p>{about}</p><dl>{body}</dl></article>'
 
 
 def cost(found: Collection) -> str:
     """Seconds and megabytes, and what a megabyte bought."""
-    parts, figures = [], []
-    for column in found.columns:
-        group = found.group(column)
-        rows, lines, speeds = [], [], []
-        for one in group:
-            seconds, summary = one.run.summary["seconds"], one.run.summary
-            each = traffic_by_round(one).sum(0) / 1e6
-            total = sum(summary["bytes"].values()) / 1e6
-            rows.append(
-                [
-                    chip(one.row, one.style),
-                    f"{seconds['per_round']:.3f}",
-                    f"{seconds['train']:.1f}",
-                    f"{seconds['setup']:.1f}",
-                    f"{each.mean():,.2f}",
-                    f"{total:,.1f}",
-                    escape(f"{summary['engine']} on {summary['device']}"),
-                ]
-            )
-            if each.sum() > 0.01:
-                line = seed_line(one)
-                speeds += [each.min(), each.max()]
-                lines.append(
-                    Line(line.name, line.style, each.cumsum(), line.mean, line.low, line.high)
-                )
-        heads = [
-            "method",
-            "s / round",
-            "s training",
-            "s set-up",
-            "MB / round",
-            "MB in all",
-            "ran",
-        ]
-        parts.append(
-            f"<h3>{escape(column)}</h3>"
-            + charts.table(
-                "All seeds together; a round of one seed",
-                heads,
-                rows,
-                raw=True,
-                label=f"{column}: cost",
-            )
-        )
-        # Where all send alike, the chart would be that of the rounds once more.
-        if len(lines) > 1 and max(speeds) > 1.1 * min(speeds):
-            figures.append(
-                charts.line_chart(
-                    f"{column}: what traffic buys",
-                    lines[:MAX_LINES],
-                    x_name="MB moved so far, one seed",
-                    y_name=f"test {METRIC_NAMES[group[0].metric]}",
-                    points=points_for(len(found.columns)),
-                )
-            )
+    tables = by_federation(found, lambda column: _cost_table(found.group(column)))
+    charts = [_cost_chart(found.group(c), points_for(len(found.columns))) for c in found.columns]
     text = (
         "Seconds of a round are the median, with scoring; they depend on the machine and on what "
         "else ran there. Megabytes are training traffic of all clients, up and down, without "
         "scoring; they do not."
     )
-    return f'<p>{text}</p>{"".join(parts)}<div class="charts">{"".join(figures)}</div>'
+    return f'<p>{text}</p>{tables}<div class="charts">{"".join(charts)}</div>'
+
+
+def _cost_table(group: Sequence[Shown]) -> str:
+    rows = []
+    for one in group:
+        seconds, summary = one.run.summary["seconds"], one.run.summary
+        each = traffic_by_round(one).sum(0) / 1e6
+        rows.append(
+            [
+                name_cell(one),
+                f"{seconds['per_round']:.3f}",
+                f"{seconds['train']:.1f}",
+                f"{seconds['setup']:.1f}",
+                f"{each.mean():,.2f}",
+                f"{sum(summary['bytes'].values()) / 1e6:,.1f}",
+                f"{summary['engine']} on {summary['device']}",
+            ]
+        )
+    times = ["s / round", "s training", "s set-up"]
+    heads = ["method", *times, "MB / round", "MB in all", "ran"]
+    table = make_table(heads, rows, title="All seeds together; a round of one seed")
+    return html(table, label=f"{group[0].column}: cost")
+
+
+def _cost_chart(group: Sequence[Shown], points: int) -> str:
+    """Scores against traffic; where all send alike, the chart would repeat that of the rounds."""
+    lines: list[Line] = []
+    speeds: list[float] = []
+    for one in group:
+        each = traffic_by_round(one).sum(0) / 1e6
+        if each.sum() > 0.01:
+            speeds += [each.min(), each.max()]
+            lines.append(replace(seed_line(one), x=each.cumsum()))
+    if len(lines) < 2 or max(speeds) <= 1.1 * min(speeds):
+        return ""
+    title, name = f"{group[0].column}: what traffic buys", METRIC_NAMES[group[0].metric]
+    x_name = "MB moved so far, one seed"
+    return line_chart(title, lines[:MAX_LINES], x_name, f"test {name}", points)

@@ -8,11 +8,21 @@ from html import escape
 import numpy as np
 
 from atoll.core.space import Value
-from atoll.present.tables import Number, ResultTable, number_of
+from atoll.present.chart import (
+    Axis,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    named,
+    numbers_axis,
+    short,
+    steps,
+)
+from atoll.present.chart_svg import chart_html, key_html, thinned
+from atoll.present.tables import Number, ResultTable, Table, html, make_table, number_of
 from atoll.present.terminal import counted
-from atoll.report import charts
 from atoll.report.collect import METRIC_NAMES, Collection
-from atoll.report.dots import Axis, Dot, axis, dot_chart, mark_key, short, words_axis
 from atoll.studies.tune.read import Tried
 from atoll.studies.tune.search import Trial
 
@@ -39,27 +49,26 @@ def states(tried: Tried) -> str:
     return f"{counted(tried.budget, 'trial')}: {', '.join(kinds)}"
 
 
+COMPLETE, BEST, ENDED = ("c0", "dot"), ("c1", "dot"), ("soft", "cross")
+"""Colour and shape of a trial."""
+
+
 def _method(found: Collection, tried: Tried) -> str:
     head = f"<h3>{escape(tried.method)}</h3><p>{escape(states(tried))}.</p>"
     best = tried.best
     if best is None:
         return f"{head}<p>No trial has come to its end yet.</p>"
-    metric = METRIC_NAMES.get(best.metric, best.metric)
-    y = _scores(tried, metric)
-    key = mark_key(
-        ("dot", "c0", "complete"),
-        ("dot", "c1", "best"),
-        *(
-            (("cross", "soft", "pruned, failed: the best it had reached"),)
-            if len(tried.trials) > len(tried.complete)
-            else ()
-        ),
-    )
-    panels = [_history(tried, y), *_parameters(tried, y)]
-    cut = any(100 * _reached(trial) < y.low for trial in tried.trials if trial.curve)
+    y = _scores(tried, METRIC_NAMES.get(best.metric, best.metric))
+    words = {COMPLETE: "complete", BEST: "best"}
+    if len(tried.trials) > len(tried.complete):
+        words[ENDED] = "pruned, failed: the best it had reached"
+    key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
+    history = chart_html(history_chart(tried, y), numbers=_best_so_far(tried))
+    panels = [history, *(chart_html(chart) for chart in parameter_charts(tried, y))]
+    cut = any(100 * _reached(t) < (y.low or 0) for t in tried.trials if t.curve)
     note = '<p class="note">Marks on the lower edge lie below it.</p>' if cut else ""
     return (
-        f"{head}{_best(found, tried)}{_table(tried)}{key}"
+        f"{head}{_best(found, tried)}{_best_trials(tried)}{key}"
         f'<div class="charts small">{"".join(panels)}</div>{note}'
     )
 
@@ -85,24 +94,18 @@ def _best(found: Collection, tried: Tried) -> str:
     return f"<p>{text}.</p><pre tabindex=0><code>{escape(words)}</code></pre>"
 
 
-def _table(tried: Tried) -> str:
+def _best_trials(tried: Tried) -> str:
     ranked = sorted(tried.complete, key=lambda t: (-(t.value or 0.0), t.number))[:SHOWN]
     keys = _keys(tried)
     rows = [
-        [str(t.number), f"{100 * (t.value or 0):.2f}", *(str(t.settings.get(k, "–")) for k in keys)]
+        [t.number, f"{100 * (t.value or 0):.2f}", *(t.settings.get(k, "–") for k in keys)]
         for t in ranked
     ]
     every = len(ranked) == len(tried.complete)
-    which = (
-        f"{'all' if every else f'the best {len(ranked)} of'} {len(tried.complete)} complete trials"
-    )
-    what = "validation " + METRIC_NAMES.get(ranked[0].metric, ranked[0].metric)
-    return charts.table(
-        f"{tried.method}: {which}, in percent",
-        ["trial", what, *keys],
-        rows,
-        label=f"{tried.method}: best trials",
-    )
+    which = f"{'all' if every else f'the best {len(ranked)} of'} {len(tried.complete)} complete"
+    heads = ["trial", "validation " + METRIC_NAMES.get(ranked[0].metric, ranked[0].metric), *keys]
+    table = make_table(heads, rows, title=f"{tried.method}: {which} trials, in percent")
+    return html(table, label=f"{tried.method}: best trials")
 
 
 def _keys(tried: Tried) -> list[str]:
@@ -119,79 +122,75 @@ def _scores(tried: Tried, metric: str) -> Axis:
     quarter = float(np.quantile([100 * (t.value or 0) for t in tried.complete], 0.25))
     top = float(values.max())
     low = max(float(values.min()), quarter - max(top - quarter, 1.0))
-    return axis(f"validation {metric}, %", [low, top])
+    return numbers_axis(f"validation {metric}, %", [low, top])
 
 
-def _marks(tried: Tried, y: Axis, place: dict[int, float], words: dict[int, str]) -> list[Dot]:
+def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list[Mark]:
     """A mark for each trial, the best on top."""
-    best, dots = tried.best, []
+    best = tried.best
+    dots: list[Mark] = []
     for trial in sorted(tried.trials, key=lambda t: (t is best, t.value is not None, t.number)):
         if trial.number not in place or (trial.value is None and not trial.curve):
             continue
         score = 100 * _reached(trial)
         text = f"trial {trial.number}{words.get(trial.number, '')}: {score:.1f} %, {trial.state}"
-        kind, mark = ("c0", "dot") if trial.value is not None else ("soft", "cross")
-        dots.append(Dot(place[trial.number], score, "c1" if trial is best else kind, mark, text))
+        colour, shape = BEST if trial is best else COMPLETE if trial.value is not None else ENDED
+        size = 7 if shape == "cross" else 9
+        x = [place[trial.number]]
+        dots.append(Dots(x, [score], colour, shape=shape, size=size, tips=[text]))
     return dots
 
 
-def _history(tried: Tried, y: Axis) -> str:
-    """Every trial, and the best so far."""
-    done = tried.complete
-    so_far = np.maximum.accumulate([100 * (trial.value or 0) for trial in done])
-    xs, ys = [float(done[0].number)], [float(so_far[0])]
-    for trial, value in zip(done[1:], so_far[1:], strict=True):
-        xs += [float(trial.number)] * 2
-        ys += [ys[-1], float(value)]
-    last = max(trial.number for trial in tried.trials)
-    xs, ys = [*xs, float(last)], [*ys, ys[-1]]
-    numbers = {trial.number: float(trial.number) for trial in tried.trials}
-    x = axis("trial", [0.0, max(last, 1)], room=0.03)
-    ticks = [(t, text) for t, text in x.ticks if t == int(t)]
-    x = Axis(x.name, x.low, x.high, ticks)
-    marks = np.unique(np.linspace(0, len(done) - 1, 8).round().astype(int)).tolist()
-    rows = [["best so far", *(f"{so_far[i]:.1f}" for i in marks)]]
-    table = charts.table(
-        f"{tried.method}: best validation score so far, in percent",
+def _so_far(tried: Tried) -> np.ndarray:
+    """The best score in percent after each complete trial."""
+    return np.maximum.accumulate([100 * (trial.value or 0) for trial in tried.complete])
+
+
+def _best_so_far(tried: Tried) -> Table:
+    done, so_far = tried.complete, _so_far(tried)
+    marks = thinned(len(done), 8).tolist()
+    return make_table(
         ["after trial", *(str(done[i].number) for i in marks)],
-        rows,
+        [["best so far", *(f"{so_far[i]:.1f}" for i in marks)]],
+        title=f"{tried.method}: best validation score so far, in percent",
     )
-    best = tried.best
+
+
+def history_chart(tried: Tried, y: Axis) -> Chart:
+    """Every trial, and the best so far."""
+    so_far, best = _so_far(tried), tried.best
     assert best is not None
+    last = max(trial.number for trial in tried.trials)
+    numbers = [trial.number for trial in tried.complete]
+    line = Line(*steps([*numbers, last], [*so_far, so_far[-1]]), "c1")
+    places = {trial.number: float(trial.number) for trial in tried.trials}
+    x = numbers_axis("trial", [0.0, max(last, 1)], room=0.03, whole=True)
     alt = (
         f"{tried.method}: scores of {len(tried.trials)} trials; the best so far climbs from "
         f"{so_far[0]:.1f} to {so_far[-1]:.1f} percent, in trial {best.number}."
     )
-    return dot_chart(
-        "Trials and the best so far",
-        _marks(tried, y, numbers, {}),
-        x,
-        y,
-        alt=alt,
-        lines=[("c1", xs, ys)],
-        numbers=table,
-    )
+    marks = (line, *_marks(tried, places, {}))
+    return Chart("Trials and the best so far", x, y, marks, grid=True, alt=alt)
 
 
-def _parameters(tried: Tried, y: Axis) -> list[str]:
+def parameter_charts(tried: Tried, y: Axis) -> list[Chart]:
     """For each hyper-parameter that varied: its values against the scores."""
-    panels = []
+    charts, best = [], tried.best
+    assert best is not None
     for key in _keys(tried):
         values = {t.number: t.settings[key] for t in tried.trials if key in t.settings}
         if len(set(map(str, values.values()))) < 2:
             continue
         x, place = _axis_of(key, values)
         words = {number: f", {key} {value}" for number, value in values.items()}
-        best = tried.best
-        assert best is not None
         top = sorted(tried.complete, key=lambda t: -(t.value or 0.0))[:3]
         alt = (
             f"{tried.method}: {key} against the validation score of {len(values)} trials; best "
             f"at {values.get(best.number)}, the best three at "
             f"{', '.join(str(t.settings.get(key)) for t in top)}."
         )
-        panels.append(dot_chart(key, _marks(tried, y, place, words), x, y, alt=alt))
-    return panels
+        charts.append(Chart(key, x, y, tuple(_marks(tried, place, words)), grid=True, alt=alt))
+    return charts
 
 
 def _axis_of(key: str, values: dict[int, Value]) -> tuple[Axis, dict[int, float]]:
@@ -201,10 +200,10 @@ def _axis_of(key: str, values: dict[int, Value]) -> tuple[Axis, dict[int, float]
     different = set(known)
     if numbers and (len(different) > 6 or len(different) > len(known) / 2):
         place = {number: float(value) for number, value in values.items()}
-        return axis(key, list(place.values())), place
+        return numbers_axis(key, list(place.values())), place
     order = sorted(different) if numbers else sorted(different, key=str)
     names = [short(float(v)) if numbers else str(v) for v in order]
-    return words_axis(key, names), {n: float(order.index(value)) for n, value in values.items()}
+    return named(key, names), {n: float(order.index(value)) for n, value in values.items()}
 
 
 def tuned_tables(found: Sequence[Tried]) -> list[ResultTable]:

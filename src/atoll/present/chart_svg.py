@@ -1,0 +1,465 @@
+"""Draws charts into a page: HTML and SVG that take their colours from CSS.
+
+An SVG with a viewBox scales its text, which is unreadable on a phone. Here only lines and areas
+live in a stretched inner SVG, because strokes can be kept from scaling. Everything that is read is
+HTML or SVG placed by percent. Charts need no script; names and numbers are there without one, and
+a script can add tooltips from the JSON beside a line chart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from html import escape
+
+import numpy as np
+
+from atoll.present.chart import (
+    PALETTE,
+    Area,
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Heat,
+    Line,
+    Mark,
+    Numbers,
+    Rule,
+    Texts,
+    nice_ticks,
+    number_text,
+    short,
+)
+from atoll.present.tables import Table, html, make_table
+
+MAX_POINTS = 120
+"""Points that a line is drawn with."""
+LABEL_GAP = 15
+"""Pixels between two labels."""
+PLAIN = Axis("", 0.0, 1.0, ticks=())
+"""The vertical axis of a strip: 0 is its lower edge, 1 its upper edge."""
+OUTLINES = {
+    "box": "M-{r} -{r}H{r}V{r}H-{r}z",
+    "cross": "M-{r} -{r}L{r} {r}M-{r} {r}L{r} -{r}",
+    "plus": "M-{r} 0H{r}M0 -{r}V{r}",
+    "diamond": "M0 -{r}L{r} 0L0 {r}L-{r} 0z",
+    "star": "M0 -{r}L{r} {r}L-{r} 0H{r}L-{r} {r}z",
+    "up": "M0 -{r}L{r} {r}H-{r}z",
+    "down": "M0 {r}L{r} -{r}H-{r}z",
+    "left": "M-{r} 0L{r} -{r}V{r}z",
+    "right": "M{r} 0L-{r} -{r}V{r}z",
+}
+"""Paths of the shapes that are no circles; `r` is half their size."""
+
+
+def look(colour: str, dash: int = 0) -> str:
+    """The classes that give colour and dash."""
+    return colour + (f" d{dash}" if dash else "")
+
+
+def chip(name: str, style: int) -> str:
+    """A name with its colour beside it."""
+    colour = PALETTE[style % len(PALETTE)]
+    return f'<span class="chip {colour}"></span>{escape(name)}'
+
+
+def figure(title: str, body: str, numbers: Table | None = None) -> str:
+    """A caption, what it is of, and the numbers behind it, folded."""
+    more = f"<details><summary>Numbers</summary>{html(numbers)}</details>" if numbers else ""
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{body}{more}</figure>'
+
+
+def chart_html(
+    chart: Chart, *, height: int = 220, points: int = MAX_POINTS, numbers: Table | None = None
+) -> str:
+    """A chart with axes; names of lines stand at their ends if `legend` is "ends".
+
+    Args:
+        chart: The chart; its `alt` sentence names it for readers who cannot see it.
+        height: In pixels.
+        points: Points that each line is drawn with at most.
+        numbers: A table of the numbers, folded below the chart.
+    """
+    chart = fitted(chart)
+    x, y = chart.x, chart.y
+    lines = [mark for mark in chart.marks if isinstance(mark, Line) and mark.name]
+    labelled = chart.legend == "ends" and bool(lines)
+    height = max(height, LABEL_GAP * len(lines) + 20) if labelled else height
+    key = key_html(chart.marks) if chart.legend and not labelled else ""
+    size = f"--h:{height}px" + (f";--ends:{_ends_width(lines)}ch" if labelled else "")
+    kind = "plot" if labelled else "plot bare square" if chart.square else "plot bare"
+    y_words = "".join(
+        f'<span style="top:{100 - y.percent(at):.2f}%">{escape(text)}</span>'
+        for at, text in y.ticks or ()
+    )
+    x_words = "".join(
+        f'<span style="left:{x.percent(at):.2f}%">{escape(text)}</span>'
+        for at, text in x.ticks or ()
+    )
+    ends = _ends(lines, y, height) if labelled else ""
+    body = (
+        f'{key}<div class="y-name">{escape(y.name)}</div><div class="{kind}" style="{size}">'
+        f'<div class="ys" aria-hidden="true">{y_words}</div>'
+        f"{_field(chart, lines if labelled else [], points)}{ends}"
+        f'<div class="xs" aria-hidden="true">{x_words}</div>'
+        f'<div class="x-name">{escape(x.name)}</div></div>'
+    )
+    return figure(chart.title, body, numbers)
+
+
+def _field(chart: Chart, lines: Sequence[Line], points: int) -> str:
+    """The part between the axes; with lines to read, their data follow as JSON."""
+    places = _places(chart.y, flip=True) if chart.grid else []
+    grid = "".join(_segment("grid", (0, 100), (place, place)) for place in places)
+    alt = escape(chart.alt or chart.title)
+    drawn = f'<svg role="img" aria-label="{alt}">{grid}{svg_marks(chart, points)}</svg>'
+    if not lines:
+        return f'<div class="field">{drawn}</div>'
+    x, y = chart.x, chart.y
+    unit = "%" if y.name.endswith("%") else ""
+    return (
+        f'<div class="area" data-x="{escape(x.name)}" data-unit="{unit}" data-range="'
+        f'{x.low:g} {x.high:g} {y.low:g} {y.high:g}">{drawn}'
+        f'<script type="application/json">{json_text(_readings(lines, points))}</script></div>'
+    )
+
+
+def _readings(lines: Sequence[Line], points: int) -> list[dict[str, object]]:
+    """The lines' numbers for a tooltip: name, classes, places, means, lows and highs."""
+    found: list[dict[str, object]] = []
+    for line in lines:
+        keep = thinned(len(line.x), points)
+        low, high = (line.y if edge is None else edge for edge in (line.low, line.high))
+        columns = {
+            name: [round(float(v), 1) if np.isfinite(v) else None for v in np.asarray(of)[keep]]
+            for name, of in (("y", line.y), ("l", low), ("h", high))
+        }
+        places = [float(f"{v:.4g}") for v in np.asarray(line.x)[keep]]
+        found.append({"n": line.name, "c": look(line.colour, line.dash), "x": places, **columns})
+    return found
+
+
+def json_text(data: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def thinned(count: int, most: int = MAX_POINTS) -> np.ndarray:
+    """Which of many points to draw: the first, the last, and evenly between."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def fitted(chart: Chart) -> Chart:
+    """The chart with both ends and the ticks of each axis; marks decide where it had none."""
+    x, y = (_fit(axis, list(_numbers(chart.marks, axis is chart.x))) for axis in (chart.x, chart.y))
+    return replace(chart, x=x, y=y)
+
+
+def _fit(axis: Axis, values: list[float]) -> Axis:
+    low, high = axis.low, axis.high
+    known = [v for v in values if np.isfinite(v)] or [0.0, 1.0]
+    room = (0.04 if axis.room is None else axis.room) * (max(known) - min(known))
+    low, high = (
+        min(known) - room if low is None else low,
+        max(known) + room if high is None else high,
+    )
+    if axis.ticks is not None:
+        return replace(axis, low=low, high=high)
+    chosen = nice_ticks(min(low, high), max(low, high))
+    ticks = [(t, short(t)) for t in chosen if not axis.whole or t == int(t)]
+    return replace(axis, low=low, high=high, ticks=ticks)
+
+
+def _numbers(marks: Iterable[Mark], horizontal: bool) -> Iterable[float]:
+    """Every number of the marks that an axis must hold."""
+    for mark in marks:
+        match mark:
+            case Line() | Dots() | Texts():
+                yield from map(float, mark.x if horizontal else mark.y)
+            case Area():
+                along = horizontal != mark.across
+                yield from map(float, mark.x if along else [*mark.low, *mark.high])
+            case Bars():
+                starts = np.broadcast_to(np.asarray(mark.start, dtype=float), np.shape(mark.at))
+                ends = [*starts, *(starts + np.asarray(mark.length))]
+                yield from map(float, ends if horizontal == mark.across else mark.at)
+            case Rule() if mark.upright == horizontal:
+                yield mark.at
+            case _:
+                pass
+
+
+def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
+    """The marks of a chart: lines and areas in a stretched SVG, the others placed by percent."""
+    x, y = chart.x, chart.y
+    stretched, placed = [], []
+    for mark in chart.marks:
+        match mark:
+            case Area():
+                stretched.append(_surface(mark, x, y))
+            case Line() if chart.bare and len(mark.x) == 2:
+                ends = [x.percent(v) for v in mark.x], [100 - y.percent(v) for v in mark.y]
+                placed.append(_segment(f"bar {look(mark.colour, mark.dash)}", *ends, mark.width))
+            case Line():
+                stretched.append(_curve(mark, x, y, points))
+            case Bars():
+                placed += _columns(mark, x, y)
+            case Dots():
+                placed += _points(mark, x, y)
+            case Rule():
+                placed.append(_rule(mark, x, y, bare=chart.bare))
+            case Texts():
+                placed += _words(mark, x, y)
+            case Heat():
+                raise TypeError("a heat map is drawn by heat_html")
+    inner = (
+        '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">'
+        f"{''.join(stretched)}</svg>"
+        if stretched
+        else ""
+    )
+    return inner + "".join(placed)
+
+
+def _curve(line: Line, x: Axis, y: Axis, points: int) -> str:
+    """A line and, below it, its band."""
+    keep = thinned(len(line.x), points)
+    xs, ys = np.asarray(line.x, dtype=float)[keep], np.asarray(line.y, dtype=float)[keep]
+    known = np.isfinite(ys)
+    kind, xs = look(line.colour, line.dash), xs[known]
+    band = ""
+    if line.low is not None and line.high is not None:
+        low, high = (np.asarray(edge, dtype=float)[keep][known] for edge in (line.low, line.high))
+        if (high > low).any():
+            band = _surface(Area(xs, low, high, f"band {kind}"), x, y)
+    path = _path(xs, ys[known], x, y)
+    path += "h0" if known.sum() == 1 else ""  # a round cap makes a point of it
+    return f'{band}<path class="line {kind}"{_stroke(line.width, 1.8)} d="{path}"/>'
+
+
+def _surface(area: Area, x: Axis, y: Axis) -> str:
+    along, low, high = (np.asarray(v, dtype=float) for v in (area.x, area.low, area.high))
+    around, edge = np.concatenate([along, along[::-1]]), np.concatenate([high, low[::-1]])
+    path = _path(edge, around, x, y) if area.across else _path(around, edge, x, y)
+    return f'<path class="surface {area.colour}"{_faint(area.opacity)} d="{path}z"/>'
+
+
+def _path(xs: Numbers, ys: Numbers, x: Axis, y: Axis) -> str:
+    """A line through points, in thousandths of the chart; the inner SVG cuts off the rest."""
+    places = [
+        f"{10 * x.part(a):.0f} {1000 - 10 * y.part(b):.0f}" for a, b in zip(xs, ys, strict=True)
+    ]
+    return "M" + "L".join(places)
+
+
+def _stroke(width: float, usual: float) -> str:
+    return f' style="stroke-width:{width:g}"' if width != usual else ""
+
+
+def _segment(kind: str, xs: Sequence[float], ys: Sequence[float], width: float = 1.8) -> str:
+    """A straight line from one place to another, in percent."""
+    places = f'x1="{xs[0]:.2f}%" x2="{xs[1]:.2f}%" y1="{ys[0]:.2f}%" y2="{ys[1]:.2f}%"'
+    return f'<line class="{kind}"{_stroke(width, 1.8)} {places}/>'
+
+
+def _places(axis: Axis, *, flip: bool = False) -> list[float]:
+    found = [axis.percent(at) for at, _ in axis.ticks or ()]
+    return [100 - place for place in found] if flip else found
+
+
+def _rectangle(kind: str, xs: Sequence[float], ys: Sequence[float], opacity: float = 1.0) -> str:
+    """A rectangle between two places on each axis, in percent."""
+    place = f'x="{min(xs):.2f}%" y="{min(ys):.2f}%"'
+    size = f'width="{abs(xs[1] - xs[0]):.2f}%" height="{abs(ys[1] - ys[0]):.2f}%"'
+    return f'<rect class="surface {kind}"{_faint(opacity)} {place} {size}/>'
+
+
+def _faint(opacity: float) -> str:
+    return f' opacity="{opacity:g}"' if opacity < 1 else ""
+
+
+def _columns(bars: Bars, x: Axis, y: Axis) -> list[str]:
+    starts = np.broadcast_to(np.asarray(bars.start, dtype=float), np.shape(bars.at))
+    found = []
+    for at, start, length in zip(bars.at, starts, bars.length, strict=True):
+        sides = (at - bars.width / 2, at + bars.width / 2), (start, start + length)
+        wide, tall = sides[::-1] if bars.across else sides
+        places = [x.percent(v) for v in wide], [100 - y.percent(v) for v in tall]
+        found.append(_rectangle(bars.colour, *places, bars.opacity))
+    if bars.spread is not None:
+        ends = starts + np.asarray(bars.length)
+        xs, ys = (ends, bars.at) if bars.across else (bars.at, ends)
+        found += _whiskers(xs, ys, bars.spread, "soft", x, y, across=bars.across)
+    return found
+
+
+def _whiskers(
+    xs: Numbers, ys: Numbers, spread: Numbers, kind: str, x: Axis, y: Axis, *, across: bool = False
+) -> list[str]:
+    found = []
+    for a, b, s in zip(xs, ys, spread, strict=True):
+        if s:
+            wide, tall = ((a - s, a + s), (b, b)) if across else ((a, a), (b - s, b + s))
+            ends = [x.percent(v) for v in wide], [100 - y.percent(v) for v in tall]
+            found.append(_segment(f"bar {kind}", *ends))
+    return found
+
+
+def _points(dots: Dots, x: Axis, y: Axis) -> list[str]:
+    """Marks that are placed by percent and keep their size."""
+    found = []
+    if dots.spread is not None:
+        found += _whiskers(dots.x, dots.y, dots.spread, dots.colour, x, y)
+    tips = list(dots.tips) or [""] * len(dots.x)
+    for a, b, tip in zip(dots.x, dots.y, tips, strict=True):
+        place = x.percent(a), 100 - y.percent(b)
+        found.append(_mark(dots.shape, dots.colour, place, dots.size, tip, dots.opacity))
+    return found
+
+
+def _mark(
+    shape: str,
+    kind: str,
+    place: tuple[float, float],
+    size: float,
+    tip: str = "",
+    opacity: float = 1.0,
+) -> str:
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    kinds, (x, y), r = f'class="mark as-{shape} {kind}"{_faint(opacity)}', place, f"{size / 2:g}"
+    if shape in ("dot", "ring"):
+        return f'<circle {kinds} cx="{x:.2f}%" cy="{y:.2f}%" r="{r}">{title}</circle>'
+    outline = f'<path d="{OUTLINES[shape].format(r=r)}"/>'
+    return f'<svg {kinds} x="{x:.2f}%" y="{y:.2f}%">{title}{outline}</svg>'
+
+
+def _rule(rule: Rule, x: Axis, y: Axis, *, bare: bool) -> str:
+    """A line through the chart, or a stripe, which in a strip reaches into the rows around."""
+    edges = [
+        x.percent(v) if rule.upright else 100 - y.percent(v)
+        for v in (rule.at, rule.at if rule.to is None else rule.to)
+    ]
+    if rule.to is None:
+        xs, ys = (edges, (0, 100)) if rule.upright else ((0, 100), edges)
+        return _segment(f"bar {look(rule.colour, rule.dash)}", xs, ys, rule.width)
+    across = (-20, 120) if bare else (0, 100)
+    return _rectangle(rule.colour, *((edges, across) if rule.upright else (across, edges)))
+
+
+ANCHORS = {
+    "above": ("middle", 0, -6),
+    "right": ("start", 6, 4),
+    "left": ("end", -6, 4),
+    "corner": ("start", 6, -6),
+    "centre": ("middle", 0, 4),
+}
+
+
+def _words(texts: Texts, x: Axis, y: Axis) -> list[str]:
+    anchor, right, down = ANCHORS[texts.place]
+    return [
+        f'<text class="words {texts.colour}" text-anchor="{anchor}" dx="{right}" dy="{down}" '
+        f'x="{x.percent(a):.2f}%" y="{100 - y.percent(b):.2f}%">{escape(words)}</text>'
+        for a, b, words in zip(texts.x, texts.y, texts.words, strict=True)
+    ]
+
+
+def _ends_width(lines: Sequence[Line]) -> int:
+    return min(18, max(len(line.name) for line in lines)) + 2
+
+
+def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
+    """A label beside the end of each line, moved apart where they would touch."""
+    wanted = [(100 - y.percent(last_value(line))) / 100 * height for line in lines]
+    labels = "".join(
+        f'<span class="{look(line.colour, line.dash)}" style="top:{place:.0f}px" '
+        f'title="{escape(line.name)}">{escape(line.name)}</span>'
+        for line, place in zip(lines, spread_out(wanted, LABEL_GAP, height), strict=True)
+    )
+    return f'<div class="ends" aria-hidden="true">{labels}</div>'
+
+
+def last_value(line: Line) -> float:
+    """The last finite value of a line."""
+    values = np.asarray(line.y, dtype=float)
+    return float(values[np.isfinite(values)][-1])
+
+
+def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
+    """Places near the wanted ones, at least `gap` apart, inside 0 to `height`."""
+    order = np.argsort(wanted, kind="stable")
+    placed = np.clip(np.asarray(wanted, dtype=float)[order], gap / 2, height - gap / 2)
+    for i in range(1, len(placed)):
+        placed[i] = max(placed[i], placed[i - 1] + gap)
+    for i in range(len(placed) - 1, -1, -1):
+        limit = height - gap / 2 if i == len(placed) - 1 else placed[i + 1] - gap
+        placed[i] = min(placed[i], limit)
+    found = np.empty(len(placed))
+    found[order] = placed
+    return [float(place) for place in found]
+
+
+def line_numbers(title: str, lines: Sequence[Line], x_name: str) -> Table:
+    """Lines as a table of their values at some places, for readers who cannot see them."""
+    longest = np.asarray(max((line.x for line in lines), key=len))
+    marks = longest[thinned(len(longest), 8)]
+    rows = []
+    for line in lines:
+        values = [line.name]
+        for mark in marks:
+            place = int(np.searchsorted(line.x, mark))
+            inside = place < len(line.x) and abs(line.x[place] - mark) <= 1e-9 * max(1.0, mark)
+            at = line.y[place] if inside else np.interp(mark, line.x, line.y, right=np.nan)
+            values.append(number_text(float(at), 1))
+        rows.append(values)
+    heads = [f"{mark:.4g}" for mark in marks]
+    return make_table(["", *heads], rows, title=f"{title}: means at some of the {x_name}s")
+
+
+def strip_svg(kind: str, x: Axis, marks: Iterable[Mark], y: Axis = PLAIN) -> str:
+    """A chart without axes for a table's cell; lines at the ticks join it to the rows around."""
+    chart = Chart("", x, y, tuple(marks), bare=True)
+    rules = "".join(_segment("grid", (place, place), (-40, 140)) for place in _places(x))
+    return f'<svg class="{kind}" aria-hidden="true">{rules}{svg_marks(chart)}</svg>'
+
+
+def scale_html(axis: Axis) -> str:
+    """The ticks of a column of strips, for its heading."""
+    words = "".join(
+        f'<span style="left:{axis.percent(at):.1f}%">{escape(text)}</span>'
+        for at, text in axis.ticks or ()
+    )
+    return f'<span class="scale" aria-hidden="true">{words}</span>'
+
+
+def key_html(marks: Iterable[Mark]) -> str:
+    """What shapes and colours mean, for every dot and bar with a name."""
+    parts = []
+    for mark in marks:
+        if isinstance(mark, Dots) and mark.name:
+            drawn = _mark(mark.shape, mark.colour, (50, 50), 9)
+            parts.append(f'<span><svg aria-hidden="true">{drawn}</svg>{escape(mark.name)}</span>')
+    return f'<p class="marks">{" ".join(parts)}</p>' if parts else ""
+
+
+def swatches(bars: Iterable[Bars]) -> str:
+    """What the colours of bars mean, for the heading of a column."""
+    parts = [
+        f'<i class="{one.colour}" style="opacity:{one.opacity:g}"></i>{escape(one.name)} '
+        for one in bars
+        if one.name
+    ]
+    return f'<span class="key">{"".join(parts)}</span>'
+
+
+def spark_svg(values: np.ndarray, alt: str) -> str:
+    """A small line without axes."""
+    top = float(values.max()) or 1.0
+    x, y = Axis("", 0.0, max(1.0, len(values) - 1.0)), Axis("", -0.05 * top, 1.05 * top)
+    path = _curve(Line(np.arange(len(values)), values, "soft"), x, y, MAX_POINTS)
+    return (
+        f'<svg class="spark" role="img" aria-label="{escape(alt)}" viewBox="0 0 1000 1000" '
+        f'preserveAspectRatio="none">{path}</svg>'
+    )

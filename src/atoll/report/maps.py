@@ -1,0 +1,195 @@
+"""How clients differ in their data, and how alike they seemed to the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+import numpy as np
+
+from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Heat, number_text
+from atoll.present.chart_svg import strip_svg, swatches
+from atoll.present.heat_svg import heat_html
+from atoll.present.tables import Cell, Column, html, make_table
+from atoll.report.collect import Collection, Shown
+from atoll.report.results import by_federation
+
+Measured = Mapping[str, np.ndarray]
+"""The measures of a federation by name, as its run folder keeps them."""
+MAX_CLIENT_ROWS = 40
+MAX_MAPS = 12
+"""Matrices of one federation that are drawn."""
+MAX_FEDERATIONS = 24
+"""Federations that are drawn with all their matrices."""
+ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3), ("", GREY, 0.3))
+"""Name, colour and opacity of the parts of a client's nodes; the last part has no role."""
+
+
+def heat_map(title: str, values: np.ndarray, columns: str = "client", low: float = 0.0) -> Chart:
+    """A matrix with a row for each client."""
+    return Chart(title, Axis(columns), Axis("client"), (Heat(values, low=low),))
+
+
+def without_diagonal(matrix: np.ndarray) -> np.ndarray:
+    """The matrix with undefined numbers on its diagonal, which is the same for all."""
+    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+
+
+def relations(found: Collection) -> str:
+    """How alike clients seemed to the methods that compare them, and how models were mixed."""
+
+    def write(column: str) -> str:
+        figures = [figure for one in found.group(column) for figure in _relation(one)]
+        left_out, figures = len(figures) - MAX_MAPS, figures[:MAX_MAPS]
+        if left_out > 0:
+            figures.append(f"<p>{left_out} more are left out: atoll similarity draws them.</p>")
+        return f'<div class="maps">{"".join(figures)}</div>' if figures else ""
+
+    parts = by_federation(found, write)
+    if not parts:
+        return (
+            "<p>None of these methods compares clients: everybody gets the same mixture of models, "
+            "or nobody gets any.</p>"
+        )
+    text = (
+        "From the server, after the last round of the first seed. Similarity is what the method "
+        "computes from what clients send; its diagonal is left out. A row of a mixture says whose "
+        "weights a client (row) got, by share; rows add up to one."
+    )
+    return f"<p>{text}</p>{parts}"
+
+
+def _relation(one: Shown) -> list[str]:
+    known = one.run.relations[0] if one.run.relations else {}
+    figures = []
+    if "similarity" in known:
+        alike, note = _mean_factor(known["similarity"])
+        alike = without_diagonal(alike)
+        if np.isfinite(alike).any():
+            chart = heat_map(f"{one.row}: similarity", alike, low=float(np.nanmin(alike)))
+            figures.append(heat_html(chart, note=note))
+    if "mixing" in known:
+        share, note = _mean_factor(known["mixing"])
+        if np.isfinite(share).any():
+            figures.append(
+                heat_html(heat_map(f"{one.row}: mixture", share, "whose weights"), note=note)
+            )
+    if "cluster" in known:
+        label = known["cluster"].astype(int)
+        lines = "".join(
+            f"<li>{', '.join(map(str, np.flatnonzero(label == number)))}</li>"
+            for number in range(label.max() + 1)
+        )
+        figures.append(
+            f'<figure class="heat"><figcaption>{escape(one.row)}: clusters of clients</figcaption>'
+            f'<ul class="clusters">{lines}</ul><p class="note">Clients in one box share a model.'
+            "</p></figure>"
+        )
+    return figures
+
+
+def _mean_factor(matrix: np.ndarray) -> tuple[np.ndarray, str]:
+    """A matrix, of several factors their mean, and a sentence about it."""
+    if matrix.ndim == 2:
+        return matrix, ""
+    return np.asarray(matrix.mean(0)), f"Mean of {len(matrix)} factors."
+
+
+def heterogeneity(found: Collection) -> str:
+    """How the clients of each federation differ."""
+    places = {column: number for number, column in enumerate(found.columns)}
+
+    def write(column: str) -> str:
+        one = next((o for o in found.group(column) if o.run.measures), None)
+        if one is None:
+            return f"<p>{escape(_not_measured(found.group(column)[0]))}</p>"
+        measured = one.run.measures
+        maps = _maps(measured) if places[column] < MAX_FEDERATIONS else ""
+        return _lost(measured) + _sizes(measured) + maps
+
+    text = (
+        "The first seed's clients, measured when the run was saved. Divergences are "
+        "Jensen-Shannon's, from 0 (alike) to 1 (nothing in common). A simulation has all data and "
+        "can measure this; no method sees it."
+    )
+    return f"<p>{text}</p>{by_federation(found, write)}"
+
+
+def _not_measured(one: Shown) -> str:
+    if "data" in one.config.objects and one.config.partition == "given":
+        return "Not known: the data are at their owners', or were given as an object and are large."
+    if "graphs" in one.run.result.federation:
+        return "Not measured for sets of graphs; atoll clusters compares the graphs of two clients."
+    return (
+        "Not measured: the run was saved by an earlier version, or the federation is too large to "
+        "measure in passing; atoll inspect does."
+    )
+
+
+def _maps(measured: Measured) -> str:
+    """Which classes clients have, and how far their data diverge."""
+    labels = measured["labels"]
+    total = labels.sum(1, keepdims=True)
+    shares = np.divide(labels, total, out=np.zeros(labels.shape), where=total > 0)
+    words = np.array([[f"{100 * v:.0f}" for v in row] for row in shares])
+    title = "Share of each class among a client's nodes"
+    classes = Chart(title, Axis("class"), Axis("client"), (Heat(shares, words),))
+    figures = [heat_html(classes, note="In percent.")]
+    for name, thing in (
+        ("label", "labels"),
+        ("feature", "features of linked nodes"),
+        ("structure", "structure (anonymous walks)"),
+    ):
+        matrix = measured[f"{name}_divergence"]
+        upper = matrix[np.triu_indices(len(matrix), 1)]
+        upper = upper[np.isfinite(upper)]
+        if upper.size:
+            note = f"Mean {upper.mean():.3f}, largest {upper.max():.3f}. Shades are this map's own."
+            chart = heat_map(f"Divergence of {thing}", without_diagonal(matrix))
+            figures.append(heat_html(chart, digits=2 if upper.max() >= 0.1 else 3, note=note))
+    return f'<div class="maps">{"".join(figures)}</div>'
+
+
+def _lost(measured: Measured) -> str:
+    lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
+    if not np.isfinite(lost) or not total:
+        return ""
+    return (
+        f"<p>{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%}) lie between clients: nobody "
+        "has them.</p>"
+    )
+
+
+def _sizes(measured: Measured) -> str:
+    """A row for each client: its nodes as a bar, and its sizes."""
+    nodes, rows = measured["nodes"], []
+    axis = Axis("", 0.0, float(nodes.max()), ticks=())
+    for k in range(min(len(nodes), MAX_CLIENT_ROWS)):
+        roles = measured["roles"][k]
+        parts = [*roles, nodes[k] - roles.sum()]
+        bar = Cell(html=strip_svg("strip", axis, stacked(list(map(float, parts)), ROLES)))
+        rows.append(
+            [
+                measured["clients"][k],
+                bar,
+                f"{nodes[k]:,}",
+                " / ".join(f"{n:,}" for n in roles),
+                f"{measured['edges'][k]:,}",
+                f"{measured['mean_degree'][k]:.1f}",
+                f"{measured['isolated'][k]:,}",
+                number_text(measured["homophily"][k], 2),
+            ]
+        )
+    size = Column("size", below=swatches(stacked([0.0] * 4, ROLES)))
+    numbers = ["nodes", "train / val / test", "edges", "degree", "isolated", "homophily"]
+    cut = f" (the first {MAX_CLIENT_ROWS} of {len(nodes)})" if len(nodes) > MAX_CLIENT_ROWS else ""
+    return html(make_table(["client", size, *numbers], rows, title=f"Clients{cut}"))
+
+
+def stacked(lengths: list[float], styles: tuple[tuple[str, str, float], ...]) -> list[Bars]:
+    """Bars end to end, with the name, colour and opacity of each."""
+    starts = np.cumsum([0.0, *lengths])
+    return [
+        Bars([0.5], [length], start, 0.5, colour, name, across=True, opacity=opacity)
+        for length, start, (name, colour, opacity) in zip(lengths, starts, styles, strict=False)
+    ]

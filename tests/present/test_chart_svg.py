@@ -1,0 +1,179 @@
+"""Charts on a page: places in percent, colours as classes, names for readers who cannot see."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from atoll.present.chart import (
+    BLUE,
+    DASHED,
+    GREEN,
+    SHADE,
+    SHAPES,
+    Area,
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Heat,
+    Line,
+    Rule,
+    Texts,
+    named,
+)
+from atoll.present.chart_svg import (
+    chart_html,
+    fitted,
+    json_text,
+    key_html,
+    line_numbers,
+    scale_html,
+    spark_svg,
+    spread_out,
+    strip_svg,
+    swatches,
+    thinned,
+)
+
+X, Y = Axis("round", 0.0, 10.0), Axis("score, %", 0.0, 100.0)
+
+
+def elements(text: str, tag: str) -> list[dict[str, str]]:
+    """The attributes of every element of one kind; the markup must be well-formed."""
+    root = ElementTree.fromstring(f"<div>{text}</div>")
+    return [found.attrib for found in root.iter(tag)]
+
+
+def drawn(*marks, **options):
+    return chart_html(Chart("a <title>", X, Y, marks, **options))
+
+
+def test_lines_with_bands_have_labels_at_their_ends_and_data_for_a_tooltip():
+    line = Line([0, 5, 10], [0, 50, 100], GREEN, "ours, too", [0, 40, 90], [0, 60, 100], DASHED)
+    text = drawn(line, legend="ends", alt="Climbs from 0 to 100.")
+    band, path = elements(text, "path")
+    assert path == {"class": "line c2 d1", "d": "M0 1000L500 500L1000 0"}
+    assert band["class"] == "surface band c2 d1"
+    assert 'role="img" aria-label="Climbs from 0 to 100."' in text
+    assert "a &lt;title&gt;" in text
+    assert re.search('<span class="c2 d1" style="top:8px" title="ours, too">', text)
+    (data,) = json.loads(re.search("<script[^>]*>(.*)</script>", text)[1])
+    assert data == {
+        "n": "ours, too",
+        "c": "c2 d1",
+        "x": [0, 5, 10],
+        "y": [0, 50, 100],
+        "l": [0, 40, 90],
+        "h": [0, 60, 100],
+    }
+
+
+def test_a_line_without_names_needs_no_script_and_skips_what_is_undefined():
+    text = drawn(Line([0, 5, 10], [0, np.nan, 100], width=3.0), Line([5], [50]))
+    assert "<script" not in text
+    first, point = elements(text, "path")
+    assert first["d"] == "M0 1000L1000 0"
+    assert first["style"] == "stroke-width:3"
+    assert point["d"].endswith("h0")  # a round cap makes a point of it
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_dots_keep_their_size_and_have_tooltips(shape):
+    text = drawn(Dots([5], [25], shape=shape, size=8, opacity=0.5, tips=["a < b"], spread=[5]))
+    (mark,) = [
+        e for e in elements(text, "svg") + elements(text, "circle") if "mark" in e.get("class", "")
+    ]
+    assert mark["class"] == f"mark as-{shape} c0"
+    assert mark["opacity"] == "0.5"
+    assert (mark.get("cx") or mark["x"], mark.get("cy") or mark["y"]) == ("50.00%", "75.00%")
+    assert "<title>a &lt; b</title>" in text
+    (whisker,) = elements(text, "line")
+    assert (whisker["y1"], whisker["y2"]) == ("80.00%", "70.00%")
+
+
+def test_bars_areas_rules_and_words():
+    bars = Bars([5], [50], [10], 2, BLUE, spread=[5])
+    rules = (Rule(20), Rule(2, upright=True, to=4, colour=SHADE))
+    area = Area([0, 10], [0, 0], [50, 100], opacity=0.5)
+    text = drawn(area, bars, *rules, Texts([5], [60], ["five"]))
+    bar, stripe = elements(text, "rect")
+    assert (bar["x"], bar["width"], bar["y"], bar["height"]) == (
+        "40.00%",
+        "20.00%",
+        "40.00%",
+        "50.00%",
+    )
+    assert (stripe["x"], stripe["width"], stripe["height"]) == ("20.00%", "20.00%", "100.00%")
+    assert elements(text, "path")[0]["d"] == "M0 500L1000 0L1000 1000L0 1000z"
+    assert elements(text, "line")[1]["y1"] == "80.00%"
+    assert ">five</text>" in text
+    across = strip_svg("strip", X, [Bars([0.5], [4], [1], 0.5, across=True)])
+    (rect,) = elements(across, "rect")
+    assert (rect["x"], rect["width"], rect["y"]) == ("10.00%", "40.00%", "25.00%")
+
+
+def test_a_heat_map_is_no_mark_of_a_chart():
+    with pytest.raises(TypeError, match="heat_html"):
+        drawn(Heat(np.zeros((2, 2))))
+
+
+def test_axes_without_ends_hold_their_marks():
+    marks = (Line([1, 3], [10, 20]), Bars([2], [30]), Rule(-5), Area([0, 4], [1, 1], [2, 2]))
+    chart = fitted(Chart("", Axis(room=0.0), Axis(room=0.0), marks))
+    assert (chart.x.low, chart.x.high) == (0, 4)
+    assert (chart.y.low, chart.y.high) == (-5, 30)
+    assert [text for _, text in chart.y.ticks] == ["0", "10", "20", "30"]
+    words = fitted(Chart("", named("net", ["gcn", "sage"]), Y, ()))
+    assert words.x.ticks == [(0, "gcn"), (1, "sage")]
+
+
+def test_strips_share_the_scale_of_their_column():
+    axis = Axis("", 0.0, 10.0, ticks=[(5.0, "5")])
+    strip = strip_svg("strip", axis, [Line([2, 4], [0.5, 0.5])])
+    grid, bar = elements(strip, "line")
+    assert (grid["class"], grid["x1"], grid["y1"], grid["y2"]) == (
+        "grid",
+        "50.00%",
+        "-40.00%",
+        "140.00%",
+    )
+    assert (bar["class"], bar["x1"], bar["x2"], bar["y1"]) == (
+        "bar c0",
+        "20.00%",
+        "40.00%",
+        "50.00%",
+    )
+    assert '<span style="left:50.0%">5</span>' in scale_html(axis)
+    assert 'aria-hidden="true"' in strip
+
+
+def test_a_spark_line_and_keys():
+    assert 'aria-label="falls"' in spark_svg(np.array([3.0, 1.0]), "falls")
+    assert key_html([Dots((), (), name="best"), Dots((), ())]).count("<span>") == 1
+    assert key_html([]) == ""
+    assert swatches([Bars((), (), name="up", opacity=0.5)]).count("opacity:0.5") == 1
+
+
+def test_labels_keep_apart_and_many_points_are_thinned():
+    placed = spread_out([10, 11, 12, 99], 15, 100)
+    assert np.diff(placed).min() >= 15 - 1e-9
+    assert min(placed) >= 0
+    assert max(placed) <= 100
+    assert thinned(1000)[[0, -1]].tolist() == [0, 999]
+    assert len(thinned(1000)) <= 120
+
+
+def test_the_numbers_of_lines_are_a_table():
+    lines = [Line([1, 2, 3], [10, 20, 30], name="a"), Line([1, 2], [5, np.nan], name="b")]
+    table = line_numbers("curves", lines, "round")
+    assert [column.name for column in table.columns] == ["", "1", "2", "3"]
+    assert [cell.text for cell in table.rows[1]] == ["b", "5.0", "–", "–"]
+    assert table.title == "curves: means at some of the rounds"
+
+
+def test_json_cannot_end_its_element():
+    assert "</script>" not in json_text(["</script>"])
+    assert json.loads(json_text(["</script>"])) == ["</script>"]
