@@ -250,7 +250,7 @@ def convergence(found: Collection) -> str:
         text = (
             "Mean over clients of the scored model on test nodes (or graphs) after each round"
             f"{seeds}. The first climb may be cut off below. "
-            "Nobody trains or picks a round with these numbers."
+            "No training and no choice of a round uses these numbers."
             + (f" Of many runs the {MAX_LINES} best are drawn." if crowded else "")
         )
     return f'<p>{text}</p><div class="charts">{"".join(figures)}</div>'
