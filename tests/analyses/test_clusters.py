@@ -22,6 +22,7 @@ from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.experiment.folder import CHECKPOINT, read_run
 from atoll.methods.gcfl import Split, clusters
+from atoll.present.chart_png import figure
 
 SPLITS = {"eps1": 1e9, "eps2": 0.0, "min_round": 2, "hidden": 8}
 OPTIONS: dict[str, Any] = {
@@ -211,7 +212,7 @@ def test_absent_clients_have_no_norms(tmp_path: Path) -> None:
     atoll.run("gcfl", out=tmp_path / "r", set={"hidden": 8}, **some)
     found = study_clusters(tmp_path / "r")
     assert np.isnan(found.norms).sum(1).tolist() == [3] * 6
-    (axes,) = plot_norms(found).axes
+    (axes,) = figure(plot_norms(found)).axes
     assert len(axes.lines) >= 6
 
 

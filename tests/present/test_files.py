@@ -4,19 +4,20 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import ConfigError
+from atoll.present.chart import Axis, Chart, Line
 from atoll.present.files import write_all
-from atoll.present.plots import empty_figure
 from atoll.present.tables import make_table
 
 
 def test_each_value_is_written_by_its_kind(tmp_path):
     table = make_table(("a", "b"), [(1, None)])
-    figure = empty_figure(2, 1)
+    chart = Chart("", Axis(), Axis(), (Line([0, 1], [0, 1]),))
     files = {
         "x.csv": table,
         "x.md": table,
         "x.json": {"values": np.array([1.0, np.nan]), "path": tmp_path},
-        "x.png": figure,
+        "x.png": chart,
+        "x.svg": chart,
         "deep/x.txt": "text",
         "x.bin": b"bytes",
     }
@@ -26,9 +27,10 @@ def test_each_value_is_written_by_its_kind(tmp_path):
     assert paths[1].read_text() == "| a | b |\n|---|---:|\n| 1 |  |\n"
     assert json.loads(paths[2].read_text()) == {"values": [1.0, None], "path": str(tmp_path)}
     assert paths[3].read_bytes().startswith(b"\x89PNG")
-    assert [paths[4].read_text(), paths[5].read_bytes()] == ["text", b"bytes"]
+    assert paths[4].read_bytes().startswith(b"<?xml")
+    assert [paths[5].read_text(), paths[6].read_bytes()] == ["text", b"bytes"]
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == sorted(
-        ["deep", "x.bin", "x.csv", "x.json", "x.md", "x.png"]
+        ["deep", "x.bin", "x.csv", "x.json", "x.md", "x.png", "x.svg"]
     )
 
 

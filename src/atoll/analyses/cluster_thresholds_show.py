@@ -17,18 +17,26 @@ from atoll.analyses.cluster_thresholds import ROUNDS, STEPS, Tuning
 from atoll.core.files import write_atomically
 from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig
-from atoll.present.plots import (
+from atoll.present.chart import (
     BLUE,
-    DPI,
+    DASHED,
+    GREY,
     MAX_ROWS,
     RED,
-    empty_figure,
-    heat_map,
-    log_scale,
-    name_ticks,
+    SHADE,
+    Axis,
+    Chart,
+    Heat,
+    Line,
+    Mark,
+    Panels,
+    Rule,
+    named,
     number_text,
-    plain_json,
+    number_words,
 )
+from atoll.present.chart_png import png
+from atoll.present.plots import plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -134,12 +142,10 @@ def _grid_table(found: Tuning) -> Table:
 
 def write_tuning(found: Tuning, out: Path) -> list[Path]:
     """Write norms.csv, tune-clusters.json and tune-clusters.png into a folder."""
-    picture = io.BytesIO()
-    plot(found).savefig(picture, dpi=DPI, format="png")
     files = {
         "norms.csv": _csv(found).encode(),
         "tune-clusters.json": (json.dumps(summary(found), indent=1) + "\n").encode(),
-        "tune-clusters.png": picture.getvalue(),
+        "tune-clusters.png": png(plot(found)),
     }
     for name, content in files.items():
         write_atomically(out / name, content)
@@ -183,55 +189,35 @@ def _csv(found: Tuning) -> str:
     return text.getvalue()
 
 
-def plot(found: Tuning) -> Any:
+def plot(found: Tuning) -> Panels:
     """The norms and the two lines through them; the first split for other choices."""
-    figure = empty_figure(14, 5.6)
-    figure.suptitle(heading(found))
-    curves, choices = figure.subplots(1, 2, width_ratios=[1.25, 1])
-    _plot_norms(curves, found)
-    _plot_grid(choices, found)
-    return figure
+    charts = (_norms_chart(found), _choices_chart(found))
+    return Panels(heading(found), (charts,), (14, 5.6), widths=(1.25, 1))
 
 
-def _plot_norms(axes: Any, found: Tuning) -> None:
+def _norms_chart(found: Tuning) -> Chart:
     rounds = np.arange(len(found.together))
-    lines = axes.plot(rounds, found.norms, color="#999999", linewidth=0.8, alpha=0.7)
-    lines[0].set_label("each client")
-    axes.plot(rounds, found.largest, color=RED, linewidth=1.6, label="largest")
-    axes.plot(rounds, found.together, color=BLUE, linewidth=2.2, label="mean update")
+    marks: list[Mark] = [Rule(found.tail, upright=True, to=float(rounds[-1]), colour=SHADE)]
+    for number, norms in enumerate(found.norms.T):
+        name = "" if number else "each client"
+        marks.append(Line(rounds, norms, GREY, name, width=0.8, opacity=0.7))
+    marks.append(Line(rounds, found.largest, RED, "largest", width=1.6))
+    marks.append(Line(rounds, found.together, BLUE, "mean update", width=2.2))
     for name, value, colour in (("ε1", found.eps1, BLUE), ("ε2", found.eps2, RED)):
-        axes.axhline(value, color=colour, linestyle="--", linewidth=1.2)
-        axes.annotate(
-            f" {name} = {value:g}",
-            (1, value),
-            xycoords=("axes fraction", "data"),
-            color=colour,
-            va="center",
-            annotation_clip=False,
-        )
-    axes.axvspan(found.tail, rounds[-1], color="#F2F2F2", zorder=0)
-    axes.set(xlabel="round", ylabel="norm of the update", xlim=(0, rounds[-1]))
-    log_scale(axes)
-    axes.set_title("Norms while nothing is split (shaded: what the proposal reads)", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
+        text = f"{name} = {value:g}"
+        marks.append(Rule(value, colour=colour, dash=DASHED, width=1.2, text=text))
+    title = "Norms while nothing is split (shaded: what the proposal reads)"
+    x, y = Axis("round", 0.0, float(rounds[-1])), Axis("norm of the update", log=True)
+    return Chart(title, x, y, tuple(marks), legend="below")
 
 
-def _plot_grid(axes: Any, found: Tuning) -> None:
+def _choices_chart(found: Tuning) -> Chart:
     first, second, rounds = found.grid()
-    text = np.array([[number_text(value, 0) for value in line] for line in rounds])
-    heat_map(axes, rounds, text, top=max(len(found.together) - 1.0, 1.0))
-    _frame(axes, STEPS.index(0))
-    axes.invert_yaxis()
-    axes.set(xlabel="ε2", ylabel="ε1")
-    name_ticks(axes.xaxis, np.array([f"{value:g}" for value in second]))
-    name_ticks(axes.yaxis, np.array([f"{value:g}" for value in first]))
-    axes.set_title("Round of the first split (grey: none; frame: the proposal)", fontsize=11)
-
-
-def _frame(axes: Any, place: int) -> None:
-    """A frame around the cell in this row and column."""
-    from matplotlib.patches import Rectangle
-
-    corner = (place - 0.5, place - 0.5)
-    axes.add_patch(Rectangle(corner, 1, 1, fill=False, color=RED, linewidth=2.5, zorder=5))
+    place, top = STEPS.index(0), max(len(found.together) - 1.0, 1.0)
+    heat = Heat(rounds, number_words(rounds, 0), high=top, frame=(place, place, 1, 1))
+    x, y = (
+        named(name, [f"{value:g}" for value in values])
+        for name, values in (("ε2", second), ("ε1", first))
+    )
+    title = "Round of the first split (grey: none; frame: the proposal)"
+    return Chart(title, x, y, (heat,))

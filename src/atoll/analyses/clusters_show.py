@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.analyses.clusters import ClusterStudy, Gain, run_name
-from atoll.core.files import write_atomically
 from atoll.methods.gcfl import Split
-from atoll.present.plots import MAX_ROWS, number_text, plain_json
+from atoll.present.chart import (
+    MAX_ROWS,
+    number_text,
+)
+from atoll.present.files import write_all
+from atoll.present.plots import plain_json
 from atoll.present.terminal import counted
 
 if TYPE_CHECKING:
@@ -220,12 +223,7 @@ def write_clusters(found: ClusterStudy, out: Path) -> list[Path]:
     """Write clusters.json and the plots into a folder."""
     from atoll.analyses.clusters_plots import pictures
 
-    files = {
-        "clusters.json": (json.dumps(summary(found), indent=1) + "\n").encode(),
-        **pictures(found),
-    }
+    files = {"clusters.json": summary(found), **pictures(found)}
     if "gains.png" not in files:
         (out / "gains.png").unlink(missing_ok=True)  # of an earlier comparison with another run
-    for name, content in files.items():
-        write_atomically(out / name, content)
-    return [out / name for name in files]
+    return write_all(out, files)

@@ -16,20 +16,26 @@ import numpy as np
 from atoll.analyses.contribution import Contribution, OnRound, Row, mean, std
 from atoll.core.files import write_atomically
 from atoll.experiment.config import RunConfig, resolve
-from atoll.present.plots import (
+from atoll.present.chart import (
     BLUE,
-    DPI,
     GREEN,
     MAX_ROWS,
     ORANGE,
     RED,
-    check_output,
-    empty_figure,
-    heat_map,
-    name_ticks,
+    SOFT,
+    Axis,
+    Bars,
+    Chart,
+    Heat,
+    Mark,
+    Panels,
+    Texts,
+    named,
     number_text,
-    plain_json,
+    number_words,
 )
+from atoll.present.chart_png import png
+from atoll.present.plots import check_output, plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -148,12 +154,10 @@ def write_contribution(found: Contribution, out: str | Path) -> list[Path]:
         "about": plain_json(found.about),
         "config": msgspec.to_builtins(found.config),
     }
-    picture = io.BytesIO()
-    plot(found).savefig(picture, dpi=DPI, format="png")
     files = {
         "contribution.csv": _csv(found).encode(),
         "contribution.json": (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode(),
-        "contribution.png": picture.getvalue(),
+        "contribution.png": png(plot(found)),
     }
     for name, content in files.items():
         write_atomically(out / name, content)
@@ -212,84 +216,57 @@ def _csv(found: Contribution) -> str:
     return text.getvalue()
 
 
-def plot(found: Contribution) -> Any:
+def plot(found: Contribution) -> Panels:
     """Who has which labels, who links a class to itself, and what the client does to each class."""
-    classes = found.train.shape[2]
     maps = 1.4 + 0.36 * min(max(found.clients, 3), MAX_ROWS)
-    figure = empty_figure(min(max(11, 5 + 0.9 * classes), 20), maps + 4.6)
-    figure.suptitle(heading(found).replace(": ", "\n", 1))
-    edges = bool(np.isfinite(found.class_homophily).any())
-    grid = figure.add_gridspec(2, 2, height_ratios=[maps, 4])
-    _plot_labels(figure.add_subplot(grid[0, 0] if edges else grid[0, :]), found)
-    if edges:
-        _plot_homophily(figure.add_subplot(grid[0, 1]), found)
-    _plot_bars(figure.add_subplot(grid[1, :]), found)
-    return figure
-
-
-def _plot_labels(axes: Any, found: Contribution) -> None:
     counts = found.train.mean(0)
-    text = np.array([[f"{count:.0f}" for count in row] for row in counts])
-    heat_map(axes, counts, text, top=max(float(counts.max()), 1e-9))
-    axes.set_title("Training nodes", fontsize=11)
-    _finish_map(axes, found)
+    charts = [_map("Training nodes", counts, 0, max(float(counts.max()), 1e-9), found)]
+    if np.isfinite(found.class_homophily).any():
+        title = "Class-wise homophily (grey: no edge touches the class)"
+        charts.append(_map(title, found.class_homophily, 2, 1.0, found))
+    title = heading(found).replace(": ", "\n", 1)
+    size = (min(max(11, 5 + 0.9 * found.train.shape[2]), 20), maps + 4.6)
+    return Panels(title, (tuple(charts), (_bars(found),)), size, heights=(maps, 4))
 
 
-def _plot_homophily(axes: Any, found: Contribution) -> None:
-    values = found.class_homophily
-    text = np.array([[number_text(value, 2) for value in row] for row in values])
-    heat_map(axes, values, text, top=1.0)
-    axes.set_title("Class-wise homophily (grey: no edge touches the class)", fontsize=11)
-    _finish_map(axes, found)
+def _map(title: str, values: np.ndarray, digits: int, top: float, found: Contribution) -> Chart:
+    """Clients by classes, with a frame around the client in question."""
+    frame = (found.client, 0, 1, values.shape[1])
+    heat = Heat(values, number_words(values, digits), high=top, frame=frame)
+    x = named("class", range(values.shape[1]))
+    return Chart(title, x, named("client", range(found.clients), down=True), (heat,))
 
 
-def _finish_map(axes: Any, found: Contribution) -> None:
-    """Ticks, and a frame around the client in question."""
-    from matplotlib.patches import Rectangle
-
-    axes.set(xlabel="class", ylabel="client")
-    name_ticks(axes.xaxis, np.arange(found.train.shape[2]))
-    name_ticks(axes.yaxis, np.arange(found.clients))
-    corner = (-0.5, found.client - 0.5)
-    frame = Rectangle(corner, found.train.shape[2], 1, fill=False, color=RED, linewidth=3)
-    frame.set(clip_on=False, zorder=5)  # above the axes' own lines
-    axes.add_patch(frame)
-
-
-def _plot_bars(axes: Any, found: Contribution) -> None:
+def _bars(found: Contribution) -> Chart:
+    """A pair of bars for each class, with the points gained above it."""
     rows = [*found.classes(), found.groups()[0]]
     at = np.arange(len(rows), dtype=float)
     at[-1] += 0.4  # the last pair is no class
-    several = found.config.seeds > 1
-    top = np.zeros(len(rows))
-    for side, (name, colour) in {-0.2: ("present", BLUE), 0.2: ("absent", ORANGE)}.items():
-        scores = [getattr(row, name) for row in rows]
+    several, top = found.config.seeds > 1, np.zeros(len(rows))
+    marks: list[Mark] = []
+    for side, name, colour in ((-0.2, "with", BLUE), (0.2, "without", ORANGE)):
+        scores = [row.present if name == "with" else row.absent for row in rows]
         height = np.nan_to_num([100 * mean(values) for values in scores])
         spread = np.array([100 * std(values) for values in scores])
-        label = f"{'with' if name == 'present' else 'without'} client {found.client}"
-        axes.bar(at + side, height, width=0.38, color=colour, label=label)
-        if several:
-            axes.errorbar(at + side, height, spread, fmt="none", ecolor="#333333", capsize=3)
+        label = f"{name} client {found.client}"
+        whiskers = spread if several else None
+        marks.append(Bars(at + side, height, 0.0, 0.38, colour, label, whiskers))
         top = np.maximum(top, height + spread)
-    for x, y, row in zip(at, top, rows, strict=True):
-        _write_gain(axes, (x, y), row, small=len(rows) > 16)
-    axes.set_xticks(at, [row.name for row in rows])
-    axes.set(xlim=(at[0] - 0.6, at[-1] + 0.6), ylim=(0, max(float(top.max()), 1.0) * 1.12))
-    axes.set(xlabel="class", ylabel="test nodes labelled right, %")
+    marks += [
+        _gain(x, y, row, small=len(rows) > 16) for x, y, row in zip(at, top, rows, strict=True)
+    ]
+    ticks = [(x, row.name) for x, row in zip(at.tolist(), rows, strict=True)]
+    x = Axis("class", at[0] - 0.6, at[-1] + 0.6, ticks=ticks)
+    y = Axis("test nodes labelled right, %", 0.0, max(float(top.max()), 1.0) * 1.12)
     over = "; whiskers: standard deviation over seeds" if several else ""
     title = (
         f"Accuracy of the global model on all clients' test nodes (numbers: points gained{over})"
     )
-    axes.set_title(title, fontsize=11, pad=26)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 0.98), ncols=2, frameon=False)
+    return Chart(title, x, y, tuple(marks), legend="above")
 
 
-def _write_gain(axes: Any, place: tuple[float, float], row: Row, *, small: bool) -> None:
+def _gain(x: float, y: float, row: Row, *, small: bool) -> Texts:
     """The points gained, above a pair of bars."""
     text = _percent(row.gain, several=False, sign="+")
-    colour = RED if text.startswith("-") else "#333333" if text in ("+0.0", "–") else GREEN
-    style = {"color": colour, "fontsize": 7 if small else 10}
-    axes.annotate(
-        text, place, xytext=(0, 4), textcoords="offset points", ha="center", weight="bold", **style
-    )
+    colour = RED if text.startswith("-") else SOFT if text in ("+0.0", "–") else GREEN
+    return Texts([x], [y], [text], colour=colour, size=7 if small else 10, bold=True)

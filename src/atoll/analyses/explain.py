@@ -11,7 +11,6 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,21 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, read_config, resolve
 from atoll.experiment.folder import CHECKPOINT
 from atoll.experiment.problem import make_federation
-from atoll.present.plots import empty_figure
+from atoll.present.chart import (
+    BLUE,
+    GREY,
+    RED,
+    Axis,
+    Bars,
+    Chart,
+    Line,
+    Mark,
+    Panels,
+    Texts,
+    named,
+    steps,
+)
+from atoll.present.chart_png import png
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,49 +215,46 @@ def _write_edges(client: ClientEdges, path: Path) -> Path:
 
 
 def _plots(found: Explanation, out: Path) -> list[Path]:
-    figure = empty_figure(13, 4.6)
-    weights, norms, distance = figure.subplots(1, 3)
-    _plot_weights(weights, found)
-    _plot_norms(norms, found)
-    names, values = list(found.distance), list(found.distance.values())
-    distance.bar_label(distance.bar(names, values, color=[PLAIN, CAUSAL], width=0.6), fmt="%.2f")
-    distance.set(title="How far apart same-class nodes\nof different clients are")
-    distance.set(ylabel="average Wasserstein distance")
-    distance.margins(y=0.12)
     path = out / "edges.png"
-    figure.savefig(path, dpi=130)
+    path.write_bytes(png(plot(found)))
     return [path]
 
 
-PLAIN, CAUSAL, OTHER = "#999999", "#0072B2", "#D55E00"  # distinct for colour-blind readers too
-BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2, "frameon": False}
+def plot(found: Explanation) -> Panels:
+    """Which edges count, how much each client's matrix shrinks, and how far clients are apart."""
+    charts = (_weights_chart(found), _norms_chart(found), _distance_chart(found))
+    return Panels("", (charts,), (13, 4.6))
 
 
-def _plot_weights(axes: Any, found: Explanation) -> None:
-    for alike, who, colour in ((True, "same class", CAUSAL), (False, "different class", OTHER)):
+def _weights_chart(found: Explanation) -> Chart:
+    """Densities of the weights of edges, by whether both ends have one class."""
+    marks: list[Mark] = []
+    for alike, who, colour in ((True, "same class", BLUE), (False, "different class", RED)):
         values = np.concatenate([c.weight[c.alike == alike] for c in found.clients])
         if values.size:
-            label = f"{who} (median {np.median(values):.2f})"
-            axes.hist(
-                values,
-                bins=40,
-                range=(0, 1),
-                density=True,
-                histtype="step",
-                linewidth=2,
-                color=colour,
-                label=label,
-            )
-    axes.set(xlabel="causal weight of the edge", ylabel="density", title="Which edges count")
-    axes.legend(**BELOW)
+            name = f"{who} (median {np.median(values):.2f})"
+            density, edges = np.histogram(values, bins=40, range=(0, 1), density=True)
+            outline = steps([0.0, *edges], [0.0, *density, 0.0])
+            marks.append(Line(*outline, colour, name, width=2))
+    x, y = Axis("causal weight of the edge"), Axis("density", 0.0)
+    return Chart("Which edges count", x, y, tuple(marks), legend="below")
 
 
-def _plot_norms(axes: Any, found: Explanation) -> None:
+def _norms_chart(found: Explanation) -> Chart:
     place = np.arange(len(found.clients))
-    axes.bar(
-        place - 0.2, [c.norm_plain for c in found.clients], 0.4, label="all edges", color=PLAIN
+    marks = (
+        Bars(place - 0.2, [c.norm_plain for c in found.clients], 0.0, 0.4, GREY, "all edges"),
+        Bars(place + 0.2, [c.norm for c in found.clients], 0.0, 0.4, BLUE, "causal edges"),
     )
-    axes.bar(place + 0.2, [c.norm for c in found.clients], 0.4, label="causal edges", color=CAUSAL)
-    axes.set(xlabel="client", ylabel="Frobenius norm", title="Size of the propagation matrix")
-    axes.set(xticks=place)
-    axes.legend(**BELOW)
+    x, y = named("client", place.tolist()), Axis("Frobenius norm")
+    return Chart("Size of the propagation matrix", x, y, marks, legend="below")
+
+
+def _distance_chart(found: Explanation) -> Chart:
+    values = list(found.distance.values())
+    colours = (GREY, BLUE)
+    bars = [Bars([i], [v], 0.0, 0.6, colours[i % 2]) for i, v in enumerate(values)]
+    words = Texts(range(len(values)), values, [f"{value:.2f}" for value in values])
+    y = Axis("average Wasserstein distance", room=0.12)
+    title = "How far apart same-class nodes\nof different clients are"
+    return Chart(title, named("", list(found.distance)), y, (*bars, words))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,21 +17,26 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity, describe
 from atoll.data.measure.structure import STATISTICS, walk_patterns
-from atoll.present.plots import (
+from atoll.present.chart import (
     BLUE,
-    DPI,
     GREEN,
     GREY,
     MAX_ROWS,
     ORANGE,
     RED,
-    empty_figure,
-    heat_map,
-    name_ticks,
-    need_matplotlib,
+    Axis,
+    Bars,
+    Chart,
+    Heat,
+    Mark,
+    Panels,
+    Texts,
+    named,
     number_text,
-    plain_json,
+    number_words,
 )
+from atoll.present.chart_png import need_matplotlib, png
+from atoll.present.plots import plain_json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -220,131 +225,130 @@ def _folder(out: Path) -> Path:
 def write_plots(found: Heterogeneity, out: Path, heading: str) -> list[Path]:
     """Write the four plots as PNG files into `out`; `heading` says what the federation is."""
     need_matplotlib()
-    plots: dict[str, Callable[[Heterogeneity, str], Any]] = {
-        "labels": _plot_labels,
-        "sizes": _plot_sizes,
-        "divergence": _plot_divergence,
-        "homophily": _plot_homophily,
+    pictures = {
+        "labels": labels_picture(found, heading),
+        "sizes": sizes_picture(found, heading),
+        "divergence": divergence_picture(found, heading),
+        "homophily": homophily_picture(found, heading),
     }
     paths = []
-    for name, plot in plots.items():
+    for name, picture in pictures.items():
         paths.append(_folder(out) / f"{name}.png")
-        plot(found, heading).savefig(paths[-1], dpi=DPI)
+        paths[-1].write_bytes(png(picture))
     return paths
 
 
-def _plot_labels(found: Heterogeneity, heading: str) -> Any:
+def labels_picture(found: Heterogeneity, heading: str) -> Panels:
+    """Which classes each client has."""
     total = found.labels.sum(axis=1, keepdims=True)
     shares = np.divide(found.labels, total, out=np.zeros(found.labels.shape), where=total > 0)
-    text = np.array([[f"{count:,}" for count in row] for row in found.labels])
-    figure = _class_map(shares, text, found, top=max(float(shares.max()), 1e-9), scale="{x:.0%}")
-    figure.suptitle(f"Which classes each client has\n{heading}")
-    figure.axes[1].set_ylabel("share of the client's nodes (numbers: nodes)")
-    return figure
+    words = np.array([[f"{count:,}" for count in row] for row in found.labels])
+    scale = "share of the client's nodes (numbers: nodes)"
+    top = max(float(shares.max()), 1e-9)
+    heat = Heat(shares, words, high=top, scale=scale, scale_form="{x:.0%}")
+    return _class_map(f"Which classes each client has\n{heading}", heat, found)
 
 
-def _plot_homophily(found: Heterogeneity, heading: str) -> Any:
-    text = np.array([[number_text(value, 2) for value in row] for row in found.class_homophily])
-    figure = _class_map(found.class_homophily, text, found, top=1.0, scale="{x:.1f}")
-    figure.suptitle(f"How often a class is linked to itself (class-wise homophily)\n{heading}")
-    figure.axes[1].set_ylabel("edges within the class / edges that touch it (grey: no such edge)")
-    return figure
+def homophily_picture(found: Heterogeneity, heading: str) -> Panels:
+    """How often a class is linked to itself, at each client."""
+    values = found.class_homophily
+    scale = "edges within the class / edges that touch it (grey: no such edge)"
+    heat = Heat(values, number_words(values, 2), high=1.0, scale=scale, scale_form="{x:.1f}")
+    title = "How often a class is linked to itself (class-wise homophily)"
+    return _class_map(f"{title}\n{heading}", heat, found)
 
 
-def _class_map(
-    values: np.ndarray, text: np.ndarray, found: Heterogeneity, *, top: float, scale: str
-) -> Any:
-    """A heat map of clients and classes; the second axes are its colour scale."""
-    clients, classes = values.shape
-    width, height = min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14)
-    figure = empty_figure(width, height)
-    axes = figure.subplots()
-    image = heat_map(axes, values, text, top=top)
-    axes.set(xlabel="class", ylabel="client")
-    name_ticks(axes.xaxis, np.arange(classes))
-    name_ticks(axes.yaxis, found.clients)
-    figure.colorbar(image, ax=axes, format=scale, aspect=30)
-    return figure
+def _class_map(title: str, heat: Heat, found: Heterogeneity) -> Panels:
+    """A heat map of clients and classes."""
+    clients, classes = heat.values.shape
+    size = (min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14))
+    x, y = named("class", range(classes)), named("client", found.clients, down=True)
+    return Panels(title, ((Chart("", x, y, (heat,)),),), size)
 
 
-def _plot_divergence(found: Heterogeneity, heading: str) -> Any:
-    count = len(found.clients)
-    side = min(max(4.8, 1.5 + 0.16 * count), 9)
-    figure = empty_figure(3 * side + 0.6, side + 2)
+def divergence_picture(found: Heterogeneity, heading: str) -> Panels:
+    """How different every two clients are, by three kinds of divergence."""
+    charts = [_divergence_map(label, matrix, found) for label, matrix in _divergences(found)]
+    side = min(max(4.8, 1.5 + 0.16 * len(found.clients)), 9)
     title = "How different every two clients are (Jensen-Shannon divergence: 0 alike, 1 disjoint)"
-    figure.suptitle(f"{title}\n{heading}")
-    for axes, (label, matrix) in zip(figure.subplots(1, 3), _divergences(found), strict=True):
-        top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
-        digits = 2 if top >= 0.2 else 3
-        text = np.array(
-            [[number_text(value, digits).lstrip("0") for value in row] for row in matrix]
-        )
-        image = heat_map(axes, matrix, text if count <= 12 else None, top=top)
-        axes.set_title(f"{label}\nmean {_mean_std(matrix)}", fontsize=11)
-        axes.set(xlabel="client", ylabel="client")
-        name_ticks(axes.xaxis, found.clients)
-        name_ticks(axes.yaxis, found.clients)
-        bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.8)
-        bar.set_label(f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)")
-    return figure
+    return Panels(f"{title}\n{heading}", (tuple(charts),), (3 * side + 0.6, side + 2))
 
 
-def _plot_sizes(found: Heterogeneity, heading: str) -> Any:
+def _divergence_map(label: str, matrix: np.ndarray, found: Heterogeneity) -> Chart:
+    top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
+    words = None
+    if len(found.clients) <= 12:
+        words = np.char.lstrip(number_words(matrix, 2 if top >= 0.2 else 3), "0")
+    scale = f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)"
+    heat = Heat(matrix, words, high=top, scale=scale, scale_below=True)
+    x, y = (named("client", found.clients, down=down) for down in (False, True))
+    return Chart(f"{label}\nmean {_mean_std(matrix)}", x, y, (heat,))
+
+
+def sizes_picture(found: Heterogeneity, heading: str) -> Panels:
+    """How large each client is, and what the division costs."""
     count = len(found.clients)
     height = min(3.8 + 0.3 * count, 16)
-    figure = empty_figure(13, height)
-    figure.suptitle(f"How large each client is, and what the division costs\n{heading}")
-    grid = figure.add_gridspec(2, 3, height_ratios=[height - 2.4, 0.5])
-    nodes, degree, edges = (figure.add_subplot(grid[0, column]) for column in range(3))
     other = found.nodes - found.roles.sum(axis=1)
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
-    names, colours = ("training", "validation", "test", "other"), (BLUE, ORANGE, GREEN, GREY)
-    start = np.zeros(count)
-    for part, name, colour in zip(parts, names, colours, strict=False):
-        nodes.barh(np.arange(count), part, left=start, color=colour, label=name)
+    roles = zip(
+        parts,
+        ("training", "validation", "test", "other"),
+        (BLUE, ORANGE, GREEN, GREY),
+        strict=False,
+    )
+    start, bars = np.zeros(count), []
+    for part, name, colour in roles:
+        bars.append(Bars(np.arange(count), part, start, 0.8, colour, name, across=True))
         start = start + part
-    nodes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
-    degree.barh(np.arange(count), found.mean_degree, color=BLUE)
-    edges.barh(np.arange(count), found.edges, color=BLUE)
     alone = [f" ({n:,} isolated)" if n else "" for n in found.isolated]
     degrees = [f"{d:.1f}{a}" for d, a in zip(found.mean_degree, alone, strict=True)]
-    _finish_bars(nodes, found, found.nodes, [f"{n:,}" for n in found.nodes])
-    _finish_bars(degree, found, found.mean_degree, degrees)
-    _finish_bars(edges, found, found.edges, [f"{n:,}" for n in found.edges])
-    titles = ("Nodes", "Neighbours per node", "Edges inside the client")
-    units = ("nodes", "mean degree", "undirected edges")
-    for axes, title, unit in zip((nodes, degree, edges), titles, units, strict=True):
-        axes.set_title(title, pad=26)
-        axes.set(xlabel=unit, ylabel="client")
-    _plot_lost(figure.add_subplot(grid[1, :]), found)
-    return figure
+    nodes, edges = ([f"{n:,}" for n in values] for values in (found.nodes, found.edges))
+    charts = (
+        _client_bars("Nodes", "nodes", found, found.nodes, nodes, bars),
+        _client_bars("Neighbours per node", "mean degree", found, found.mean_degree, degrees),
+        _client_bars("Edges inside the client", "undirected edges", found, found.edges, edges),
+    )
+    title = f"How large each client is, and what the division costs\n{heading}"
+    heights = (height - 2.4, 0.5)
+    return Panels(title, (charts, (_lost_chart(found),)), (13, height), heights=heights)
 
 
-def _plot_lost(axes: Any, found: Heterogeneity) -> None:
-    """One bar for the whole graph: the edges that clients have, and those that none has."""
-    axes.set_axis_off()
-    share = found.edges_lost_share
-    if not np.isfinite(share):
-        axes.text(0, 0, "How many edges lie between clients is not known.", va="center")
-        return
-    axes.barh([0], [1 - share], color=BLUE)
-    axes.barh([0], [share], left=[1 - share], color=RED, hatch="//", edgecolor="white")
-    axes.set(xlim=(0, 1), ylim=(-0.4, 1.1))
-    kept, lost = found.edges_total - found.edges_lost, found.edges_lost
-    axes.text(0, 0.5, f"{kept:,.0f} edges inside clients ({1 - share:.1%})", va="bottom")
-    text = f"{lost:,.0f} edges between clients, lost ({share:.1%})"
-    axes.text(1, 0.5, text, va="bottom", ha="right")
-
-
-def _finish_bars(axes: Any, found: Heterogeneity, ends: np.ndarray, texts: list[str]) -> None:
-    """Client numbers, and texts at the ends of horizontal bars with room for them."""
+def _client_bars(
+    title: str,
+    unit: str,
+    found: Heterogeneity,
+    ends: np.ndarray,
+    texts: list[str],
+    bars: Sequence[Bars] = (),
+) -> Chart:
+    """A horizontal bar for each client, with a text at its end and room for it."""
+    rows = np.arange(len(texts))
+    marks: list[Mark] = [*(bars or (Bars(rows, ends, across=True),))]
+    if len(texts) <= MAX_ROWS:
+        marks.append(Texts(ends, rows, texts, "right"))
     room = 1.1 + 0.03 * max(map(len, texts))
-    axes.set(xlim=(0, max(float(ends.max()), 1e-9) * room), ylim=(len(texts) - 0.4, -0.6))
-    name_ticks(axes.yaxis, found.clients)
-    axes.locator_params(axis="x", nbins=5)
-    axes.xaxis.set_major_formatter("{x:,g}")
-    if len(texts) > MAX_ROWS:
-        return
-    for row, (end, text) in enumerate(zip(ends, texts, strict=True)):
-        where: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(text, (end, row), fontsize=9, **where)
+    x = Axis(unit, 0.0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
+    y = named("client", found.clients, down=True)
+    return Chart(title, x, y, tuple(marks), legend="above")
+
+
+def _lost_chart(found: Heterogeneity) -> Chart:
+    """One bar for the whole graph: the edges that clients have, and those that none has."""
+    share = found.edges_lost_share
+    x, y = Axis("", 0.0, 1.0), Axis("", -0.4, 1.1)
+    if not np.isfinite(share):
+        text = "How many edges lie between clients is not known."
+        return Chart("", x, y, (Texts([0], [0], [text], "right", size=10),), bare=True)
+    kept, lost = found.edges_total - found.edges_lost, found.edges_lost
+    marks = (
+        Bars([0], [1 - share], across=True),
+        Bars([0], [share], 1 - share, colour=RED, across=True, hatched=True),
+        Texts(
+            [0], [0.75], [f"{kept:,.0f} edges inside clients ({1 - share:.1%})"], "right", size=10
+        ),
+        Texts(
+            [1], [0.75], [f"{lost:,.0f} edges between clients, lost ({share:.1%})"], "left", size=10
+        ),
+    )
+    return Chart("", x, y, marks, bare=True)

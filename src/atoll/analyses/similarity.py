@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -21,7 +20,9 @@ from scipy.stats import spearmanr
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
 from atoll.experiment.folder import FinishedRun, RunFolder, read_run
-from atoll.present.plots import DPI, empty_figure, heat_map, name_ticks, number_text, plain_json
+from atoll.present.chart import Chart, Heat, Panels, in_rows, named, number_text
+from atoll.present.chart_png import png
+from atoll.present.plots import plain_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,53 +130,35 @@ def write_similarities(found: Similarities, out: Path) -> list[Path]:
     path = out / "similarity.json"
     path.write_text(json.dumps(plain_json(numbers), indent=2), encoding="utf-8")
     picture = out / "similarity.png"
-    plot_similarities(found).savefig(picture, dpi=DPI)
+    picture.write_bytes(png(plot_similarities(found)))
     return [path, picture]
 
 
-def plot_similarities(found: Similarities) -> Any:
+def plot_similarities(found: Similarities) -> Panels:
     """A heat map for each kind of data and each method (FedIIH, Fig. 3)."""
-    panels: list[tuple[str, np.ndarray, str | None]] = [
-        (f"data: {kind}", matrix, None) for kind, matrix in found.data.items()
-    ]
+    charts = [_map(f"data: {kind}", matrix, found) for kind, matrix in found.data.items()]
     for name, matrix in found.methods.items():
         values = ", ".join(
             f"{kind} {number_text(found.agreement(name, kind), 2)}" for kind in found.data
         )
         factors = f" (mean of {len(matrix)} factors)" if matrix.ndim == 3 else ""
-        panels.append(
-            (f"{name}{factors}", _mean(matrix), f"rank correlation with the data:\n{values}")
-        )
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = empty_figure(4.8 * columns, 4.9 * rows)
-    figure.suptitle(
+        title = f"{name}{factors}\nrank correlation with the data:\n{values}"
+        charts.append(_map(title, _mean(matrix), found))
+    rows = in_rows(charts)
+    title = (
         "How alike every two clients are, in the data and in the methods' eyes "
         "(own colours in each panel; grey: never met, or the client itself)"
     )
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (title, matrix, note) in zip(grid, panels, strict=False):
-        _panel(figure, axes, found, title, matrix, note)
-    return figure
+    return Panels(title, rows, (4.8 * len(rows[0]), 4.9 * len(rows)))
 
 
-def _panel(
-    figure: Any, axes: Any, found: Similarities, title: str, matrix: np.ndarray, note: str | None
-) -> None:
+def _map(title: str, matrix: np.ndarray, found: Similarities) -> Chart:
     # The diagonal is one everywhere; left out, the colours tell the pairs apart.
     pairs = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     if not np.isfinite(pairs).any():
         pairs = np.zeros_like(pairs)
-    low, high = np.nanmin(pairs), np.nanmax(pairs)
-    image = heat_map(axes, pairs - low, None, top=max(float(high - low), 1e-9))
-    axes.set_title(title if note is None else f"{title}\n{note}", fontsize=10)
-    axes.set(xlabel="client", ylabel="client")
-    axes.set_aspect("equal")
-    name_ticks(axes.xaxis, found.clients)
-    name_ticks(axes.yaxis, found.clients)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    ticks = np.linspace(0, max(float(high - low), 1e-9), 4)
-    digits = 2 if high - low > 0.06 else 3
-    bar.set_ticks(ticks, labels=[f"{low + tick:.{digits}f}" for tick in ticks])
+    low, high = float(np.nanmin(pairs)), float(np.nanmax(pairs))
+    form = "{x:.2f}" if high - low > 0.06 else "{x:.3f}"
+    heat = Heat(pairs, low=low, high=high, scale="", scale_form=form)
+    x, y = (named("client", found.clients, down=down) for down in (False, True))
+    return Chart(title, x, y, (heat,), square=True)

@@ -305,7 +305,9 @@ def dash_of(number: int) -> int:
     return number // len(PALETTE) % 3
 
 
-def named(name: str, words: Sequence[object], *, most: int = 25, down: bool = False) -> Axis:
+def named(
+    name: str, words: Sequence[object] | np.ndarray, *, most: int = 25, down: bool = False
+) -> Axis:
     """An axis of words, the first at 0; every few words where there are too many to read.
 
     Args:

@@ -124,7 +124,9 @@ def figure(picture: Chart | Panels) -> Figure:
 
 
 def _panels(made: Figure, panels: Panels) -> None:
-    made.suptitle(panels.title)
+    # Eleven letters of the usual size fit into an inch.
+    long = max(map(len, panels.title.splitlines() or [""])) > 11 * panels.size[0]
+    made.suptitle(panels.title, fontsize=11 if long else 12)
     across = math.lcm(*map(len, panels.rows))
     grid = made.add_gridspec(
         len(panels.rows),
@@ -299,7 +301,7 @@ def _dots(axes: Axes, dots: Dots) -> None:
         color=None if hollow else colour,
         facecolor="white" if hollow else None,
         edgecolor=colour if hollow else None,
-        linewidths=1.5 if dots.shape in ("cross", "ring") else 0,
+        linewidths=1.5 if hollow else 1,
         alpha=dots.opacity,
         label=_label(dots.name),
         zorder=3,
@@ -399,7 +401,13 @@ def _heat(axes: Axes, heat: Heat) -> None:
         axes.add_patch(frame)
     if heat.scale is not None:
         where = "bottom" if heat.scale_below else "right"
+        small = heat.scale_below or not heat.scale
         bar = axes.figure.colorbar(
-            shown, ax=axes, location=where, shrink=0.8, format=heat.scale_form or None
+            shown,
+            ax=axes,
+            location=where,
+            shrink=0.8 if small else 1,
+            aspect=20 if small else 30,
+            format=heat.scale_form or None,
         )
         bar.set_label(heat.scale)

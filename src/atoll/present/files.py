@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from atoll.core.files import write_atomically
 from atoll.experiment.folder import check_folder
 from atoll.present.chart import Chart, Panels
-from atoll.present.chart_png import DPI, image, need_matplotlib
+from atoll.present.chart_png import image, need_matplotlib
 from atoll.present.plots import plain_json
 from atoll.present.tables import Table, csv_text, latex, markdown
 
@@ -20,13 +18,6 @@ TABLES: Mapping[str, Callable[[Table], str]] = {
     ".md": markdown,
     ".tex": latex,
 }
-
-
-@runtime_checkable
-class Picture(Protocol):
-    """A figure of matplotlib."""
-
-    def savefig(self, fname: io.BytesIO, *, dpi: float, format: str) -> None: ...
 
 
 def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
@@ -61,10 +52,6 @@ def _content(name: str, value: object) -> bytes:
         return TABLES[ending](value).encode()
     if isinstance(value, Chart | Panels) and ending in (".png", ".svg"):
         return image(value, ending.removeprefix("."))
-    if isinstance(value, Picture) and ending == ".png":
-        content = io.BytesIO()
-        value.savefig(content, dpi=DPI, format="png")
-        return content.getvalue()
     if ending == ".json":
         return (json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n").encode()
     raise TypeError(f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a chart")

@@ -75,7 +75,7 @@ def clients_chart(result: Result) -> Chart:
             continue
         marks += box(known, place, middle=RED)
         if known.size <= MAX_DOTS:
-            marks.append(Dots(place + aside(known.size), known, size=4.2, opacity=0.7))
+            marks.append(Dots(place + aside(known.size), known, size=3.2, opacity=0.7))
     x = named("", [f"seed {seed.seed}" for seed in result.seeds])
     y = Axis(f"test {result.metric} of each client, %")
     return Chart(_title(result), x, y, tuple(marks), grid=True)

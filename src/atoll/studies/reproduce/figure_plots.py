@@ -12,7 +12,6 @@ import torch
 
 from atoll.analyses.clusters import ClusterStudy, study_clusters
 from atoll.analyses.clusters_plots import (
-    COLOURS,
     plot_heterogeneity,
     plot_losses,
     plot_norms,
@@ -26,24 +25,44 @@ from atoll.data.measure.graph_pairs import compare_graphs
 from atoll.data.measure.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.experiment.folder import CHECKPOINT, FinishedRun, read_run
-from atoll.present.plots import GREY, empty_figure, heat_map, name_ticks, number_text
+from atoll.present.chart import (
+    BLACK,
+    DASHED,
+    GREY,
+    PALETTE,
+    SHAPES,
+    Area,
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Heat,
+    Line,
+    Mark,
+    Panels,
+    Rule,
+    Texts,
+    colour_of,
+    in_rows,
+    named,
+    number_text,
+    number_words,
+    violin,
+)
 from atoll.studies.reproduce.figures import Drawing, Point
 from atoll.studies.reproduce.table import Ours, ours_of
 
-Pictures = Mapping[str, Any]
+Pictures = Mapping[str, Panels]
 Rows = Sequence[Mapping[str, Any]]
-LINES = ("-", "--", "-.", ":")
-MARKS = "osD^vP*Xd<>"
 
 
-def _style(method: str, methods: Sequence[str]) -> dict[str, Any]:
-    """Colour, line and mark of a method; the paper's own, the last, is black and thick."""
-    place = list(methods).index(method)
+def _line(x: np.ndarray, y: np.ndarray, method: str, methods: Sequence[str], shape: str) -> Line:
+    """A method's line in its colour and dash; the paper's own, the last, is black and thick."""
+    place, colours = list(methods).index(method), len(PALETTE) - 1
     if place == len(methods) - 1:
-        return {"color": "black", "linewidth": 2.4, "marker": "o", "zorder": 4}
-    colour = COLOURS[place % (len(COLOURS) - 1)]
-    line = LINES[place // (len(COLOURS) - 1) % len(LINES)]
-    return {"color": colour, "linewidth": 1.5, "linestyle": line, "marker": MARKS[place % 11]}
+        return Line(x, y, BLACK, method, width=2.4, shape=shape)
+    dash = place // colours % 4
+    return Line(x, y, PALETTE[place % colours], method, dash=dash, width=1.5, shape=shape)
 
 
 def _of(point: Point, drawing: Drawing) -> Ours:
@@ -69,18 +88,19 @@ def _row(point: Point, drawing: Drawing) -> dict[str, Any]:
     }
 
 
-def _panels(drawing: Drawing, count: int, *, width: float = 5.4, height: float = 4.4) -> Any:
-    """A figure with so many panels side by side, and its axes."""
-    wide = min(count, 3)
-    high = -(-count // wide)
-    figure = empty_figure(width * wide, height * high + 0.9)
-    figure.suptitle(_wrapped(drawing.title(), int(13 * width * wide)), fontsize=11)
-    axes = figure.subplots(high, wide, squeeze=False).ravel()
-    for one in axes[count:]:
-        one.set_axis_off()
-    for one in axes[:count]:
-        one.spines[["top", "right"]].set_visible(False)
-    return figure, axes[:count]
+def _panels(
+    drawing: Drawing,
+    charts: Sequence[Chart],
+    names: int = 1,
+    *,
+    width: float = 5.4,
+    height: float = 4.4,
+) -> Panels:
+    """Charts in rows below the figure's title; with several names one legend below all."""
+    rows = in_rows(charts)
+    wide = width * len(rows[0])
+    title = _wrapped(drawing.title(), int(13 * wide))
+    return Panels(title, rows, (wide, height * len(rows) + 0.9), legend=names > 1)
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -96,55 +116,46 @@ def _label(drawing: Drawing, dataset: str) -> str:
     return "test AUC, %" if drawing.metric(dataset) == "auc" else "test accuracy, %"
 
 
-def _legend(figure: Any, axes: Any, methods: Sequence[str]) -> None:
-    if len(methods) > 1:
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False
-        )
-
-
 def draw_lines(drawing: Drawing) -> tuple[Pictures, Rows]:
     """A score against something that is varied: a line for each method, a panel for each set."""
-    datasets, methods = drawing.datasets(), _methods(drawing)
-    figure, panels = _panels(drawing, len(datasets))
-    for axes, dataset in zip(panels, datasets, strict=True):
-        for method in methods:
+    methods, charts = _methods(drawing), []
+    for dataset in drawing.datasets():
+        marks: list[Mark] = []
+        for place, method in enumerate(methods):
             own = [p for p in drawing.points if (p.dataset, p.method) == (dataset, method)]
             at = np.array([float(point.x.label) for point in own])
             found = [_of(point, drawing) for point in own]
             mean = np.array([one.mean for one in found])
-            axes.plot(at, mean, label=method, markersize=5, **_style(method, methods))
             if len(methods) == 1 and found[0].std is not None:
                 spread = np.array([one.std for one in found])
-                axes.fill_between(at, mean - spread, mean + spread, color=GREY, alpha=0.4)
-        _horizontal(axes, drawing)
-        axes.set(title=dataset, xlabel=drawing.recipe.x_name, ylabel=_label(drawing, dataset))
-    _legend(figure, panels[0], methods)
-    return {"": figure}, [_row(point, drawing) for point in drawing.points]
+                marks.append(Area(at, mean - spread, mean + spread, GREY, opacity=0.4))
+            shape = SHAPES[place % 10] if place < len(methods) - 1 else "dot"
+            marks.append(_line(at, mean, method, methods, shape))
+        charts.append(
+            Chart(dataset, _horizontal(drawing), Axis(_label(drawing, dataset)), tuple(marks))
+        )
+    rows = [_row(point, drawing) for point in drawing.points]
+    return {"": _panels(drawing, charts, len(methods))}, rows
 
 
-def _horizontal(axes: Any, drawing: Drawing) -> None:
+def _horizontal(drawing: Drawing) -> Axis:
     """Ticks at the values; a logarithmic axis where they span decades."""
     values = sorted({float(variant.label) for variant in drawing.recipe.x})
-    if values[0] > 0 and values[-1] / values[0] > 50:
-        axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.minorticks_off()
+    log = values[0] > 0 and values[-1] / values[0] > 50
+    return Axis(drawing.recipe.x_name, log=log, ticks=[(value, f"{value:g}") for value in values])
 
 
 def draw_rounds(drawing: Drawing) -> tuple[Pictures, Rows]:
     """A score after every round: mean over seeds, a line for each method."""
-    datasets, methods, rows = drawing.datasets(), _methods(drawing), []
-    figure, panels = _panels(drawing, len(datasets))
-    for axes, dataset in zip(panels, datasets, strict=True):
+    methods, rows, charts = _methods(drawing), [], []
+    for dataset in drawing.datasets():
         first: FinishedRun | None = None
+        lines = []
         for point in (p for p in drawing.points if p.dataset == dataset):
             run = read_run(_folder(point), like=first)
             first = first or run
             curve = 100 * run.result.curve(drawing.metric(dataset)).mean(0)
-            style = {**_style(point.method, methods), "marker": ""}
-            axes.plot(np.arange(1, len(curve) + 1), curve, label=point.method, **style)
+            lines.append(_line(np.arange(1, len(curve) + 1), curve, point.method, methods, ""))
             rows += [
                 {
                     "dataset": dataset,
@@ -155,10 +166,9 @@ def draw_rounds(drawing: Drawing) -> tuple[Pictures, Rows]:
                 }
                 for number, value in enumerate(curve, start=1)
             ]
-        axes.set(title=dataset, xlabel="round", ylabel=_label(drawing, dataset))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    _legend(figure, panels[0], methods)
-    return {"": figure}, rows
+        x, y = Axis("round", whole=True), Axis(_label(drawing, dataset))
+        charts.append(Chart(dataset, x, y, tuple(lines)))
+    return {"": _panels(drawing, charts, len(methods))}, rows
 
 
 def _folder(point: Point) -> Path:
@@ -170,59 +180,53 @@ def draw_bars(drawing: Drawing) -> tuple[Pictures, Rows]:
     """A group of bars for each place on the axis."""
     groups = list(dict.fromkeys(point.group for point in drawing.points))
     several = len({p.x.methods for p in drawing.points}) > 1
-    figure, (axes,) = _panels(drawing, 1, width=max(8.0, 2.2 * len(groups)), height=4.8)
-    names, ticks, low = list(dict.fromkeys(p.method for p in drawing.points)), [], 100.0
+    names = _methods(drawing)
+    marks: list[Mark] = []
+    seen: set[str] = set()
+    ticks, low = [], 100.0
     for group in groups:
         own = [point for point in drawing.points if point.group == group]
         for place, point in enumerate(own):
-            found = _of(point, drawing)
-            at = group + 0.8 * (place + 0.5) / len(own) - 0.4
-            colour = COLOURS[names.index(point.method) % len(COLOURS)]
-            axes.bar(at, found.mean, 0.76 / len(own), color=colour, yerr=found.std, capsize=3)
-            axes.annotate(
-                f"{found.mean:.1f}",
-                (at, found.mean + (found.std or 0)),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-            )
-            low = min(low, found.mean - (found.std or 0))
+            found, name = _of(point, drawing), "" if point.method in seen else point.method
+            seen.add(point.method)
+            at, spread = group + 0.8 * (place + 0.5) / len(own) - 0.4, found.std or 0.0
+            colour = colour_of(names.index(point.method))
+            whisker = None if found.std is None else [spread]
+            marks.append(Bars([at], [found.mean], 0.0, 0.76 / len(own), colour, name, whisker))
+            marks.append(Texts([at], [found.mean + spread], [f"{found.mean:.1f}"], size=8))
+            low = min(low, found.mean - spread)
         label = f"{own[0].x.label} {drawing.recipe.x_name}"
-        ticks.append(f"{label}\n(losses)" if several and own[0].x.methods else label)
-    for place, name in enumerate(names):
-        axes.bar(0, 0, color=COLOURS[place % len(COLOURS)], label=name)
-    axes.set_xticks(groups, ticks)
-    axes.set(ylabel=_label(drawing, drawing.points[0].dataset), ylim=(max(0.0, low - 8), None))
-    axes.margins(y=0.12)
-    _legend(figure, axes, names)
-    return {"": figure}, [_row(point, drawing) for point in drawing.points]
+        ticks.append(
+            (float(group), f"{label}\n(losses)" if several and own[0].x.methods else label)
+        )
+    y = Axis(_label(drawing, drawing.points[0].dataset), max(0.0, low - 8), room=0.12)
+    chart = Chart("", Axis(ticks=ticks), y, tuple(marks))
+    width = max(8.0, 2.2 * len(groups))
+    picture = _panels(drawing, [chart], len(names), width=width, height=4.8)
+    return {"": picture}, [_row(point, drawing) for point in drawing.points]
 
 
 def draw_grid(drawing: Drawing) -> tuple[Pictures, Rows]:
     """A heat map over two things that are varied, for each data set and method."""
     keys = list(dict.fromkeys((p.dataset, p.method) for p in drawing.points))
-    figure, panels = _panels(drawing, len(keys))
     x = [float(variant.label) for variant in drawing.recipe.x]
     y = [float(variant.label) for variant in drawing.recipe.y]
-    for axes, key in zip(panels, keys, strict=True):
+    charts = []
+    for key in keys:
         values = np.full((len(y), len(x)), np.nan)
         for point in (p for p in drawing.points if (p.dataset, p.method) == key):
             place = y.index(float(point.y.label)), x.index(float(point.x.label))
             values[place] = _of(point, drawing).mean
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        text = np.array([[f"{value:.1f}" for value in row] for row in values])
         # From the least value on: the differences are what the picture is for.
-        top = max(high - low, 1.0)
-        image = heat_map(axes, values - low, text, top=top)
-        bar = figure.colorbar(image, ax=axes, shrink=0.8)
-        ticks = np.linspace(0, top, 4)
-        bar.set_ticks(ticks, labels=[f"{low + tick:.1f}" for tick in ticks])
-        name_ticks(axes.xaxis, np.array([f"{label:g}" for label in x]))
-        name_ticks(axes.yaxis, np.array([f"{label:g}" for label in y]))
-        axes.set(xlabel=drawing.recipe.x_name, ylabel=drawing.recipe.y_name)
-        axes.set_title(f"{', '.join(key)}\n{_label(drawing, key[0])}", fontsize=10)
-    return {"": figure}, [_row(point, drawing) for point in drawing.points]
+        high = max(high, low + 1.0)
+        words = number_words(values, 1)
+        heat = Heat(values, words, low=low, high=high, scale="", scale_form="{x:.1f}")
+        across = named(drawing.recipe.x_name, [f"{label:g}" for label in x])
+        down = named(drawing.recipe.y_name, [f"{label:g}" for label in y], down=True)
+        title = f"{', '.join(key)}\n{_label(drawing, key[0])}"
+        charts.append(Chart(title, across, down, (heat,)))
+    return {"": _panels(drawing, charts)}, [_row(point, drawing) for point in drawing.points]
 
 
 def draw_similarity(drawing: Drawing) -> tuple[Pictures, Rows]:
@@ -251,16 +255,17 @@ def draw_similarity(drawing: Drawing) -> tuple[Pictures, Rows]:
 
 def draw_distance(drawing: Drawing) -> tuple[Pictures, Rows]:
     """How far apart same-class nodes of different clients are, a bar for each method."""
-    datasets, methods = drawing.datasets(), _methods(drawing)
-    figure, panels = _panels(drawing, len(datasets))
-    rows = []
-    for axes, dataset in zip(panels, datasets, strict=True):
+    charts, rows, methods = [], [], _methods(drawing)
+    for dataset in drawing.datasets():
+        marks: list[Mark] = []
         for place, point in enumerate(p for p in drawing.points if p.dataset == dataset):
             values = np.array(_distances(_folder(point)))
-            spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
-            colour = COLOURS[place % len(COLOURS)]
-            bar = axes.bar(place, values.mean(), 0.6, color=colour, yerr=spread, capsize=4)
-            axes.bar_label(bar, fmt="%.2f", padding=3)
+            mean, spread = (
+                float(values.mean()),
+                float(values.std(ddof=1)) if values.size > 1 else 0.0,
+            )
+            marks.append(Bars([place], [mean], 0.0, 0.6, colour_of(place), "", [spread]))
+            marks.append(Texts([place], [mean + spread], [f"{mean:.2f}"]))
             rows.append(
                 {
                     "dataset": dataset,
@@ -271,10 +276,9 @@ def draw_distance(drawing: Drawing) -> tuple[Pictures, Rows]:
                     "protocol": drawing.rules,
                 }
             )
-        axes.set_xticks(range(len(methods)), methods)
-        axes.set(title=dataset, ylabel="average Wasserstein distance of the outputs")
-        axes.margins(y=0.12)
-    return {"": figure}, rows
+        y = Axis("average Wasserstein distance of the outputs", room=0.12)
+        charts.append(Chart(dataset, named("", methods), y, tuple(marks)))
+    return {"": _panels(drawing, charts)}, rows
 
 
 def _distances(folder: Path) -> list[float]:
@@ -408,20 +412,20 @@ def draw_losses(drawing: Drawing) -> tuple[Pictures, Rows]:
 
 def draw_pairs(drawing: Drawing) -> tuple[Pictures, Rows]:
     """The first client's accuracy against how different the other's graphs are (GCFL, Fig. 5)."""
-    figure, (axes,) = _panels(drawing, 1, width=7.4, height=4.8)
+    marks: list[Mark] = []
     rows = []
     for point in drawing.points:
         run = read_run(_folder(point))
         own = 100 * run.result.of_clients()[:, 0]
         gap = float(compare_graphs(run.federations[0]).structure[0, 1])
-        spread = float(own.std(ddof=1)) if own.size > 1 else 0.0
+        mean, spread = float(own.mean()), float(own.std(ddof=1)) if own.size > 1 else 0.0
         alone = run.config.method == "local"
         rows.append(
             {
                 "dataset": point.dataset,
                 drawing.recipe.x_name: point.x.label,
                 "structure_heterogeneity": "" if alone else round(gap, 5),
-                "mean": round(float(own.mean()), 3),
+                "mean": round(mean, 3),
                 "std": round(spread, 3),
                 "seeds": own.size,
                 "protocol": drawing.rules,
@@ -429,27 +433,22 @@ def draw_pairs(drawing: Drawing) -> tuple[Pictures, Rows]:
             }
         )
         if alone:
-            axes.axhline(own.mean(), color="#555555", linestyle="--", linewidth=1.4, label="alone")
+            marks.append(Rule(mean, dash=DASHED, width=1.4, name="alone"))
             continue
-        axes.errorbar(gap, own.mean(), spread or None, fmt="o", color=COLOURS[0], capsize=3)
-        axes.annotate(
-            str(point.x.label), (gap, own.mean()), xytext=(7, 5), textcoords="offset points"
-        )
-    axes.set(xlabel="structure heterogeneity to the other data set (nats)")
-    axes.set(ylabel=f"test accuracy on {drawing.points[0].dataset}, %")
-    axes.margins(0.15)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
-    return {"": figure}, rows
+        marks.append(Dots([gap], [mean], spread=[spread] if spread else None))
+        marks.append(Texts([gap], [mean], [str(point.x.label)], "corner", size=10))
+    x = Axis("structure heterogeneity to the other data set (nats)", room=0.15)
+    y = Axis(f"test accuracy on {drawing.points[0].dataset}, %", room=0.15)
+    chart = Chart("", x, y, tuple(marks), legend="inside")
+    return {"": _panels(drawing, [chart], width=7.4, height=4.8)}, rows
 
 
 def draw_violins(drawing: Drawing) -> tuple[Pictures, Rows]:
-    """What clients gain over training alone: two halves of a violin for each method."""
-    datasets, methods, rows = drawing.datasets(), _methods(drawing), []
-    figure, panels = _panels(drawing, len(datasets), width=max(4.6, 1.5 * len(methods)))
+    """Each client's gain over training alone: two halves of a violin for each method."""
+    datasets, methods, rows, charts = drawing.datasets(), _methods(drawing), [], []
     sides = [variant.label for variant in drawing.recipe.x]
-    for axes, dataset in zip(panels, datasets, strict=True):
-        axes.axhline(0, color="#555555", linewidth=1)
+    for dataset in datasets:
+        marks: list[Mark] = [Rule(0)]
         bases: dict[Any, FinishedRun] = {}
         for point in (p for p in drawing.points if p.dataset == dataset):
             base = drawing.baselines.get((dataset, point.x.label))
@@ -461,7 +460,7 @@ def draw_violins(drawing: Drawing) -> tuple[Pictures, Rows]:
             run = read_run(_folder(point), like=first)
             gain = 100 * (run.result.of_clients().mean(0) - first.result.of_clients().mean(0))
             place, side = methods.index(point.method), sides.index(point.x.label)
-            _half_violin(axes, gain[np.isfinite(gain)], place, side)
+            marks += _half_violin(gain[np.isfinite(gain)], place, side)
             rows += [
                 {
                     "dataset": dataset,
@@ -474,26 +473,22 @@ def draw_violins(drawing: Drawing) -> tuple[Pictures, Rows]:
                 for client, value in enumerate(gain)
             ]
         for side, label in enumerate(sides):
-            axes.plot([], [], color=COLOURS[side], linewidth=6, alpha=0.5, label=str(label))
-        axes.set_xticks(range(len(methods)), methods)
-        axes.set(title=dataset, ylabel="points gained over training alone (line: mean)")
-        axes.set_xlim(-0.6, len(methods) - 0.4)
-    _legend(figure, panels[0], [str(label) for label in sides])
-    return {"": figure}, rows
+            marks.append(Line([], [], colour_of(side), str(label), width=6, opacity=0.5))
+        x, y = named("", methods), Axis("points gained over training alone (line: mean)")
+        charts.append(Chart(dataset, x, y, tuple(marks)))
+    width = max(4.6, 1.5 * len(methods))
+    return {"": _panels(drawing, charts, len(sides), width=width)}, rows
 
 
-def _half_violin(axes: Any, values: np.ndarray, place: int, side: int) -> None:
+def _half_violin(values: np.ndarray, place: int, side: int) -> list[Mark]:
     """The left (0) or right (1) half, with a point for each client and a line at the mean."""
-    sign, colour = (-1, 1)[side], COLOURS[side]
-    if np.ptp(values) > 0:
-        (body,) = axes.violinplot(values, [place], widths=0.85, showextrema=False)["bodies"]
-        corners = body.get_paths()[0].vertices
-        low, high = sorted((place, place + sign))
-        corners[:, 0] = np.clip(corners[:, 0], low, high)
-        body.set(facecolor=colour, alpha=0.35, edgecolor=colour)
+    sign, colour, mean = (-1, 1)[side], colour_of(side), float(values.mean())
     at = place + sign * np.random.default_rng(side).uniform(0.04, 0.14, values.size)
-    axes.plot(at, values, "o", color=colour, markersize=3.5, alpha=0.8)
-    axes.plot([place, place + 0.3 * sign], [values.mean()] * 2, color="black", linewidth=2)
+    return [
+        *violin(values, place, colour=colour, side=sign, width=0.85),
+        Dots(at, values, colour, size=3.5, opacity=0.8),
+        Line([place, place + 0.3 * sign], [mean, mean], BLACK, width=2),
+    ]
 
 
 DRAW: dict[str, Callable[[Drawing], tuple[Pictures, Rows]]] = {

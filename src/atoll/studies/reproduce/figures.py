@@ -16,7 +16,9 @@ from typing import Any
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.files import write_atomically
 from atoll.data.public.registry import dataset_info, plain_name, task_of_data
-from atoll.present.plots import DPI, check_output
+from atoll.present.chart import Panels
+from atoll.present.chart_png import image
+from atoll.present.plots import check_output
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.recipes import STRICT, FigureRecipe, Paper, Variant, absent
 from atoll.studies.reproduce.table import Wanted, about_study, named_cell, unique
@@ -293,7 +295,7 @@ def reproduce_figure(
 
 
 def _write(
-    drawing: Drawing, pictures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    drawing: Drawing, pictures: Mapping[str, Panels], rows: Sequence[Mapping[str, Any]]
 ) -> list[Path]:
     """Every picture as PNG and SVG, and the numbers as CSV."""
     own = drawing.rules == drawing.paper.recipe.protocol
@@ -302,12 +304,8 @@ def _write(
     paths = []
     for name, picture in pictures.items():
         for form in ("png", "svg"):
-            content = io.BytesIO()
-            # Without a date and with fixed ids the same numbers give the same file.
-            extra = {"metadata": {"Date": None}} if form == "svg" else {}
-            picture.savefig(content, dpi=DPI, format=form, **extra)
             paths.append(drawing.folder / (f"{stem}-{name}.{form}" if name else f"{stem}.{form}"))
-            write_atomically(paths[-1], content.getvalue())
+            write_atomically(paths[-1], image(picture, form))
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(text, names, lineterminator="\n", restval="")

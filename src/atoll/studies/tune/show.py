@@ -22,7 +22,21 @@ from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.rounds import History
 from atoll.experiment.run import Observer
-from atoll.present.plots import BLUE, DPI, GREY, ORANGE, RED, empty_figure, plain_json
+from atoll.present.chart import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    Axis,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Panels,
+    steps,
+)
+from atoll.present.chart_png import png
+from atoll.present.plots import plain_json
 from atoll.present.terminal import Watcher, counted, percent
 from atoll.studies.study import Cell, Outcome
 from atoll.studies.tune.tuning import Tuned, Tuning
@@ -190,7 +204,7 @@ def write_tuning(found: Tuning, out: Path) -> list[Path]:
     files = {
         "trials.csv": _csv(found),
         "tune.json": json.dumps(summary(found), indent=2).encode(),
-        "history.png": _picture(list(found.methods.values())),
+        "history.png": png(history_picture(list(found.methods.values()))),
     }
     for tuned in found.methods.values():
         safe = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in tuned.method)
@@ -244,36 +258,26 @@ def _csv(found: Tuning) -> bytes:
     return text.getvalue().encode()
 
 
-def _picture(all_tuned: Sequence[Tuned]) -> bytes:
+def history_picture(all_tuned: Sequence[Tuned]) -> Panels:
     """The score of each trial and the best so far, a panel for each method, one scale for all."""
-    figure = empty_figure(max(5.0, 3.6 * len(all_tuned)), 3.6)
-    panels = figure.subplots(1, len(all_tuned), sharey=True, squeeze=False)[0]
-    for axes, tuned in zip(panels, all_tuned, strict=True):
-        done = [(t.number, 100 * t.value) for t in tuned.trials if t.value is not None]
-        numbers, values = np.array(done).T
-        axes.plot(numbers, values, "o", color=BLUE, markersize=4, label="complete")
-        axes.step(
-            numbers, np.maximum.accumulate(values), where="post", color=ORANGE, label="best so far"
-        )
-        given_up = [
-            (t.number, 100 * max(t.curve)) for t in tuned.trials if t.value is None and t.curve
-        ]
-        if given_up:
-            axes.plot(*np.array(given_up).T, "x", color=GREY, label="pruned, best round")
-        axes.plot(
-            tuned.best.number,
-            100 * (tuned.best.value or 0),
-            "*",
-            color=RED,
-            markersize=11,
-            label="chosen",
-        )
-        axes.set_title(tuned.method)
-        axes.set_xlabel("trial")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel(f"validation {all_tuned[0].metric}, percent")
-    panels[-1].legend(frameon=False, fontsize=8)
-    content = io.BytesIO()
-    figure.savefig(content, dpi=DPI, format="png")
-    return content.getvalue()
+    charts = [_history_chart(tuned, last=tuned is all_tuned[-1]) for tuned in all_tuned]
+    return Panels("", (tuple(charts),), (max(5.0, 3.6 * len(charts)), 3.6), shared="y")
+
+
+def _history_chart(tuned: Tuned, *, last: bool) -> Chart:
+    numbers, values = np.array(
+        [(t.number, 100 * t.value) for t in tuned.trials if t.value is not None]
+    ).T
+    course = steps(numbers, np.maximum.accumulate(values))
+    marks: list[Mark] = [
+        Dots(numbers, values, BLUE, "complete", size=4),
+        Line(*course, ORANGE, "best so far", width=1.5),
+    ]
+    ended = [(t.number, 100 * max(t.curve)) for t in tuned.trials if t.value is None and t.curve]
+    if ended:
+        given_up, reached = np.array(ended).T
+        marks.append(Dots(given_up, reached, GREY, "pruned, best round", "cross"))
+    best = [tuned.best.number], [100 * (tuned.best.value or 0)]
+    marks.append(Dots(*best, RED, "chosen", "star", size=11))
+    x, y = Axis("trial", whole=True), Axis(f"validation {tuned.metric}, percent")
+    return Chart(tuned.method, x, y, tuple(marks), legend="inside" if last else "")
