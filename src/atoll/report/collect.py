@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
@@ -324,48 +324,35 @@ def main_table(found: Collection) -> ResultTable:
 
 
 def other_tables(found: Collection) -> list[ResultTable]:
-    """What else was measured, as tables of the same form."""
-    same = (found.rows, found.columns)
-
-    def numbers(metric: str) -> dict[tuple[str, str], Number]:
-        metrics = {(one.row, one.column): one.run.summary["metrics"] for one in found.shown}
-        return {place: number_of(of, metric) for place, of in metrics.items()}
-
-    f1, own, best = "test_macro_f1", "local_test_accuracy", "best_round"
-    own_title = "Test accuracy of the client's own model right after training, in percent"
-    best_title = "Round with the best mean validation score"
-    form: _Form = {"metric": best, "scale": 1.0, "digits": 0, "higher": None}
-    return [
-        ResultTable("Test macro F1, in percent", *same, numbers(f1), metric=f1),
-        ResultTable(own_title, *same, numbers(own), metric=own),
-        ResultTable(best_title, *same, numbers(best), **form),
-        *cost_tables(found),
-    ]
-
-
-class _Form(TypedDict):
-    """How numbers are printed that are neither shares nor better when higher."""
-
-    metric: str
-    scale: float
-    digits: int
-    higher: None
-
-
-def cost_tables(found: Collection) -> list[ResultTable]:
-    """Traffic and time, as tables of the same form; no spread, they are not a sample."""
+    """What else was measured, as tables of the same form; cost has no spread, it is no sample."""
+    metrics = {(one.row, one.column): one.run.summary["metrics"] for one in found.shown}
     traffic, time = {}, {}
     for one in found.shown:
         summary, place = one.run.summary, (one.row, one.column)
         rounds = max(1, int(summary["rounds"] or 1) * int(summary["seeds"]))
         traffic[place] = Number(sum(summary["bytes"].values()) / rounds / 1e6)
         time[place] = Number(float(summary["seconds"]["per_round"]))
-    same = (found.rows, found.columns)
-    megabytes: _Form = {"metric": "mb_per_round", "scale": 1.0, "digits": 2, "higher": None}
-    seconds: _Form = {"metric": "seconds_per_round", "scale": 1.0, "digits": 3, "higher": None}
+    own = "Test accuracy of the client's own model right after training, in percent"
+    seconds = "Seconds of a round (median), training and scoring"
+    tables: list[tuple[str, str, Mapping[tuple[str, str], Number], float, int]] = [
+        ("test_macro_f1", "Test macro F1, in percent", {}, 100.0, 1),
+        ("local_test_accuracy", own, {}, 100.0, 1),
+        ("best_round", "Round with the best mean validation score", {}, 1.0, 0),
+        ("mb_per_round", "MB in a round, up and down, all clients", traffic, 1.0, 2),
+        ("seconds_per_round", seconds, time, 1.0, 3),
+    ]
     return [
-        ResultTable("MB in a round, up and down, all clients", *same, traffic, **megabytes),
-        ResultTable("Seconds of a round (median), training and scoring", *same, time, **seconds),
+        ResultTable(
+            title,
+            found.rows,
+            found.columns,
+            numbers or {place: number_of(of, metric) for place, of in metrics.items()},
+            metric=metric,
+            scale=scale,
+            digits=digits,
+            higher=True if scale == 100.0 else None,
+        )
+        for metric, title, numbers, scale, digits in tables
     ]
 
 

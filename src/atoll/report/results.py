@@ -397,9 +397,6 @@ def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
 
 
 def _of_clients(one: Shown) -> np.ndarray:
-    values = one.run.result.of_clients(one.metric)
-    counts = np.isfinite(values).sum(0)
-    total = np.where(np.isfinite(values), values, 0.0).sum(0)
-    return np.asarray(
-        np.divide(total, counts, out=np.full(values.shape[1], np.nan), where=counts > 0)
-    )
+    """Each client's score, mean over the seeds that have one."""
+    values = np.ma.masked_invalid(one.run.result.of_clients(one.metric))
+    return np.asarray(values.mean(0).filled(np.nan))
