@@ -69,7 +69,7 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
 
 def _of_server(run: FinishedRun, number: int, folder: Path) -> np.ndarray:
     if run.method is None:  # Python gave an object, but the folder has the matrix
-        found: Mapping[str, Any] = RunFolder(folder).relations[number]
+        found: Mapping[str, object] = RunFolder(folder).relations[number]
     else:
         found = run.method.diagnostics(run.servers[number])
     if "similarity" not in found:
