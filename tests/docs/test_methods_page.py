@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tools.methods_page import page_with_tables
 
 from atoll.experiment.config import make_config, resolve
 from atoll.methods import METHODS
@@ -58,3 +59,8 @@ def test_settings_exist(title: str, pair: str) -> None:
     name = next(row[0] for row in reversed(ROWS) if row[1] == anchor(title))
     key, value = pair.split("=")
     resolve(make_config(method=name, set={key: value}))
+
+
+def test_the_tables_of_hyper_parameters_are_those_of_the_fields() -> None:
+    assert page_with_tables(PAGE) == PAGE, "run: python tools/methods_page.py"
+    assert "| `mu` | 0.01 | μ: weight of the pull towards the received model |" in PAGE

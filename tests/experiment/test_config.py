@@ -134,14 +134,19 @@ def test_any_configuration_survives_its_file(config: RunConfig) -> None:
             {"set": {"weight_by": "size"}},
             "weight_by cannot be 'size'; it takes nodes or train or uniform",
         ),
-        ({"set": {"hidden": 0}}, "hidden is 0; give at least 1"),
-        ({"set": {"dropout": 1}}, "dropout is 1.0; give a number from 0 up to, not including, 1"),
-        ({"set": {"lr": -1}}, "lr is -1.0; give a learning rate between 0 and a million"),
-        ({"set": {"lr": "nan"}}, "lr is nan; give a learning rate between 0 and a million"),
-        ({"set": {"beta1": 1}}, "beta1 is 1.0; give a number from 0 up to, not including, 1"),
+        ({"set": {"hidden": 0}}, "hidden is 0; give at least 1 (width of the hidden layers)"),
+        ({"set": {"dropout": 1}}, "dropout is 1.0; give a number from 0 up to, not including, 1 "
+            "(share of a layer's inputs that training drops)"),
+        ({"set": {"lr": -1}}, "lr is -1.0; give a learning rate between 0 and a million "
+            "(size of a step)"),
+        ({"set": {"lr": "nan"}}, "lr is nan; give a learning rate between 0 and a million "
+            "(size of a step)"),
+        ({"set": {"beta1": 1}}, "beta1 is 1.0; give a number from 0 up to, not including, 1 "
+            "(how much of the mean gradient stays)"),
         (
             {"method": "fedprox", "set": {"mu": "inf"}},
-            "mu is inf; give a finite number that is not negative",
+            "mu is inf; give a finite number that is not negative (μ: weight of the pull towards "
+            "the received model)",
         ),
         ({"set": {"epochs": 0}}, "epochs is 0; give a whole number of at least 1"),
         ({"set": {"epochs": "1.5"}}, "epochs is 1.5; give a whole number of at least 1"),

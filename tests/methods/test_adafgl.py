@@ -377,7 +377,7 @@ def test_the_contract_holds_in_step_two(settings):
         ({"block": 0}, "block is 0; give at least 1"),
         ({"alpha": 1.5}, "alpha is 1.5; give a number from 0 to 1"),
         ({"beta": -0.1}, "beta is -0.1; give a number from 0 to 1"),
-        ({"threshold": 1}, "threshold is 1; give a number from 0 to below 1"),
+        ({"threshold": 1}, "threshold is 1; give a number from 0 up to, not including, 1"),
         ({"keep": "lst"}, "unknown keep 'lst'; did you mean 'last'"),
         ({"switch": "soft"}, "unknown switch 'soft'"),
     ],

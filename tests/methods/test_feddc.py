@@ -228,7 +228,9 @@ def test_the_preset_is_openfgls() -> None:
 
 
 def test_a_negative_pull_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"alpha is -0.1; give a number that is not negative"):
+    with pytest.raises(
+        ConfigError, match=r"alpha is -0.1; give a finite number that is not negative"
+    ):
         FedDC(NET, alpha=-0.1)
 
 

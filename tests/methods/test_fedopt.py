@@ -166,7 +166,7 @@ def test_every_server_has_its_own_defaults_and_they_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"server_optimizer": "adm"}, "unknown server optimizer 'adm'; did you mean 'adam'"),
+        ({"server_optimizer": "adm"}, "unknown server_optimizer 'adm'; did you mean 'adam'"),
         ({"server_lr": 0.0}, "server_lr is 0.0; give a positive learning rate"),
         ({"tau": 0.0}, "tau is 0.0; give a positive number"),
         ({"server_beta1": 1.0}, "server_beta1 is 1.0; give a number from 0"),

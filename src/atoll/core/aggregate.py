@@ -12,7 +12,7 @@ tree is the model itself, else in a field `rule` of the method's own record (`ag
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,9 @@ def _median(stacked: Tensor) -> Tensor:
     ordered, count = stacked.sort(dim=0).values, len(stacked)
     return torch.lerp(ordered[(count - 1) // 2], ordered[count // 2], 0.5)
 
+
+Aggregate = Annotated[Rule, "rule that makes one model of the clients' models"]
+"""The type of a method's field `aggregate`."""
 
 RULES: dict[str, type[Rule]] = {"mean": Mean, "median": Median}
 """Every rule, by the name that `--set aggregate=NAME` gives it."""

@@ -81,6 +81,7 @@ class Noised(Wrapper):
     not_private: ClassVar[str] = "it is already"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.clip < math.inf:
             raise ConfigError(f"dp: clip is {self.clip:g}; give a finite number above 0")
         if not 0 <= self.noise < math.inf:

@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.core.aggregate import model_of
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import check_hypers
 from atoll.core.message import Message, ToAll
 from atoll.core.private_layers import whole
 from atoll.core.space import USUAL, Space
@@ -288,6 +289,10 @@ class Method(ABC):
 
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
     """Why a method without a field `aggregate` takes no aggregation rule (`core.aggregate`)."""
+
+    def __post_init__(self) -> None:
+        """Check every hyper-parameter; a method that checks more calls this first."""
+        check_hypers(self)
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -6,12 +6,13 @@ Weight decay is L2 in the gradient, as in `torch.optim.Adam` and everywhere in t
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 from atoll.core.vmap import kernels
 from atoll.core.vmap.stacks import call
@@ -47,11 +48,11 @@ class AdamState:
 class Adam:
     """Adam (Kingma and Ba, 2015)."""
 
-    lr: float = 0.01
-    weight_decay: float = 5e-4
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    lr: Annotated[LearningRate, "size of a step"] = 0.01
+    weight_decay: Annotated[NonNegative, "weight of the parameters in the gradient"] = 5e-4
+    beta1: Annotated[ShareBelowOne, "how much of the mean gradient stays"] = 0.9
+    beta2: Annotated[ShareBelowOne, "how much of the mean square stays"] = 0.999
+    eps: Annotated[NonNegative, "least divisor of a step"] = 1e-8
 
     def init(self, params: Tree) -> AdamState:
         zeros = tree_map(torch.zeros_like, params)
@@ -209,9 +210,9 @@ class SGDState:
 class SGD:
     """Stochastic gradient descent, with momentum if asked."""
 
-    lr: float = 0.01
-    weight_decay: float = 0.0
-    momentum: float = 0.0
+    lr: Annotated[LearningRate, "size of a step"] = 0.01
+    weight_decay: Annotated[NonNegative, "weight of the parameters in the gradient"] = 0.0
+    momentum: Annotated[ShareBelowOne, "how much of the last step stays"] = 0.0
 
     def init(self, params: Tree) -> SGDState:
         return SGDState(tree_map(torch.zeros_like, params) if self.momentum else None)

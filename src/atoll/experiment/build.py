@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 import msgspec
 
 from atoll.core.aggregate import RULES, Rule
 from atoll.core.errors import ConfigError, unknown
+from atoll.core.hyper import hypers
 from atoll.core.method import Method
 from atoll.core.optim import OPTIMIZERS
 from atoll.core.space import Value
@@ -156,21 +156,16 @@ def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, 
 def _converted(part: Any, name: str, value: object) -> Any:
     """A hyper-parameter's value in its type, within its limits."""
     assert is_dataclass(part)
-    kind = get_type_hints(type(part))[name]
-    if kind is Rule:
+    hyper = hypers(type(part))[name]
+    if hyper.kind is Rule:
         return _rule(str(value))
     try:
-        converted = msgspec.convert(value, kind, strict=False)
+        converted = msgspec.convert(value, hyper.kind, strict=False)
     except msgspec.ValidationError:
-        word = getattr(kind, "__name__", str(kind))
-        choices = " or ".join(map(str, get_args(kind)))
-        wanted = choices if get_origin(kind) is Literal else KINDS.get(word, word)
+        word = getattr(hyper.kind, "__name__", str(hyper.kind))
+        wanted = hyper.allowed if get_origin(hyper.kind) is Literal else KINDS.get(word, word)
         raise ConfigError(f"{name} cannot be '{value}'; it takes {wanted}") from None
-    low, high, words = LIMITS.get(name, (None, None, ""))
-    if isinstance(converted, int | float) and not isinstance(converted, bool):
-        outside = (low is not None and converted < low) or (high is not None and converted >= high)
-        if outside or not math.isfinite(converted):
-            raise ConfigError(f"{name} is {converted}; {words or 'give a finite number'}")
+    hyper.check(converted)
     return converted
 
 
@@ -185,32 +180,3 @@ def _rule(text: str) -> Rule:
             raise unknown(f"parameter of aggregate={name}", key, _names(rule))
     made: Rule = replace(rule, **{key: _converted(rule, key, options[key]) for key in options})
     return made
-
-
-LIMITS: dict[str, tuple[float | None, float | None, str]] = {
-    "dropout": (0, 1, "give a number from 0 up to, not including, 1"),
-    "lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
-    "weight_decay": (0, None, "give a finite number that is not negative"),
-    "momentum": (0, 1, "give a number from 0 up to, not including, 1"),
-    "beta1": (0, 1, "give a number from 0 up to, not including, 1"),
-    "beta2": (0, 1, "give a number from 0 up to, not including, 1"),
-    "eps": (0, None, "give a finite number that is not negative"),
-    "mu": (0, None, "give a finite number that is not negative"),
-    "tau": (0, 1e6, "give a number from 0 to a million"),
-    "lam": (0, None, "give a finite number that is not negative"),
-    "lam_c": (0, None, "give a finite number that is not negative"),
-    "lam_d": (0, None, "give a finite number that is not negative"),
-    "lam_f": (0, None, "give a finite number that is not negative"),
-    "generator_lr": (1e-12, 1e6, "give a learning rate between 0 and a million"),
-    "hidden": (1, None, "give at least 1"),
-    "layers": (1, None, "give at least 1"),
-    "heads": (1, None, "give at least 1"),
-    "hops": (1, None, "give at least 1"),
-    "epochs": (1, None, "give at least 1"),
-    "eps1": (0, None, "give a finite number that is not negative"),
-    "eps2": (0, None, "give a finite number that is not negative"),
-    "seq_length": (1, None, "give at least 1"),
-    "min_round": (0, None, "give a whole number that is not negative"),
-    "min_size": (1, None, "give at least 1"),
-}
-"""Ranges of hyper-parameters that several methods and networks share: at least, below, in words."""

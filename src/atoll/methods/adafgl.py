@@ -40,16 +40,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Mean, Rule, Update, aggregated
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import Epochs, OneOrMore, OptimizerState, Share, ShareBelowOne
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -113,21 +113,21 @@ class AdaFGL(Method):
     """Federated knowledge, then adaptive propagation on every client."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    federated_rounds: int = 50
-    personal_epochs: int = 4
-    alpha: float = 0.5
-    beta: float = 0.2
-    hops: int = 3
-    threshold: float = 0.0
-    keep: Literal["last", "best"] = "last"
-    optimizer_state: Literal["keep", "reset"] = "reset"
-    switch: Literal["mix", "hard"] = "mix"
-    double_softmax: bool = False
-    logit_mse: bool = False
-    inverted_rescale: bool = False
-    block: int = 1024
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    federated_rounds: Annotated[OneOrMore, "rounds of step 1"] = 50
+    personal_epochs: Annotated[OneOrMore, "epochs of a round of step 2"] = 4
+    alpha: Annotated[Share, "α: how much the given edges count in S"] = 0.5
+    beta: Annotated[Share, "β: how much of a message stays"] = 0.2
+    hops: Annotated[OneOrMore, "products with S"] = 3
+    threshold: Annotated[ShareBelowOne, "where S is cut to 0 and 1; 0 for no cut"] = 0.0
+    keep: Annotated[Literal["last", "best"], "which model of step 1 goes into step 2"] = "last"
+    optimizer_state: OptimizerState = "reset"
+    switch: Annotated[Literal["mix", "hard"], "whether HCS mixes the heads or picks one"] = "mix"
+    double_softmax: Annotated[bool, "fault of public codes: P has a second softmax"] = False
+    logit_mse: Annotated[bool, "fault of public codes: logits for probabilities"] = False
+    inverted_rescale: Annotated[bool, "fault of public codes: least alike push least"] = False
+    block: Annotated[OneOrMore, "rows of S that are computed at a time"] = 1024
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -167,15 +167,6 @@ class AdaFGL(Method):
             "optimizer_state": "keep",
         },
     }
-
-    def __post_init__(self) -> None:
-        for name in ("federated_rounds", "personal_epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name, allowed in (("keep", ("last", "best")), ("switch", ("mix", "hard"))):
-            if getattr(self, name) not in allowed:
-                raise unknown(name, getattr(self, name), allowed)
-        _ = self.adaptive  # it refuses what makes no sense
 
     @property
     def adaptive(self) -> Adaptive:

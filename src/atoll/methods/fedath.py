@@ -23,16 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
+from atoll.core.hyper import Epochs, NonNegative
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -64,15 +65,15 @@ class FedATH(Method):
     """Causal and biased subgraphs."""
 
     optimizer: Optimizer = Adam(lr=1e-3)
-    epochs: int = 3
-    lam: float = 0.1
-    evaluator: Literal["mlp", "gnn"] = "mlp"
-    hsic: Literal["trace/N", "trace/(N-1)^2"] = "trace/(N-1)^2"
-    entropy: Literal["sum", "mean", "uniform"] = "mean"
-    use_entropy: bool = True
-    use_hsic: bool = True
-    share: Literal["cg", "cg+ee", "cg+bg", "all"] = "cg"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    lam: Annotated[NonNegative, "λ: weight of the HSIC term"] = 0.1
+    evaluator: Annotated[Literal["mlp", "gnn"], "network that scores the edges"] = "mlp"
+    hsic: Annotated[Literal["trace/N", "trace/(N-1)^2"], "scale of HSIC"] = "trace/(N-1)^2"
+    entropy: Annotated[Literal["sum", "mean", "uniform"], "reading of Eq. 9"] = "mean"
+    use_entropy: Annotated[bool, "whether f^b minimises the entropy term"] = True
+    use_hsic: Annotated[bool, "whether the HSIC term counts"] = True
+    share: Annotated[Literal["cg", "cg+ee", "cg+bg", "all"], "networks that are averaged"] = "cg"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(1e-4, 10, log=True)}
     # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
@@ -107,6 +108,7 @@ class FedATH(Method):
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.net, GCN):
             raise ConfigError("fedath weighs the edges of a gcn; use --set net=gcn")
 

@@ -12,12 +12,13 @@ Departures from the reference code: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, OptimizerState, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -31,10 +32,10 @@ class FedAvg(Method):
     """Federated averaging."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "keep"
+    aggregate: Aggregate = Mean()
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = (

@@ -28,15 +28,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, aggregated, average, put, spread
+from atoll.core.aggregate import Aggregate, Mean, aggregated, average, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import num_steps
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -85,13 +86,15 @@ class FedDC(Method):
     """Local drift, decoupled and corrected."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    epochs: int = 3
-    alpha: float = 0.01
-    variant: Literal["paper", "authors"] = "paper"
-    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    compat: Literal["none", "no-server-term", "lagging-drift", "openfgl"] = "none"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    alpha: Annotated[NonNegative, "α: weight of the pull and of the drift"] = 0.01
+    variant: Annotated[Literal["paper", "authors"], "which of the two published servers"] = "paper"
+    weight_by: WeightBy = "uniform"
+    optimizer_state: OptimizerState = "keep"
+    compat: Annotated[
+        Literal["none", "no-server-term", "lagging-drift", "openfgl"], "faults of OpenFGL to repeat"
+    ] = "none"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL_SGD, "alpha": Real(1e-3, 1, log=True)}
     # Of the authors' scripts: one value for each kind of data.
@@ -111,8 +114,7 @@ class FedDC(Method):
     }
 
     def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ConfigError(f"alpha is {self.alpha}; give a number that is not negative")
+        super().__post_init__()
         if self.variant == "authors" and self.compat != "none":
             raise ConfigError("compat shows faults of OpenFGL, which follows variant=paper")
 

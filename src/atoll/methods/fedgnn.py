@@ -32,16 +32,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, Update, aggregated, put, spread
+from atoll.core.aggregate import Aggregate, Mean, Update, aggregated, put, spread
 from atoll.core.dp import clipped
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, sum_at
+from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -121,13 +122,13 @@ class FedGNN(Method):
     """Federated averaging with twins."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    clip: float = 0.0
-    epsilon: float = 0.0
-    salt: int = 0
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "keep"
+    clip: Annotated[NonNegative, "longest update that is sent; 0 for any"] = 0.0
+    epsilon: Annotated[NonNegative, "nominal ε of the Laplace noise; 0 for none"] = 0.0
+    salt: Annotated[int, "salt of the keys, which the server must not know"] = 0
+    aggregate: Aggregate = Mean()
 
     paper: ClassVar[str] = (
         "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, "
@@ -137,13 +138,12 @@ class FedGNN(Method):
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         convolutions = 0
         if isinstance(self.net, GCN):
             convolutions = self.net.layers - (self.net.head == "linear")
         if convolutions < 2:
             raise ConfigError("fedgnn widens the second convolution of a gcn; give it at least two")
-        if self.clip < 0 or self.epsilon < 0:
-            raise ConfigError("clip and epsilon cannot be negative; 0 switches them off")
         if self.epsilon and not self.clip:
             raise ConfigError("epsilon needs a bound on what is hidden; give clip as well")
 

@@ -28,16 +28,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.aggregate import cosines, mix, put, spread
-from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import Epochs, OneOrMore, OptimizerState, Positive, Share
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -71,16 +71,20 @@ class FedGTA(Method):
     """Topology-aware averaging."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    threshold: float = 0.5
-    moments: Literal["origin", "central", "hybrid"] = "hybrid"
-    order: int = 10
-    propagation: Literal["authors", "paper", "openfgl"] = "authors"
-    steps: int = 5
-    alpha: float = 0.5
-    temperature: float = 20.0
-    moments_of: Literal["last", "all"] = "last"
-    optimizer_state: Literal["keep", "reset"] = "keep"
+    epochs: Epochs = 3
+    threshold: Annotated[float, "cosine of moments above which two clients average"] = 0.5
+    moments: Annotated[
+        Literal["origin", "central", "hybrid"], "which moments describe a client"
+    ] = "hybrid"
+    order: Annotated[OneOrMore, "highest order of the moments"] = 10
+    propagation: Annotated[Literal["authors", "paper", "openfgl"], "how labels are smoothed"] = (
+        "authors"
+    )
+    steps: Annotated[OneOrMore, "steps of the smoothing"] = 5
+    alpha: Annotated[Share, "α: how much neighbours count in a step"] = 0.5
+    temperature: Annotated[Positive, "of the softmax behind the confidence"] = 20.0
+    moments_of: Annotated[Literal["last", "all"], "smoothing steps that moments describe"] = "last"
+    optimizer_state: OptimizerState = "keep"
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -108,13 +112,6 @@ class FedGTA(Method):
         "every client gets a mixture of models, weighted by how alike the clients are"
     )
     deployed: ClassVar[str] = "personalised"
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "order", "temperature"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha is {self.alpha}; give a number from 0 to 1")
 
     @property
     def views(self) -> Mapping[str, View]:

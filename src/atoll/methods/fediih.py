@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ from atoll.core.aggregate import average, mix, put, spread
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse
+from atoll.core.hyper import Epochs, OneOrMore, Positive, Sharpness, ZeroOrMore
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -106,22 +107,24 @@ class FedIIH(Method):
     """Inter- and intra-heterogeneity."""
 
     optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
-    epochs: int = 1
-    tau: float = 10.0
-    trains_encoder: Literal["ce", "elbo", "both"] = "ce"
-    heads: Literal["shared", "separate"] = "shared"
-    js: Literal["moments", "monte-carlo"] = "moments"
-    prior: Literal["paper", "code"] = "paper"
-    elbo_sums: Literal["sum", "mean"] = "sum"
-    elbo_weight: float = 1.0
-    statistics: Literal["no-dropout", "code"] = "no-dropout"
-    pairs: int = 0
-    samples: int = 512
-    factor_variance: float = 0.25
-    alpha_variance: float = 1.0
-    hierarchy: bool = True
-    inference: bool = True
-    disentangle: bool = True
+    epochs: Epochs = 1
+    tau: Sharpness = 10.0
+    trains_encoder: Annotated[Literal["ce", "elbo", "both"], "losses that train the encoder"] = "ce"
+    heads: Annotated[Literal["shared", "separate"], "whether q has a variance head"] = "shared"
+    js: Annotated[Literal["moments", "monte-carlo"], "how the divergence is computed"] = "moments"
+    prior: Annotated[Literal["paper", "code"], "whose terms tie α̂ to α̃"] = "paper"
+    elbo_sums: Annotated[Literal["sum", "mean"], "sums or means over nodes in the ELBO"] = "sum"
+    elbo_weight: Annotated[float, "weight of the ELBO"] = 1.0
+    statistics: Annotated[
+        Literal["no-dropout", "code"], "whether q has dropout when it is sent"
+    ] = "no-dropout"
+    pairs: Annotated[ZeroOrMore, "pairs without an edge per node in the ELBO; 0 for all"] = 0
+    samples: Annotated[OneOrMore, "draws of a Monte Carlo divergence"] = 512
+    factor_variance: Annotated[Positive, "variance of a factor around α̂"] = 0.25
+    alpha_variance: Annotated[Positive, "variance of α̂ around α̃"] = 1.0
+    hierarchy: Annotated[bool, "ablation: whether there is an α"] = True
+    inference: Annotated[bool, "ablation: whether there is a q"] = True
+    disentangle: Annotated[bool, "ablation: whether there are several factors"] = True
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -177,13 +180,9 @@ class FedIIH(Method):
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.net, DisenGCN):
             raise ConfigError("fediih shares the factors of a disengcn; use --set net=disengcn")
-        for name in ("samples", "factor_variance", "alpha_variance"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0")
-        if self.pairs < 0:
-            raise ConfigError(f"pairs is {self.pairs}; give 0 (all) or a number per node")
 
     @property
     def disengcn(self) -> DisenGCN:

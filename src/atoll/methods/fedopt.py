@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, Update, aggregated
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -61,15 +61,23 @@ class FedOpt(Method):
     """Adaptive federated optimization."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    epochs: int = 3
-    server_optimizer: Literal["adam", "yogi", "adagrad", "sgd"] = "adam"
-    server_lr: float | None = None
-    server_beta1: float | None = None
-    server_beta2: float = 0.99
-    tau: float = 1e-3
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "reset"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    server_optimizer: Annotated[
+        Literal["adam", "yogi", "adagrad", "sgd"], "how the server steps"
+    ] = "adam"
+    server_lr: Annotated[
+        float | None,
+        Limits(above=0, words="a positive learning rate"),
+        "η_s: rate of the server; none: by optimizer",
+    ] = None
+    server_beta1: Annotated[
+        float | None, Limits(low=0, below=1), "β1: how much of m stays; none: by optimizer"
+    ] = None
+    server_beta2: Annotated[ShareBelowOne, "β2: how much of v stays in a round"] = 0.99
+    tau: Annotated[Positive, "τ: start of √v, and least divisor of a step"] = 1e-3
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "reset"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {
         **USUAL_SGD,
@@ -81,17 +89,6 @@ class FedOpt(Method):
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     not_private: ClassVar[str] = ""
     for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
-
-    def __post_init__(self) -> None:
-        if self.server_optimizer not in SERVER_OPTIMIZERS:
-            raise unknown("server optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
-        if self._lr <= 0:
-            raise ConfigError(f"server_lr is {self._lr}; give a positive learning rate")
-        if self.tau <= 0:
-            raise ConfigError(f"tau is {self.tau}; give a positive number")
-        for name, beta in (("server_beta1", self._beta1), ("server_beta2", self.server_beta2)):
-            if not 0 <= beta < 1:
-                raise ConfigError(f"{name} is {beta}; give a number from 0 up to, not including, 1")
 
     @property
     def _lr(self) -> float:

@@ -20,14 +20,15 @@ are all nodes (`weight_by=train`: the paper's number of examples). The paper's s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from atoll.core import private_layers as layers
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, OptimizerState, WeightBy, ZeroOrMore
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -51,11 +52,11 @@ class FedPer(Method):
     """Federated averaging of the first layers."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    personal: int = 1
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    personal: Annotated[ZeroOrMore, "K_P: number of layers that never leave a client"] = 1
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "keep"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "personal": Whole(1, 2)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
@@ -64,10 +65,6 @@ class FedPer(Method):
     )
     not_private: ClassVar[str] = ""
     deployed: ClassVar[str] = "personalised"
-
-    def __post_init__(self) -> None:
-        if self.personal < 0:
-            raise ConfigError(f"personal is {self.personal}; give a number of layers, 0 or more")
 
     def init(self, clients: Clients) -> Tree:
         return start(self.aggregate, self._fresh(clients.key)[0])

@@ -33,15 +33,16 @@ for a class that a participant does not own, also where nobody does.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, aggregated
+from atoll.core.aggregate import Aggregate, Mean, aggregated
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
@@ -92,16 +93,18 @@ class FedProto(Method):
     """Federated prototype learning."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    lam: float = 1.0
-    pull: Literal["nodes", "classes", "prototypes"] = "nodes"
-    aggregation: Literal["owners", "counts", "paper"] = "owners"
-    inference: Literal["head", "prototype"] = "head"
-    share_weights: bool = False
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    compat: Literal["none", "diluted-prototypes"] = "none"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    lam: Annotated[NonNegative, "λ: weight of the pull towards the prototypes"] = 1.0
+    pull: Annotated[Literal["nodes", "classes", "prototypes"], "what the pull averages"] = "nodes"
+    aggregation: Annotated[Literal["owners", "counts", "paper"], "weights of a prototype mean"] = (
+        "owners"
+    )
+    inference: Annotated[Literal["head", "prototype"], "last layer, or nearest prototype"] = "head"
+    share_weights: Annotated[bool, "whether models are averaged, too"] = False
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "keep"
+    compat: Annotated[Literal["none", "diluted-prototypes"], "a fault of OpenFGL"] = "none"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
@@ -115,6 +118,7 @@ class FedProto(Method):
     deployed: ClassVar[str] = "personalised"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         embedder(self.net)
         if self.compat == "diluted-prototypes" and self.aggregation != "owners":
             raise ConfigError("compat=diluted-prototypes has its own mean; leave out aggregation")

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -36,11 +37,11 @@ class FedProx(Method):
     """Federated averaging with a proximal term."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    mu: float = 0.01
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    mu: Annotated[NonNegative, "μ: weight of the pull towards the received model"] = 0.01
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "keep"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}

@@ -29,16 +29,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.aggregate import average, cosines, mix, put, spread
-from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, make_graph
+from atoll.core.hyper import Epochs, NonNegative, Sharpness
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, Net, client_step, embedder
@@ -84,13 +84,13 @@ class FedPUB(Method):
     """Personalised subgraph federated learning."""
 
     optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
-    epochs: int = 1
-    tau: float = 10.0
-    lam_mask: float = 1e-3
-    lam_prox: float = 1e-3
-    regularizers: Literal["on", "off"] = "on"
-    proximal: Literal["squared", "norm"] = "squared"
-    proxy_seed: int = 0
+    epochs: Epochs = 1
+    tau: Sharpness = 10.0
+    lam_mask: Annotated[NonNegative, "λ1: L1 weight of the masks, and their threshold"] = 1e-3
+    lam_prox: Annotated[NonNegative, "λ2: weight of the pull to the received model"] = 1e-3
+    regularizers: Annotated[Literal["on", "off"], "off: what the public code trains"] = "on"
+    proximal: Annotated[Literal["squared", "norm"], "which norm λ2 weighs"] = "squared"
+    proxy_seed: Annotated[int, "seed of the common random graph"] = 0
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -122,10 +122,8 @@ class FedPUB(Method):
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         embedder(self.net)
-        for name in ("lam_mask", "lam_prox"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0")
 
     def init(self, clients: Clients) -> Server:
         total, device = clients.total, clients.key.device

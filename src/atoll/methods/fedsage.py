@@ -13,14 +13,15 @@ own; two layers of one width, as in OpenFGL, instead of widths 64 and 32 and a d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, OptimizerState, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -34,10 +35,10 @@ class FedSage(Method):
     """Federated GraphSAGE."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    weight_by: WeightBy = "uniform"
+    optimizer_state: OptimizerState = "keep"
+    aggregate: Aggregate = Mean()
 
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
@@ -46,6 +47,7 @@ class FedSage(Method):
     nets: ClassVar[tuple[str, ...]] = ("sage",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.net, GraphSAGE):
             raise ConfigError("fedsage trains a GraphSAGE; use --set net=sage")
 

@@ -50,16 +50,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, put, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, put, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import (
+    Epochs,
+    LearningRate,
+    Limits,
+    NonNegative,
+    OneOrMore,
+    OptimizerState,
+    WeightBy,
+    ZeroOrMore,
+)
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -160,24 +170,28 @@ class FedSagePlus(Method):
     """Federated GraphSAGE with missing-neighbour generation."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    generator_rounds: int = 1
-    generator_epochs: int = 20
-    generator_lr: float = 1e-3
-    exchanges: int = 20
-    exchanged_nodes: int = 64
-    hide: float = 0.5
-    p_max: int = 5
-    latent: int = 128
-    narrow: int = 256
-    wide: int = 256
-    lam_d: float = 1.0
-    lam_f: float = 1.0
-    lam_c: float = 1.0
-    compat: Literal["none", "last", "one-directional", "openfgl"] = "none"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    weight_by: WeightBy = "uniform"
+    optimizer_state: OptimizerState = "keep"
+    generator_rounds: Annotated[OneOrMore, "rounds in which generators train"] = 1
+    generator_epochs: Annotated[ZeroOrMore, "epochs of a generator by itself"] = 20
+    generator_lr: Annotated[LearningRate, "rate of the generators"] = 1e-3
+    exchanges: Annotated[ZeroOrMore, "times that clients exchange gradients in a round"] = 20
+    exchanged_nodes: Annotated[OneOrMore, "nodes whose generated features are shown"] = 64
+    hide: Annotated[
+        float, Limits(above=0, below=1, words="a share between 0 and 1"), "share of nodes to hide"
+    ] = 0.5
+    p_max: Annotated[OneOrMore, "most generated neighbours of a node"] = 5
+    latent: Annotated[OneOrMore, "width of the encoder's output"] = 128
+    narrow: Annotated[OneOrMore, "width of the generator's first hidden layer"] = 256
+    wide: Annotated[OneOrMore, "width of the generator's second hidden layer"] = 256
+    lam_d: Annotated[NonNegative, "weight of the loss of degrees"] = 1.0
+    lam_f: Annotated[NonNegative, "weight of the loss of features"] = 1.0
+    lam_c: Annotated[NonNegative, "weight of the classification"] = 1.0
+    compat: Annotated[
+        Literal["none", "last", "one-directional", "openfgl"], "faults of public codes to repeat"
+    ] = "none"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -195,16 +209,9 @@ class FedSagePlus(Method):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"narrow": 256, "wide": 2048}}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.net, GraphSAGE):
             raise ConfigError("fedsage+ trains a GraphSAGE; use --set net=sage")
-        for name in ("generator_rounds", "exchanged_nodes", "p_max", "latent", "narrow", "wide"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name in ("generator_epochs", "exchanges"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give 0 or more")
-        if not 0 < self.hide < 1:
-            raise ConfigError(f"hide is {self.hide}; give a share between 0 and 1")
 
     @property
     def sage(self) -> GraphSAGE:

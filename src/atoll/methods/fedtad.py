@@ -27,17 +27,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, put, start, with_model
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, put, start, with_model
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, make_graph
+from atoll.core.hyper import Epochs, LearningRate, OneOrMore, ZeroOrMore
 from atoll.core.losses import cross_entropy
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -72,28 +73,30 @@ class FedTAD(Wrapper):
     """Topology-aware data-free distillation."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    base: Method | None = None
-    reliability: Literal["topology", "nodes", "equal", "reference"] = "topology"
-    walk_length: int = 5
-    phi_noise: float = 0.0
-    iterations: int = 5
-    generator_steps: int = 1
-    distil_steps: int = 5
-    pseudo_nodes: int = 100
-    noise_size: int = 32
-    neighbours: int = 5
-    lam_sem: float = 1.0
-    lam_div: float = 1.0
-    lam_diverg: float = 1.0
-    generator_lr: float = 1e-3
-    distil_lr: float = 1e-3
-    discrepancy: Literal["kl", "l1"] = "l1"
-    diversity: Literal["cosine", "mode-seeking"] = "mode-seeking"
-    reduce: Literal["sum", "mean"] = "mean"
-    neighbours_by: Literal["dot", "cosine"] = "cosine"
-    server_dropout: bool = False
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    base: Annotated[Method | None, "method that aggregates; none: FedAvg"] = None
+    reliability: Annotated[
+        Literal["topology", "nodes", "equal", "reference"], "φ: how a client's trust is measured"
+    ] = "topology"
+    walk_length: Annotated[OneOrMore, "longest walk whose return is a feature"] = 5
+    phi_noise: Annotated[float, "relative noise on φ before it is sent"] = 0.0
+    iterations: Annotated[ZeroOrMore, "I: how often both play in a round"] = 5
+    generator_steps: Annotated[ZeroOrMore, "I_g: steps of the generator"] = 1
+    distil_steps: Annotated[ZeroOrMore, "I_d: steps of the distilled model"] = 5
+    pseudo_nodes: Annotated[OneOrMore, "nodes of a pseudo graph"] = 100
+    noise_size: Annotated[OneOrMore, "width of the noise z"] = 32
+    neighbours: Annotated[OneOrMore, "k: nearest neighbours in a pseudo graph"] = 5
+    lam_sem: Annotated[float, "λ1: weight of L_sem"] = 1.0
+    lam_div: Annotated[float, "λ2: weight of L_div"] = 1.0
+    lam_diverg: Annotated[float, "weight of L_diverg for the generator"] = 1.0
+    generator_lr: Annotated[LearningRate, "rate of the generator"] = 1e-3
+    distil_lr: Annotated[LearningRate, "rate of the distilled model"] = 1e-3
+    discrepancy: Annotated[Literal["kl", "l1"], "D in L_diverg"] = "l1"
+    diversity: Annotated[Literal["cosine", "mode-seeking"], "what L_div measures"] = "mode-seeking"
+    reduce: Annotated[Literal["sum", "mean"], "over the pseudo nodes of a class"] = "mean"
+    neighbours_by: Annotated[Literal["dot", "cosine"], "similarity behind pseudo edges"] = "cosine"
+    server_dropout: Annotated[bool, "whether pseudo graphs are seen with dropout"] = False
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -147,6 +150,7 @@ class FedTAD(Wrapper):
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.base is not None and self.aggregate != Mean():
             name = type(self.base).__name__
             if getattr(self.base, "aggregate", Mean()) != self.aggregate:

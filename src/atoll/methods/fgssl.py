@@ -31,16 +31,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
+from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.losses import cross_entropy, masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
@@ -62,19 +63,19 @@ class FGSSL(Method):
     """Federated graph semantic and structural learning."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    lam_c: float = 1.0
-    lam_d: float = 1.0
-    tau: float = 0.1
-    omega: float = 0.5
-    weak_edges: float = 0.3
-    weak_features: float = 0.3
-    strong_edges: float = 0.8
-    strong_features: float = 0.5
-    variant: Literal["paper", "authors", "openfgl"] = "paper"
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "reset"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    lam_c: Annotated[NonNegative, "λ_C: weight of the contrast of classes"] = 1.0
+    lam_d: Annotated[NonNegative, "λ_D: weight of the distilled neighbourhoods"] = 1.0
+    tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.1
+    omega: Annotated[Positive, "ω: temperature of the neighbourhoods"] = 0.5
+    weak_edges: Annotated[ShareBelowOne, "share of edges that the weak view drops"] = 0.3
+    weak_features: Annotated[ShareBelowOne, "share of columns that the weak view masks"] = 0.3
+    strong_edges: Annotated[ShareBelowOne, "share of edges that the strong view drops"] = 0.8
+    strong_features: Annotated[ShareBelowOne, "share of columns that the strong view masks"] = 0.5
+    variant: Annotated[Literal["paper", "authors", "openfgl"], "whose loss is trained"] = "paper"
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "reset"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {
         **USUAL,
@@ -90,17 +91,10 @@ class FGSSL(Method):
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.net, GCN):
             raise ConfigError("fgssl drops edges of a gcn; use --set net=gcn")
         embedder(self.net)
-        for name in ("tau", "omega"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0")
-        for name in ("weak_edges", "weak_features", "strong_edges", "strong_features"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; give a share from 0 up to, not including, 1"
-                )
 
     @property
     def gcn(self) -> GCN:

@@ -29,13 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from atoll.core.aggregate import mix, spread
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, NonNegative, OneOrMore, WeightBy, ZeroOrMore
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
@@ -95,16 +96,18 @@ class GCFL(Method):
     """Clustered federated learning on graphs."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    similarity: Literal["cosine", "gradient-norms", "update-norms"] = "cosine"
-    eps1: float = 0.05
-    eps2: float = 0.1
-    mean: Literal["plain", "weighted"] = "plain"
-    seq_length: int = 5
-    standardize: bool = False
-    min_round: int = 20
-    min_size: int = 2
-    weight_by: Literal["nodes", "train", "uniform"] = "train"
+    epochs: Epochs = 3
+    similarity: Annotated[
+        Literal["cosine", "gradient-norms", "update-norms"], "what a cut compares"
+    ] = "cosine"
+    eps1: Annotated[NonNegative, "ε1: a mean update below it allows a split"] = 0.05
+    eps2: Annotated[NonNegative, "ε2: a largest update above it allows a split"] = 0.1
+    mean: Annotated[Literal["plain", "weighted"], "the mean update in the criterion"] = "plain"
+    seq_length: Annotated[OneOrMore, "norms of a client that GCFL+ compares"] = 5
+    standardize: Annotated[bool, "whether sequences are divided by their deviation"] = False
+    min_round: Annotated[ZeroOrMore, "rounds before the first split"] = 20
+    min_size: Annotated[OneOrMore, "a cluster of this size or smaller stays whole"] = 2
+    weight_by: WeightBy = "train"
 
     # seq_length matters with preset=plus alone: --search seq_length=5,10.
     space: ClassVar[Space] = {

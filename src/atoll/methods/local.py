@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -40,7 +41,7 @@ class Local(Method):
     """No federation: the baseline that a federation must beat."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
+    epochs: Epochs = 3
 
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"

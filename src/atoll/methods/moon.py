@@ -28,15 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Mean, Rule, Update, combined, model_of, start
-from atoll.core.errors import ConfigError
+from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
 from atoll.core.losses import cross_entropy, masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
@@ -70,15 +70,15 @@ class MOON(Method):
     """Model-contrastive federated learning."""
 
     optimizer: Optimizer = Adam()
-    epochs: int = 3
-    mu: float = 1.0
-    tau: float = 0.5
-    head: int = 0
-    embedding: Literal["pre-relu", "post-relu"] = "pre-relu"
-    nodes: Literal["train", "all"] = "train"
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    mu: Annotated[NonNegative, "μ: weight of the contrast"] = 1.0
+    tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.5
+    head: Annotated[ZeroOrMore, "width of a projection head; 0 for none"] = 0
+    embedding: Annotated[Literal["pre-relu", "post-relu"], "which embedding counts"] = "pre-relu"
+    nodes: Annotated[Literal["train", "all"], "nodes that the contrast counts"] = "train"
+    weight_by: WeightBy = "nodes"
+    optimizer_state: OptimizerState = "keep"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
@@ -88,11 +88,8 @@ class MOON(Method):
     not_private: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         embedder(self.net)
-        if self.tau <= 0:
-            raise ConfigError(f"tau is {self.tau}; give a number above 0")
-        if self.head < 0:
-            raise ConfigError(f"head is {self.head}; give 0 (none) or the head's width")
 
     @property
     def model(self) -> Any:

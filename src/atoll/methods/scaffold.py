@@ -26,16 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.core import private_layers as layers
-from atoll.core.aggregate import Mean, Rule, aggregated, average
-from atoll.core.errors import ConfigError
+from atoll.core.aggregate import Aggregate, Mean, aggregated, average
 from atoll.core.fit import gradient, num_steps
 from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs, OptimizerState, Positive, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
@@ -85,13 +85,13 @@ class Scaffold(Method):
     """Stochastic controlled averaging."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    epochs: int = 3
-    option: Literal["I", "II"] = "II"
-    eta_g: float = 1.0
-    weight_by: Literal["nodes", "train", "uniform"] = "uniform"
-    optimizer_state: Literal["keep", "reset"] = "keep"
-    compat: Literal["none", "replace-controls"] = "none"
-    aggregate: Rule = Mean()
+    epochs: Epochs = 3
+    option: Annotated[Literal["I", "II"], "control from a gradient (I) or the steps (II)"] = "II"
+    eta_g: Annotated[Positive, "η_g: rate of the server; 1 for a plain mean"] = 1.0
+    weight_by: WeightBy = "uniform"
+    optimizer_state: OptimizerState = "keep"
+    compat: Annotated[Literal["none", "replace-controls"], "a fault of OpenFGL to repeat"] = "none"
+    aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL_SGD, "eta_g": Real(0.1, 2, log=True)}
     tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
@@ -107,10 +107,6 @@ class Scaffold(Method):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openfgl": {"optimizer": "adam", "weight_by": "nodes", "compat": "replace-controls"},
     }
-
-    def __post_init__(self) -> None:
-        if self.eta_g <= 0:
-            raise ConfigError(f"eta_g is {self.eta_g}; give a positive rate, 1 for a plain mean")
 
     def init(self, clients: Clients) -> Server:
         model = shared(self.net, self.net.init(clients.key))

@@ -26,15 +26,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, View, sparse_matrix
+from atoll.core.hyper import Dropout, Hidden, OneOrMore, check_hypers
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -70,17 +70,15 @@ class DisenGCN:
 
     features: int
     classes: int
-    hidden: int = 128
-    factors: int = 2
-    routing: int = 4
-    iterations: int = 6
-    dropout: float = 0.35
-    binary: Literal["one-logit", "two-logits"] = "one-logit"
+    hidden: Hidden = 128
+    factors: Annotated[OneOrMore, "factors of a node's embedding"] = 2
+    routing: Annotated[OneOrMore, "routing layers"] = 4
+    iterations: Annotated[OneOrMore, "steps of one routing"] = 6
+    dropout: Dropout = 0.35
+    binary: Annotated[Literal["one-logit", "two-logits"], "outputs for two classes"] = "one-logit"
 
     def __post_init__(self) -> None:
-        for name in ("factors", "routing", "iterations"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
+        check_hypers(self)
 
     @property
     def width(self) -> int:

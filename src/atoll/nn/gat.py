@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, View
+from atoll.core.hyper import Dropout, Hidden, Layers, OneOrMore
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -35,10 +37,10 @@ class GAT(Layered):
 
     features: int
     classes: int
-    hidden: int = 64
-    layers: int = 2
-    dropout: float = 0.5
-    heads: int = 8
+    hidden: Hidden = 64
+    layers: Layers = 2
+    dropout: Dropout = 0.5
+    heads: Annotated[OneOrMore, "attention heads, which share the width"] = 8
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -37,10 +38,10 @@ class GCN(Layered):
 
     features: int
     classes: int
-    hidden: int = 64
-    layers: int = 2
-    dropout: float = 0.5
-    head: Literal["conv", "linear"] = "conv"
+    hidden: Hidden = 64
+    layers: Layers = 2
+    dropout: Dropout = 0.5
+    head: Annotated[Literal["conv", "linear"], "last layer: convolution or linear"] = "conv"
 
     def __post_init__(self) -> None:
         if self.head == "linear" and self.layers < 2:

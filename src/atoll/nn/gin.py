@@ -19,12 +19,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.core.graph import Graph, Sparse, View
+from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
@@ -38,9 +39,9 @@ class GIN:
 
     features: int
     classes: int
-    hidden: int = 64
-    layers: int = 2
-    dropout: float = 0.5
+    hidden: Hidden = 64
+    layers: Layers = 2
+    dropout: Dropout = 0.5
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -86,10 +87,10 @@ class GraphGIN:
 
     features: int
     classes: int
-    hidden: int = 64
-    layers: int = 3
-    dropout: float = 0.5
-    pool: Literal["sum", "mean", "max"] = "sum"
+    hidden: Hidden = 64
+    layers: Layers = 3
+    dropout: Dropout = 0.5
+    pool: Annotated[Literal["sum", "mean", "max"], "how nodes make a graph's embedding"] = "sum"
 
     task: ClassVar[str] = "graph"
     private: ClassVar[tuple[str, ...]] = ("pre", "post", "readout")

@@ -16,6 +16,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -30,9 +31,9 @@ class GraphSAGE(Layered):
 
     features: int
     classes: int
-    hidden: int = 64
-    layers: int = 2
-    dropout: float = 0.5
+    hidden: Hidden = 64
+    layers: Layers = 2
+    dropout: Dropout = 0.5
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from torch import Tensor
 
 from atoll.core.graph import Graph, View
+from atoll.core.hyper import OneOrMore
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -28,7 +30,7 @@ class SGC:
 
     features: int
     classes: int
-    hops: int = 2
+    hops: Annotated[OneOrMore, "products with the adjacency"] = 2
 
     @property
     def views(self) -> Mapping[str, View]:

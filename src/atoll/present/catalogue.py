@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from atoll.core.aggregate import RULES, Rule
+from atoll.core.hyper import hypers
 from atoll.core.method import task_of
 from atoll.core.optim import OPTIMIZERS
 from atoll.data.public.registry import (
@@ -62,40 +64,73 @@ def _origin(cited: str, paper: str) -> str:
 
 
 def method_page(name: str) -> RenderableType:
-    """A method's own words, and its hyper-parameters with their defaults."""
+    """A method's own words, and what its hyper-parameters mean and take."""
     cls = method_class(name)
     page = Table(title=f"Hyper-parameters (--set KEY=VALUE) of {name}", title_justify="left")
-    for column in ("key", "default", "belongs to"):
+    for column in ("key", "default", "meaning", "takes"):
         page.add_column(column)
     net = (*cls.nets, "gcn")[0]
-    for part, owner in ((cls, "method"), (NETS[net], f"net ({net})")):
-        kinds = get_type_hints(part)
-        for key, default in _defaults(part):
-            choices = get_args(kinds[key]) if get_origin(kinds[key]) is Literal else ()
-            words = f"{owner}: {', '.join(map(str, choices))}" if choices else owner
-            page.add_row(key, escape(str(default)), escape(words))
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
     kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
-    for key, _ in _defaults(type(optimizer)):
-        page.add_row(key, str(getattr(optimizer, key)), f"optimizer ({kind})")
-    for key, value in cls.for_graphs.items():
-        page.add_row(key, str(value), "where graphs are classified")
+    own = hyper_rows(cls)
+    taken = {key for key, *_ in own}
+    of_net = [
+        (f"net.{key}" if key in taken else key, *rest) for key, *rest in hyper_rows(NETS[net])
+    ]
+    of_optimizer = hyper_rows(type(optimizer), optimizer)
+    for title, rows in (("", own), (f"network {net}", of_net), (f"optimizer {kind}", of_optimizer)):
+        if title:
+            page.add_section()
+            page.add_row(Text(title, style="bold"))
+        for row in rows:
+            page.add_row(*map(escape, row))
+    page.add_section()
     nets = [name for name in cls.nets or NETS if task_of(NETS[name]) in cls.tasks]  # type: ignore[arg-type]  # the class knows
-    page.add_row("net", net, f"one of {', '.join(nets)}")
-    page.add_row("optimizer", kind, f"one of {', '.join(OPTIMIZERS)}")
+    page.add_row("net", net, "the network", " or ".join(nets))
+    page.add_row("optimizer", kind, "the clients' optimizer", " or ".join(OPTIMIZERS))
+    for key, value in cls.for_graphs.items():
+        page.add_row(key, str(value), "where graphs are classified", "")
     for preset, settings in cls.presets.items():
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
-        page.add_row("preset", preset, escape(words))
+        page.add_row("preset", preset, "a named set of values", escape(words))
     words = inspect.getdoc(sys.modules[cls.__module__]) or ""
     why = cls(net=NETS[net](features=1, classes=2)).why_not_private()
     private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
+    if "aggregate" not in hypers(cls):
+        private += f"\nAggregation rules (--set aggregate): none, because {cls.not_averaging}"
     about = Text(f"\nPaper: {cls.paper}\n{private}\n")
     parts: list[RenderableType] = [Text(_unwrapped(words)), about, page]
     for option, space in (("", cls.space), *((f" --preset {k}", v) for k, v in cls.grids.items())):
         ranges = ", ".join(f"{key} {wanted}" for key, wanted in space.items())
         parts.append(Text(f"Searched by `atoll tune {name}{option}`: {ranges}"))
     return Group(*parts)
+
+
+def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, str, str]]:
+    """Key, default, meaning and allowed values of all hyper-parameters of a class.
+
+    Args:
+        cls: A method, a network, an optimizer or a rule.
+        made: An object whose values are shown in place of the class's defaults.
+    """
+    skipped = ("net", "optimizer", "features", "classes")
+    rows = []
+    for key, hyper in hypers(cls).items():
+        if key in skipped or hyper.default is MISSING:
+            continue
+        default = hyper.default if made is None else getattr(made, key)
+        takes = hyper.allowed
+        if hyper.kind is Rule:
+            default, takes = _rule_name(default), " or ".join(RULES)
+        elif key == "base":
+            takes = "another method"
+        rows.append((key, "none" if default is None else str(default), hyper.meaning, takes))
+    return rows
+
+
+def _rule_name(rule: object) -> str:
+    return next((name for name, cls in RULES.items() if type(rule) is cls), str(rule))
 
 
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
@@ -123,15 +158,6 @@ def _unwrapped(words: str) -> str:
 def _first_line(cls: type[Any]) -> str:
     doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
     return doc.splitlines()[0].partition(": ")[2] or doc.splitlines()[0]
-
-
-def _defaults(cls: type[Any]) -> list[tuple[str, Any]]:
-    skipped = ("net", "optimizer", "features", "classes")
-    return [
-        (f.name, f.default)
-        for f in fields(cls)
-        if f.name not in skipped and f.default is not MISSING
-    ]
 
 
 def dataset_table(root: str | Path | None) -> Table:
