@@ -40,10 +40,10 @@ from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
 from atoll.nn.ops import (
-    NO_SECOND_DERIVATIVE,
     Context,
     Dims,
     Gradients,
+    NoDerivative,
     Vmap,
     as_batch,
     bags,
@@ -224,7 +224,7 @@ class _Route(Function):
         return (torch.cat(outs), torch.cat(kept, dim=2)), (0, 2)
 
 
-class _RouteBack(Function):
+class _RouteBack(NoDerivative):
     """The gradient of `_Route` by x: from the last pass to the first, each u made once more."""
 
     @staticmethod
@@ -261,14 +261,6 @@ class _RouteBack(Function):
             by_start.add_(edges.scatter(share, by_sum)).add_(edges.scatter(by_score, u))
             by_start.add_(by_sum)
         return _side_by_side(_scale_back(by_start.add_(by_u), start, start_scale))
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[object, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> Gradients:
-        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
     def vmap(

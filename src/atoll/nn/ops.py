@@ -251,6 +251,18 @@ class _KeepsInputs(Function):
         ctx.save_for_backward(*inputs)
 
 
+class NoDerivative(Function):
+    """A gradient that cannot be differentiated again."""
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[object, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+
 class _OnSegments(Function):
     """An op on (dense, *index tensors), whose backward pass reads the index tensors."""
 
@@ -366,7 +378,7 @@ _PIECE = 1 << 22
 """Most numbers that a per-entry product holds at once."""
 
 
-class _EntryDot(Function):
+class _EntryDot(NoDerivative):
     """For each entry the inner product of a[row] and b[column]: the gradient by the values."""
 
     @staticmethod
@@ -379,14 +391,6 @@ class _EntryDot(Function):
         piece = max(1, _PIECE // max(1, a.shape[1]))
         parts = zip(torch.split(rows, piece), torch.split(columns, piece), strict=True)
         return torch.cat([(a.index_select(0, r) * b.index_select(0, c)).sum(-1) for r, c in parts])
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> Gradients:
-        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
     def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
