@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, View
-from atoll.core.hyper import Dropout, Hidden, Layers, OneOrMore
+from atoll.core.hyper import OneOrMore
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -35,11 +35,6 @@ from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
 class GAT(Layered):
     """Layers of width `hidden`, which `heads` heads share equally; the last of width `classes`."""
 
-    features: int
-    classes: int
-    hidden: Hidden = 64
-    layers: Layers = 2
-    dropout: Dropout = 0.5
     heads: Annotated[OneOrMore, "attention heads, which share the width"] = 8
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
-from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -36,11 +35,6 @@ Propagation = Callable[[Tensor], Tensor]
 class GCN(Layered):
     """Layers of width `hidden`, the last of width `classes`."""
 
-    features: int
-    classes: int
-    hidden: Hidden = 64
-    layers: Layers = 2
-    dropout: Dropout = 0.5
     head: Annotated[Literal["conv", "linear"], "last layer: convolution or linear"] = "conv"
 
     def __post_init__(self) -> None:

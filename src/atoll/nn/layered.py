@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from atoll.core.graph import Graph
+from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import dropout
 from atoll.core.tree import Tree
 
 
+@dataclass(frozen=True)
 class Layered(ABC):
     """Parameters are a list, a tree for every layer; the last layer makes the logits."""
 
     features: int
     classes: int
-    hidden: int
-    layers: int
-    dropout: float
+    hidden: Hidden = 64
+    layers: Layers = 2
+    dropout: Dropout = 0.5
 
     @property
     def widths(self) -> list[int]:

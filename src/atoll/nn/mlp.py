@@ -14,7 +14,6 @@ from itertools import pairwise
 from torch import Tensor
 
 from atoll.core.graph import Graph, View
-from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 from atoll.nn import views
@@ -26,12 +25,6 @@ from atoll.nn.ops import matmul
 @dataclass(frozen=True)
 class MLP(Layered):
     """Layers of width `hidden`, the last of width `classes`."""
-
-    features: int
-    classes: int
-    hidden: Hidden = 64
-    layers: Layers = 2
-    dropout: Dropout = 0.5
 
     @property
     def views(self) -> Mapping[str, View]:
