@@ -13,9 +13,10 @@ import pytest
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import make_config
 from atoll.experiment.evaluate import ROLES
+from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS
-from atoll.experiment.result import BEST_CACHED, Result, SeedResult
-from atoll.experiment.rounds import History
+from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.selection import BEST_CACHED
 
 NAN = float("nan")
 

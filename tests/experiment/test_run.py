@@ -17,7 +17,7 @@ from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
 from atoll.experiment.config import make_config, read_config
 from atoll.experiment.folder import check_folder
-from atoll.experiment.rounds import History
+from atoll.experiment.history import History
 from atoll.experiment.run import Stopped, run_config
 from atoll.methods import FedAvg
 from atoll.nn import GCN

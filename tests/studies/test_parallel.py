@@ -12,7 +12,7 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.events import read_events
-from atoll.experiment.rounds import History
+from atoll.experiment.history import History
 from atoll.experiment.run import Observer
 from atoll.methods import FedAvg
 from atoll.nn import GCN

@@ -41,10 +41,11 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve, saved_header
 from atoll.experiment.evaluate import ROLES, Evaluator
 from atoll.experiment.hardware import choose_device, tuned_process
+from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.problem import load_source, make_federation, need_one_graph, prepare_source
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.rounds import Experiment, History, Run
+from atoll.experiment.rounds import Experiment, Run
 
 OnRound = Callable[[int, bool, int], None]
 """Hears the seed, whether the client takes part, and how many rounds are done."""

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import task_of_object
-from atoll.experiment.rounds import History
 from atoll.experiment.run import Observer
 from atoll.present.terminal import Drawn, counted, duration
 from atoll.studies.schedule import cost_of

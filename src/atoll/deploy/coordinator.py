@@ -47,10 +47,11 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
+from atoll.experiment.history import History, restored_scores
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
-from atoll.experiment.rounds import Experiment, History, Run, cached_rounds, restored_scores
+from atoll.experiment.rounds import Experiment, Run, cached_rounds
 from atoll.experiment.run import make_result, name_configuration
 
 ROSTER = "roster.json"

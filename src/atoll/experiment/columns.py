@@ -15,8 +15,8 @@ import numpy as np
 from atoll.core.errors import DataError
 from atoll.engines.ledger import Ledger
 from atoll.experiment.evaluate import ROLES
+from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS
-from atoll.experiment.rounds import SCORED, History
 
 Columns = dict[str, np.ndarray]
 MAX_CSV_ROWS = 200_000

@@ -30,9 +30,9 @@ from atoll.data.source import Source
 from atoll.data.split import SPLITS
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import KINDS, build_method
+from atoll.experiment.history import SCORED
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
-from atoll.experiment.rounds import SCORED
 from atoll.methods import method_class
 
 

@@ -44,11 +44,12 @@ from atoll.experiment.config import (
     read_config,
     resolve,
 )
+from atoll.experiment.history import empty_history, restored_scores
 from atoll.experiment.observers import PROGRESS
 from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult
-from atoll.experiment.rounds import Run, cached_rounds, empty_history, restored_scores
+from atoll.experiment.rounds import Run, cached_rounds
 
 CHECKPOINT = "checkpoint.atoll"
 SEED_DATA = ("clients.npz", "facts.npz")

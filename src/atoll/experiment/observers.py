@@ -21,8 +21,8 @@ from atoll.experiment.metrics import mean_over_clients
 
 if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
+    from atoll.experiment.history import History
     from atoll.experiment.result import Result
-    from atoll.experiment.rounds import History
     from atoll.experiment.run import Observer
 
 PROGRESS = "progress.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from atoll.core.files import write_atomically
 from atoll.engines.ledger import Ledger
 from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text
-from atoll.experiment.evaluate import ROLES
-from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, mean_over_clients
-from atoll.experiment.rounds import SCORED, History
+from atoll.experiment.history import SCORED, History
+from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round
+from atoll.experiment.selection import Selection
 
 CONFIG, RESULT = "config.toml", "result.json"
-BEST_CACHED = "best-cached-test"
-"""Each client's best test score over the models put aside and the last: this leaks test data."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,12 @@ class Result:
         return self.deployed if self.config.evaluate == "deployed" else "local"
 
     @property
+    def selection(self) -> Selection:
+        """How the reported round is picked."""
+        scored = self.config.evaluate or "deployed"
+        return Selection(scored, self.metric, self.weights, self.select)
+
+    @property
     def clients(self) -> int:
         """How many there are."""
         return len(self.seeds[0].history.nodes)
@@ -107,21 +111,8 @@ class Result:
 
     def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
         """What each client reports, (S, K): a metric at the round that the protocol picks."""
-        scored = self.config.evaluate or "deployed"
-        return np.stack(
-            [
-                of_clients(
-                    seed.history,
-                    scored,
-                    metric,
-                    role,
-                    _picked_by(seed.history, self),
-                    self.weights,
-                    self.select,
-                )
-                for seed in self.seeds
-            ]
-        )
+        rule = self.selection
+        return np.stack([rule.of_clients(seed.history, metric, role) for seed in self.seeds])
 
     def curve(
         self, metric: str | None = None, role: str = "test", scored: str | None = None
@@ -133,12 +124,9 @@ class Result:
             role: "train", "val" or "test".
             scored: "deployed" or "local"; None is what the result reports.
         """
-        model = scored or self.config.evaluate or "deployed"
+        rule = replace(self.selection, scored=scored or self.selection.scored)
         return np.stack(
-            [
-                _mean(seed.history, model, metric or self.metric, role, self.weights)
-                for seed in self.seeds
-            ]
+            [rule.mean(seed.history, metric or self.metric, role) for seed in self.seeds]
         )
 
     def plot(self, kind: str = "convergence") -> Any:
@@ -222,81 +210,20 @@ class Result:
 
 def seed_metrics(history: History, rules: Result) -> dict[str, float]:
     """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
-    primary = rules.config.evaluate or "deployed"
+    rule = rules.selection
+    rule = replace(rule, metric=rule.picked_by(history))
     out: dict[str, float] = {}
-    by = _picked_by(history, rules)
     for metric in METRICS:
         for role in ("test", "val"):
-            out[f"{role}_{metric}"] = selected(
-                history, primary, metric, role, by, rules.weights, rules.select
-            )
-    for weights in WEIGHTINGS:
-        out[f"test_accuracy_by_{weights}"] = selected(
-            history, primary, "accuracy", "test", by, weights, rules.select
-        )
-    out["last_test_accuracy"] = selected(
-        history, primary, "accuracy", "test", by, rules.weights, "last"
-    )
+            out[f"{role}_{metric}"] = rule.value(history, metric, role)
+    others = {f"test_accuracy_by_{name}": replace(rule, weights=name) for name in WEIGHTINGS}
+    others["last_test_accuracy"] = replace(rule, select="last")
     for scored in SCORED:
         name = rules.deployed if scored == "deployed" else "local"
-        out[f"{name}_test_accuracy"] = selected(
-            history, scored, "accuracy", "test", by, rules.weights, rules.select
-        )
-    validation = _mean(history, primary, by, "val", rules.weights)
-    out["best_round"] = float(best_round(validation))
+        others[f"{name}_test_accuracy"] = replace(rule, scored=scored)
+    out |= {name: other.value(history, "accuracy", "test") for name, other in others.items()}
+    out["best_round"] = float(best_round(rule.mean(history, rule.metric, "val")))
     return {name: value for name, value in out.items() if not np.isnan(value)}
-
-
-def _picked_by(history: History, rules: Result) -> str:
-    """The metric that picks the round: the data set's own, or accuracy where nobody has it."""
-    scored = rules.config.evaluate or "deployed"
-    undefined = np.isnan(history.array(scored, rules.metric, "val")).all()
-    return "accuracy" if undefined else rules.metric
-
-
-def selected(
-    history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
-) -> float:
-    """A metric, mean over clients, at the round that the selection rule picks."""
-    values = of_clients(history, scored, metric, role, by, weights, select)
-    return float(mean_over_clients(values, weight_of(history, role, weights)))
-
-
-def of_clients(
-    history: History, scored: str, metric: str, role: str, by: str, weights: str, select: str
-) -> np.ndarray:
-    """A metric of each client, (K,), at the round that the selection rule picks."""
-    values = history.array(scored, metric, role)
-    if select == "last":
-        return np.asarray(values[-1])
-    if select == "best-val":
-        return np.asarray(values[best_round(_mean(history, scored, by, "val", weights))])
-    if select == BEST_CACHED:
-        scores = _of_cached(history, history.array(scored, by, "test"))
-    else:
-        scores = history.array(scored, by, "val")
-    picked = np.nan_to_num(scores, nan=-1.0).argmax(0)
-    return np.asarray(values[picked, np.arange(values.shape[1])])
-
-
-def _of_cached(history: History, scores: np.ndarray) -> np.ndarray:
-    """Scores (R, K) of the models that were put aside and of the last; NaN elsewhere."""
-    cached = np.zeros(scores.shape, dtype=bool)
-    cached[-1] = True
-    for client, rounds in enumerate(history.cached):
-        cached[rounds, client] = True
-    return np.where(cached, scores, np.nan)
-
-
-def _mean(history: History, scored: str, metric: str, role: str, weights: str) -> np.ndarray:
-    return mean_over_clients(history.array(scored, metric, role), weight_of(history, role, weights))
-
-
-def weight_of(history: History, role: str, weights: str) -> np.ndarray:
-    """What each client counts in a mean over clients, (K,)."""
-    if weights == "uniform":
-        return np.ones(history.nodes.shape[0])
-    return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes
 
 
 def _spread(values: list[float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,41 +35,9 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.simulation import Simulation
 from atoll.experiment.accounting import spent
 from atoll.experiment.evaluate import ROLES, Evaluator, Scores
+from atoll.experiment.history import History, empty_history, restored_scores
 from atoll.experiment.metrics import METRICS, from_confusion
 from atoll.experiment.replay import Outcome, Replay, Round, fetched, rounds_ahead
-
-SCORED = ("deployed", "local")
-
-
-@dataclass
-class History:
-    """Everything measured, round by round.
-
-    Attributes:
-        scores: For "deployed" and "local" a list over rounds of (K, 3, 5): client, role, metric.
-        counts: Training, validation and test nodes (or graphs) of each client, (K, 3).
-        nodes: Nodes (or graphs) of each client, (K,).
-        seconds: Seconds of each round, training and scoring.
-        cached: For each client the rounds after which its model was put aside; empty where a
-            method puts none aside.
-        ledger: What has crossed so far; None where a run is only read back.
-    """
-
-    counts: np.ndarray
-    nodes: np.ndarray
-    scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
-    seconds: list[float] = field(default_factory=list)
-    cached: list[list[int]] = field(default_factory=list)
-    ledger: Ledger | None = None
-
-    @property
-    def rounds(self) -> int:
-        return len(self.seconds)
-
-    def array(self, scored: str, metric: str, role: str) -> np.ndarray:
-        """One number for each round and client, (R, K); NaN where a client has none."""
-        stacked = np.stack(self.scores[scored])
-        return np.asarray(stacked[:, :, ROLES.index(role), METRICS.index(metric)])
 
 
 @dataclass(frozen=True)
@@ -403,24 +371,10 @@ def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> 
     return scores
 
 
-def empty_history(federation: Federation) -> History:
-    """The clients' sizes, and nothing measured yet."""
-    masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
-    return History(
-        counts=torch.stack(masks).numpy().astype(np.int64),
-        nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
-    )
-
-
 def cached_rounds(method: Method, server: Tree) -> list[list[int]]:
     """For each client the rounds after which its model was put aside; empty for most methods."""
     found: list[list[int]] = method.diagnostics(server).get("cached", [])
     return found
-
-
-def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:
-    """The scores of a snapshot, as `History` has them."""
-    return {name: list(rounds.numpy()) for name, rounds in saved["scores"].items()}
 
 
 def _numbers(scores: Scores) -> np.ndarray:

@@ -34,13 +34,15 @@ from atoll.experiment.hardware import (
     start,
     tuned_process,
 )
+from atoll.experiment.history import History
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.observers import Heard, Progress
 from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.result import BEST_CACHED, Result, SeedResult
-from atoll.experiment.rounds import Experiment, History, Run
+from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.rounds import Experiment, Run
+from atoll.experiment.selection import BEST_CACHED
 from atoll.experiment.sweep import can_be_one, run_together
 
 Divide = Callable[

@@ -27,6 +27,7 @@ from atoll.engines.base import engine_name, runs_at_once
 from atoll.engines.fused import Fused, stack_graphs
 from atoll.engines.recording import Recording, Tape, new_pool, no_reads, shapes
 from atoll.engines.simulation import Simulation
+from atoll.experiment.history import History
 from atoll.experiment.replay import (
     Round,
     Take,
@@ -36,12 +37,7 @@ from atoll.experiment.replay import (
     rounds_ahead,
     shown,
 )
-from atoll.experiment.rounds import (
-    Experiment,
-    History,
-    Run,
-    Saver,
-)
+from atoll.experiment.rounds import Experiment, Run, Saver
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.experiment.config import RunConfig
+from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
-from atoll.experiment.result import BEST_CACHED, Result
-from atoll.experiment.rounds import History
+from atoll.experiment.result import Result
+from atoll.experiment.selection import BEST_CACHED
 
 
 class CtrlC:

@@ -17,9 +17,9 @@ import numpy as np
 
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import available_memory, cores
+from atoll.experiment.history import History
 from atoll.experiment.loggers.base import share_logs
 from atoll.experiment.result import Result
-from atoll.experiment.rounds import History
 from atoll.experiment.run import Observer, Stopped
 from atoll.studies.federations import SHARE, Federations, group_of
 from atoll.studies.schedule import Schedule, cost_of

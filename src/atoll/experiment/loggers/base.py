@@ -17,9 +17,9 @@ import numpy as np
 from atoll.core.errors import ConfigError, unknown
 from atoll.engines.ledger import SCORE
 from atoll.experiment.evaluate import ROLES
+from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS, mean_over_clients
-from atoll.experiment.result import weight_of
-from atoll.experiment.rounds import SCORED, History
+from atoll.experiment.selection import weight_of
 
 if TYPE_CHECKING:
     from atoll.experiment.run import Observer

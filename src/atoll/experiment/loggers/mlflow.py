@@ -19,10 +19,10 @@ import msgspec
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.experiment.config import RunConfig
+from atoll.experiment.history import History
 from atoll.experiment.loggers.base import NewRounds, flat, missing
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import Result, seed_metrics
-from atoll.experiment.rounds import History
 
 EXPERIMENT = "atoll"
 EVERY = 5.0

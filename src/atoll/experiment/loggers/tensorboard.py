@@ -10,10 +10,10 @@ from typing import Any
 
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import RunConfig
+from atoll.experiment.history import History
 from atoll.experiment.loggers.base import NewRounds, flat, missing
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import Result, seed_metrics
-from atoll.experiment.rounds import History
 
 
 def need() -> None:

@@ -21,12 +21,13 @@ from atoll.core.graph import Graph
 from atoll.core.space import Range, Value
 from atoll.data.public.registry import task_of_data
 from atoll.experiment.config import RunConfig, config_text, resolve, saved_header
+from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.result import BEST_CACHED, Result, weight_of
-from atoll.experiment.rounds import History
+from atoll.experiment.result import Result
 from atoll.experiment.run import Observer, Stopped, run_config, selection
+from atoll.experiment.selection import BEST_CACHED, weight_of
 from atoll.experiment.sweep import SeedFailed
 from atoll.studies.study import Cell, Outcome, StudyObserver, note, read_cell, run_cell
 from atoll.studies.tune.search import Search, Trial

@@ -20,7 +20,7 @@ from rich.text import Text
 from atoll.core.files import write_atomically
 from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig, config_text
-from atoll.experiment.rounds import History
+from atoll.experiment.history import History
 from atoll.experiment.run import Observer
 from atoll.present.chart import (
     BLUE,
