@@ -89,7 +89,9 @@ def test_every_option_is_taken_and_saved(cli, tmp_path: Path) -> None:
 def test_a_saved_run_repeats_exactly(cli, tmp_path: Path) -> None:
     first = cli(*SMALL, "--seeds", 2, "--set", "hidden=8", "--out", "a", "--json", "--quiet")
     assert sorted(contents(tmp_path / "a")) == [
-        "config.toml", "federation.npz", "ledger.csv", "metrics.csv", "result.json",
+        "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
+        "model/seed-0/deployed.safetensors", "model/seed-0/model.toml",
+        "model/seed-1/deployed.safetensors", "model/seed-1/model.toml", "result.json",
         "seed-0/checkpoint.atoll", "seed-0/clients.npz", "seed-0/partition.npz",
         "seed-1/checkpoint.atoll", "seed-1/clients.npz", "seed-1/partition.npz",
     ]  # fmt: skip

@@ -64,6 +64,7 @@ def federate(
         "nodes": [int(ids.size) for ids in parts.parts],
         "edges": [int(graph.edges.shape[1]) for graph in graphs],
         "edges_total": int(source.edges.shape[1]),
+        **({"class_names": list(source.class_names)} if source.class_names else {}),
     }
     return Federation(graphs, source.classes, name=source.name, metric=source.metric, about=about)
 

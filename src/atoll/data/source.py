@@ -33,6 +33,7 @@ class Source:
         split: Given roles, (N,) int8 of TRAIN/VAL/TEST/UNUSED, or None.
         columns: Further node columns by name, (N,) each, for example an owner.
         metric: "accuracy" or "auc", what this data set is usually scored by.
+        class_names: The classes' names in the order of their numbers; empty if unknown.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Source:
     split: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
     metric: str = "accuracy"
+    class_names: tuple[str, ...] = ()
 
     @property
     def num_nodes(self) -> int:

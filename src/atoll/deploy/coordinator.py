@@ -52,7 +52,7 @@ from atoll.experiment.privacy import with_privacy
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run, cached_rounds
-from atoll.experiment.run import make_result, name_configuration
+from atoll.experiment.run import about_model, make_result, name_configuration, selection_of
 
 ROSTER = "roster.json"
 
@@ -110,6 +110,7 @@ def coordinate(
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
     seeds, saved = [], RunFolder(folder)
+    keep = selection_of(config, rules, roster.metric)
     for seed in range(config.seed, config.seed + config.seeds):
         experiment = FederatedExperiment(
             method,
@@ -119,6 +120,7 @@ def coordinate(
             seed=seed,
             engine="serial",
             compat=config.compat,
+            keep=keep,
             order=order,
             config=config,
             fleet=fleet,
@@ -132,6 +134,7 @@ def coordinate(
             on_round=partial(_report, experiment, on_round),
         )
         saved.write_seed(done)
+        saved.write_model(done, about_model(config, bare, cast(Federation, roster)))
         seeds.append(SeedResult(seed, done.history, done.ledger))
     result = _result(config, rules, bare, roster, seeds, setup, folder)
     result.save(folder)

@@ -28,7 +28,7 @@ class Coordinator(FleetController):
         folder = kit / "atoll" / "runs" / order.run
         ended = outcome(lambda: coordinate(order, fleet, folder, self.progress.update))
         out.mkdir(parents=True, exist_ok=True)
-        for path in (*map(folder.joinpath, RESULT), *folder.glob("seed-*/*")):
+        for path in (*map(folder.joinpath, RESULT), *folder.glob("**/seed-*/*")):
             if path.exists():
                 to = out / path.relative_to(folder)
                 to.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@
 - `seed-N/partition.npz`: the node ids of each client. `seed-N/checkpoint.atoll`: the last round.
 - `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds of each
   round and, for methods that compare clients, their similarity, mixing weights and clusters.
+- `model/seed-N/`: the model of the selected round (`experiment.model`).
 - `metrics.csv`, `ledger.csv` (`experiment.columns`) and `result.json`, which marks the end.
 - `progress.json`: the state of a run that has not ended (`experiment.observers`).
 
@@ -45,6 +46,13 @@ from atoll.experiment.config import (
     resolve,
 )
 from atoll.experiment.history import empty_history, restored_scores
+from atoll.experiment.model import (
+    SelectedModel,
+    from_export,
+    only_read,
+    read_model,
+    write_model,
+)
 from atoll.experiment.observers import PROGRESS
 from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import protocol
@@ -55,6 +63,7 @@ CHECKPOINT = "checkpoint.atoll"
 SEED_DATA = ("clients.npz", "facts.npz")
 """The file of a seed's arrays; the second name is that of earlier versions."""
 MEASURES = "federation.npz"
+MODEL = "model"
 MAX_CLIENTS = 200
 """Most clients whose pairs are compared; there are K² of them."""
 MAX_EDGES = 300_000
@@ -122,6 +131,35 @@ class RunFolder:
             known = relations(run.experiment.method, run.server)
             found |= {name: value.double().cpu().numpy() for name, value in known.items()}
         _write_arrays(self.seed(run.experiment.seed) / SEED_DATA[0], found)
+
+    def write_model(self, run: Run, about: Mapping[str, object]) -> None:
+        """Write the model of the selected round of a finished seed, if the run kept it."""
+        wanted = run.experiment
+        model = None if run.keeper is None else run.keeper.selected(run.history)
+        if model is None:
+            return
+        if model.private:
+            model = from_export(model.export())
+            private = only_read(model, wanted.method, wanted.federation.graphs)
+            model = replace(model, private=private)
+        write_model(self.path / MODEL / f"seed-{wanted.seed}", model, about)
+
+    def model(self, seed: int | None = None) -> SelectedModel:
+        """The model of the selected round of a seed, by default of the first."""
+        number = self.config.seed if seed is None else seed
+        folder = self.path / MODEL / f"seed-{number}"
+        if number not in self.seeds:
+            last = self.seeds[-1]
+            raise ConfigError(
+                f"the run in '{self.path}' has no seed {number}; give one from {self.seeds[0]} to "
+                f"{last}"
+            )
+        if not folder.exists():
+            raise ConfigError(
+                f"the run in '{self.path}' kept no model of seed {number}: it is not finished, was "
+                "made by an earlier version, or selects by test scores; run it again"
+            )
+        return read_model(folder)
 
     @cached_property
     def config(self) -> RunConfig:

@@ -37,7 +37,9 @@ from atoll.experiment.accounting import spent
 from atoll.experiment.evaluate import ROLES, Evaluator, Scores
 from atoll.experiment.history import History, empty_history, restored_scores
 from atoll.experiment.metrics import METRICS, from_confusion
+from atoll.experiment.model import ModelKeeper, Trees
 from atoll.experiment.replay import Outcome, Replay, Round, fetched, rounds_ahead
+from atoll.experiment.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Experiment:
             round; None takes 1 for nodes, which cost nothing, and 10 for graphs, most of which
             train. Validation and test are scored in every round.
         compat: Names from `protocols.COMPAT`.
+        keep: How the round is selected whose model is kept (`experiment.model`); None keeps none.
         replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
             fused engine. Elsewhere a replay is the same work again, which only tests want.
 
@@ -81,6 +84,7 @@ class Experiment:
     auc: bool | None = None
     train_every: int | None = None
     compat: tuple[str, ...] = ()
+    keep: Selection | None = None
     replay: bool | None = None
 
     def run(
@@ -181,6 +185,9 @@ class Run:
         self.history = self.no_history()
         self.history.ledger = self.ledger
         self.server: Tree = None
+        self.keeper: ModelKeeper | None = None
+        if experiment.keep is not None:
+            self.keeper = ModelKeeper(experiment.keep, experiment.method, experiment.rounds)
         self.replay: Replay | None = None
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
@@ -247,15 +254,25 @@ class Run:
         rounds: list[Round] = []
         seconds = self.history.seconds
         left = self.experiment.rounds - number
-        for ahead in range(rounds_ahead(left, seconds[-1]) if seconds else 1):
+        most = rounds_ahead(left, seconds[-1]) if seconds else 1
+        copies: list[Trees] = []
+        if self.keeper is not None and most > 1:
+            most = self.keeper.rounds_ahead(self.trees(), most)
+        for ahead in range(most):
             with_train = self.scores_train(number + ahead)
             if rounds and not self.replay.ready(number + ahead, with_train):
                 break  # what cannot be replayed would be waited for
+            if rounds and self.keeper is not None:
+                copies.append(self.keeper.copied(self.trees()))
             self.server, played = self.replay.one(self.server, number + ahead, with_train)
             rounds.append(played)
             if played.tape is None:
                 break  # it was waited for already
-        self._read(rounds, began)
+        self._read(rounds, began, copies)
+
+    def trees(self) -> Trees:
+        """The server's tree and the clients' private states now."""
+        return self.server, self.simulation.engine.export_states()
 
     def scores_train(self, number: int) -> bool:
         """Whether the training part is scored in this round."""
@@ -278,18 +295,27 @@ class Run:
         finite = None if everyone.tape is None else everyone.tape.finite()
         return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
 
-    def _read(self, rounds: Sequence[Round], began: float) -> None:
+    def _read(self, rounds: Sequence[Round], began: float, copies: Sequence[Trees] = ()) -> None:
         """Fetch what some rounds found and write it down."""
         found = fetched(rounds)
-        self.write(rounds, found, (time.perf_counter() - began) / len(rounds))
+        after = [lambda copy=copy: copy for copy in copies]
+        seconds = (time.perf_counter() - began) / len(rounds)
+        self.write(rounds, found, seconds, [*after, self.trees])
 
-    def write(self, rounds: Sequence[Round], found: Outcome, seconds: float) -> None:
+    def write(
+        self,
+        rounds: Sequence[Round],
+        found: Outcome,
+        seconds: float,
+        after: Sequence[Callable[[], Trees]],
+    ) -> None:
         """Write down what some rounds found, up to the first that went wrong.
 
         Args:
             rounds: In order.
             found: Their outcomes, stacked, where Python can read them.
             seconds: What each of them took.
+            after: The trees after each of them.
         """
         deployed = _numbers(found.deployed)
         local = None if found.local is None else _numbers(found.local)
@@ -312,6 +338,8 @@ class Run:
             for step, drawn, down, up in [] if played.tape is None else played.tape.traffic:
                 who = positions if drawn else found.scored[row].tolist()
                 self.ledger.add(played.number, step, who, down, up)
+            if self.keeper is not None:
+                self.keeper.offer(self.history, played.number, after[row])
 
     def snapshot(self, fingerprint: str) -> Tree:
         """Everything needed to continue with the same numbers."""
@@ -326,6 +354,7 @@ class Run:
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
             "privacy": self.privacy(),
+            "selected": self.keeper.model.export() if self.keeper and self.keeper.model else None,
         }
 
     def privacy(self) -> dict[str, Any] | None:
@@ -350,6 +379,8 @@ class Run:
         self.history.seconds = tree["seconds"].tolist()
         self.history.scores = restored_scores(tree)
         self.ledger.restore(tree["ledger"])
+        if self.keeper is not None:
+            self.keeper.restore(self.history, tree.get("selected"))
 
 
 def _is_fused(simulation: Simulation) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
-from atoll.experiment.selection import BEST_CACHED
+from atoll.experiment.selection import BEST_CACHED, Selection
 from atoll.experiment.sweep import can_be_one, run_together
 
 Divide = Callable[
@@ -296,8 +297,10 @@ class Plan:
             if self.method is None:
                 self._begin(federation, method, notes)
             self.method, self.federation = method, federation
+            keep = None
             if self.folder is not None:
                 self.folder.write_partition(number, federation)
+                keep = selection_of(config, self.rules, federation.metric)
             experiment = Experiment(
                 with_privacy(method, config.dp),
                 federation,
@@ -308,6 +311,7 @@ class Plan:
                 device=self.device,
                 chunk=config.chunk,
                 compat=config.compat,
+                keep=keep,
             )
             self.setup += time.perf_counter() - self.began
             yield experiment
@@ -347,6 +351,9 @@ class Plan:
             raise Stopped(self.out, seed, run.history.rounds)
         if self.folder is not None:
             self.folder.write_seed(run)
+            federation, method = run.experiment.federation, self.method
+            assert method is not None
+            self.folder.write_model(run, about_model(self.config, method, federation))
         return SeedResult(seed, run.history, run.ledger)
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
@@ -416,6 +423,41 @@ def make_result(
         hyperparameters=asdict(method),
         privacy=_privacy_of(config, seeds, federated=federated),
     )
+
+
+def selection_of(config: RunConfig, rules: Protocol, metric: str) -> Selection:
+    """How the reported round is picked."""
+    scored = config.evaluate or "deployed"
+    return Selection(scored, metric, rules.weights, selection(config, rules))
+
+
+def about_model(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
+    """What model.toml says beside the selected round."""
+    evaluate = config.evaluate or "deployed"
+    plain = json.loads(json.dumps(asdict(method), default=str))
+    names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
+    return {
+        "method": config.method,
+        "data": config.data,
+        "protocol": config.protocol,
+        "task": federation.task,
+        "metric": federation.metric,
+        "deployed": method.scored_as(),
+        "scored": method.scored_as() if evaluate == "deployed" else evaluate,
+        "net": type(method.net).__name__,
+        "features": federation.features,
+        "classes": federation.classes,
+        **({"class_names": list(names)} if names else {}),
+        "hyperparameters": _without_none(plain),
+        "versions": environment(),
+    }
+
+
+def _without_none(value: object) -> object:
+    """TOML has no word for None: such keys are left out."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_none(one) for key, one in value.items() if one is not None}
 
 
 def _privacy_of(

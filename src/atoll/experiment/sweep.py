@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.graph import Graph
-from atoll.core.tree import Tree, stack, take, tree_map, vmap_trees
+from atoll.core.tree import Tree, stack, take, tree_map, unstack, vmap_trees
 from atoll.core.vmap.varied import Points, Undecided, points
 from atoll.engines.base import engine_name, runs_at_once
 from atoll.engines.fused import Fused, stack_graphs
 from atoll.engines.recording import Recording, Tape, new_pool, no_reads, shapes
 from atoll.engines.simulation import Simulation
 from atoll.experiment.history import History
+from atoll.experiment.model import Trees
 from atoll.experiment.replay import (
     Round,
     Take,
@@ -147,18 +149,27 @@ class Sweep:
                 check_place(carried, self.runs[0].simulation.root.device)
             self.carried, self.fixed = carried, fixed
         rounds: list[Round] = []
-        left = lead.experiment.rounds - number
-        for ahead in range(rounds_ahead(left, len(self.runs) * lead.history.seconds[-1])):
+        copies: list[tuple[Tree, Tree]] = []
+        most = rounds_ahead(
+            lead.experiment.rounds - number, len(self.runs) * lead.history.seconds[-1]
+        )
+        if lead.keeper is not None and self.carried is not None:
+            most = lead.keeper.rounds_ahead(self.carried, most)
+        for ahead in range(most):
             with_train = lead.scores_train(number + ahead)
             if self._stage_of(number + ahead) != self.stage:
                 break
+            if rounds and lead.keeper is not None and with_train in self.takes:
+                assert self.carried is not None
+                copies.append(lead.keeper.copied(self.carried))
             if with_train in self.takes:
                 rounds.append(self._replay(self.takes[with_train], number + ahead))
             elif rounds:
                 break
             else:
                 rounds.append(self._rehearse(number, with_train))
-        self._write(rounds, began)
+        assert self.carried is not None
+        self._write(rounds, began, [*copies, self.carried])
 
     def _stacked(self) -> tuple[tuple[Tree, Tree], tuple[Tree, Tree, Tree]]:
         """Servers and states; graphs, keys and numbers: of all runs, with an axis for them."""
@@ -257,13 +268,28 @@ class Sweep:
         self.carried = carried[0], carried[1]
         return Round(number, tree_map(torch.clone, outcome), recorded.tape)
 
-    def _write(self, rounds: Sequence[Round], began: float) -> None:
+    def _trees(self, place: int, carried: tuple[Tree, Tree]) -> Trees:
+        """One run's server and its clients' private states."""
+        servers, stacks = carried
+        states: list[Tree] = [None] * len(self.runs[place].history.nodes)
+        for members, stacked in zip(self.programs, stacks or (), strict=bool(stacks)):
+            if stacked is not None:
+                rows = unstack(take(stacked, place), len(members))
+                for position, state in zip(members, rows, strict=True):
+                    states[position] = state
+        return take(servers, place), states
+
+    def _write(
+        self, rounds: Sequence[Round], began: float, after: Sequence[tuple[Tree, Tree]]
+    ) -> None:
         found = fetched(rounds)
         seconds = (time.perf_counter() - began) / len(rounds) / len(self.runs)
         self.played += len(rounds)
         for place, run in enumerate(self.runs):
             with self._noted(place):
-                run.write(rounds, tree_map(lambda leaf, p=place: leaf[:, p], found), seconds)
+                mine = tree_map(lambda leaf, p=place: leaf[:, p], found)
+                trees = [partial(self._trees, place, carried) for carried in after]
+                run.write(rounds, mine, seconds, trees)
         self._stop_if_failed()
 
     @contextmanager

@@ -113,6 +113,7 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
         report.say("the graph has no edges")
     columns = dict(nodes.columns)
     source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, columns)
+    source = replace(source, class_names=tuple(nodes.classes))
     return check_source(source), report
 
 

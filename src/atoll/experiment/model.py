@@ -1,0 +1,230 @@
+"""The model of the selected round: kept while a run trains, written to files, read back.
+
+A run copies the deployed model only in rounds that are the best so far. A folder of a model has
+
+- `model.toml`: method, network, hyper-parameters, class names, the selected round, versions;
+- `deployed.safetensors`: the tensors that the server deploys, for all clients or for each;
+- `private.safetensors`, where predicting needs it: tensors that only their owner has, by client.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from atoll.core.errors import DataError, WireError
+from atoll.core.files import write_atomically
+from atoll.core.graph import Graph, with_views
+from atoll.core.message import Message, ToAll
+from atoll.core.method import Method
+from atoll.core.private_layers import private_names
+from atoll.core.tree import Tree, num_bytes, tree_map, unstack
+from atoll.engines.checkpoint import pack_states, unpack_states
+from atoll.engines.codec import decode, encode
+from atoll.experiment.history import History
+from atoll.experiment.selection import Improvements, Selection
+
+Trees = tuple[Tree, Tree]
+"""The server's tree and the clients' private states after a round."""
+MOST_COPIED = 1 << 28
+"""Most bytes of copies that wait until the scores of replayed rounds are read."""
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedModel:
+    """The model of the selected round, which is not the same round for all clients in some rules.
+
+    Attributes:
+        rounds: The selected round of each client, (K,).
+        deployed: The tree that the server deploys: one for all clients, or one for each.
+        private: Each client's private tree, as far as predicting reads it; empty if it reads none.
+        about: The content of model.toml; empty before it is written.
+    """
+
+    rounds: np.ndarray
+    deployed: Sequence[Tree]
+    private: Sequence[Tree] = ()
+    about: Mapping[str, object] | None = None
+
+    def predict(
+        self, method: Method, graph: Graph, position: int, key: Tensor | None = None
+    ) -> Tensor:
+        """Logits of one client on a graph with the method's views (`core.graph.with_views`)."""
+        deployed = self.deployed[position if len(self.deployed) > 1 else 0]
+        own = self.private[position] if self.private else None
+        return method.predict(graph, deployed, own, key)
+
+    def _merged(self, new: SelectedModel, better: np.ndarray) -> SelectedModel:
+        """Some clients' models replaced by newer ones."""
+
+        def choose(old: Sequence[Tree], other: Sequence[Tree]) -> list[Tree]:
+            one, two = (list(t) * (len(better) if len(t) == 1 else 1) for t in (old, other))
+            return [b if new else a for a, b, new in zip(one, two, better, strict=True)]
+
+        private = choose(self.private, new.private) if new.private else ()
+        rounds = np.where(better, new.rounds, self.rounds)
+        return SelectedModel(rounds, choose(self.deployed, new.deployed), private)
+
+    def export(self) -> Tree:
+        """The model as a tree, for a checkpoint."""
+        tree = {
+            "rounds": torch.from_numpy(self.rounds),
+            "deployed": pack_states(list(self.deployed)),
+            "private": pack_states(list(self.private)),
+        }
+        return tree_map(torch.Tensor.cpu, tree)
+
+
+def from_export(tree: Tree) -> SelectedModel:
+    """The model that `SelectedModel.export` gave."""
+    trees = (unpack_states(tree[name]) for name in ("deployed", "private"))
+    return SelectedModel(tree["rounds"].numpy(), *trees)
+
+
+class ModelKeeper:
+    """Keeps the best model so far while a run trains.
+
+    Attributes:
+        model: The model of the selected round; None before there is one.
+    """
+
+    def __init__(self, selection: Selection, method: Method, rounds: int) -> None:
+        self.method, self.rule = method, selection
+        self.improvements = Improvements(selection, rounds)
+        # A method that does not override `predict` reads only the network's private layers.
+        overrides = type(method).predict is not Method.predict
+        self.reads_states = overrides or bool(private_names(method.net))
+        self.model: SelectedModel | None = None
+
+    def copied(self, trees: Trees) -> Trees:
+        """A copy for later, because replaying the next round overwrites the trees."""
+        server, states = trees
+        return tree_map(torch.clone, (server, states if self.reads_states else None))
+
+    def rounds_ahead(self, trees: Trees, wanted: int) -> int:
+        """How many rounds may be replayed before their scores are read."""
+        size = num_bytes([trees[0], trees[1] if self.reads_states else None])
+        return max(1, min(wanted, MOST_COPIED // max(size, 1)))
+
+    def offer(self, history: History, number: int, trees: Callable[[], Trees]) -> None:
+        """Look at the newest round, and keep its model where it is the best so far."""
+        better = self.improvements.of(history, number)
+        if not better.any():
+            return
+        server, states = trees()
+        message: Message = self.method.deploy(server)
+        tree, clients = tree_map(torch.clone, message.tree), len(history.nodes)
+        new = SelectedModel(
+            np.full(clients, number),
+            [tree] if isinstance(message, ToAll) else unstack(tree, clients),
+            # Real sites keep their states: a list is what an engine on this machine has.
+            tree_map(torch.clone, states) if self.reads_states and isinstance(states, list) else (),
+        )
+        if better.all():
+            self.model = new
+        elif self.model is not None:
+            self.model = self.model._merged(new, better)
+
+    def restore(self, history: History, exported: Tree) -> None:
+        """Continue from a checkpoint; an earlier version's has no model."""
+        for number in range(history.rounds):
+            self.improvements.of(history, number)
+        self.model = None if exported is None else from_export(exported)
+
+    def selected(self, history: History) -> SelectedModel | None:
+        """The model of the round that is selected; None where that one was not kept."""
+        if self.model is None or (self.model.rounds != self.rule.rounds(history)).any():
+            return None
+        return self.model
+
+
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is not typed
+    """Notes which tensors are given to an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        given = pytree.tree_leaves((args, kwargs))
+        self.read |= {id(value) for value in given if isinstance(value, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def only_read(model: SelectedModel, method: Method, graphs: Sequence[Graph]) -> list[Tree]:
+    """The clients' private trees without the tensors that predicting does not read.
+
+    Optimizer moments and the like are as large as the model, and no prediction needs them.
+    """
+    found: list[Tree] = []
+    for position, own in enumerate(model.private):
+        graph = with_views(graphs[position], method.views)
+        with torch.no_grad(), _Reads() as watch:
+            model.predict(method, graph, position)
+        flat, spec = pytree.tree_flatten(own)
+        flat = [leaf if id(leaf) in watch.read else None for leaf in flat]
+        found.append(pytree.tree_unflatten(flat, spec) if any(map(_known, flat)) else None)
+    return found if any(map(_known, found)) else []
+
+
+def _known(value: object) -> bool:
+    return value is not None
+
+
+def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object]) -> None:
+    """Write a model; `about` is everything else that model.toml says."""
+    each = len(model.deployed) > 1
+    tree = _named(model.deployed) if each else model.deployed[0]
+    write_atomically(folder / "deployed.safetensors", encode(tree))
+    if model.private:
+        write_atomically(folder / "private.safetensors", encode(_named(model.private)))
+    first, same = int(model.rounds[0]), len(set(model.rounds.tolist())) == 1
+    content = {
+        "round": first if same else model.rounds.tolist(),
+        "clients": len(model.rounds),
+        "one_per_client": each,
+        "private_parts": bool(model.private),
+        **about,
+    }
+    write_atomically(folder / "model.toml", tomli_w.dumps(content).encode())
+
+
+def _named(trees: Sequence[Tree]) -> dict[str, Tree]:
+    return {f"client-{position}": tree for position, tree in enumerate(trees)}
+
+
+def read_model(folder: Path) -> SelectedModel:
+    """A model that `write_model` wrote."""
+    try:
+        about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
+        deployed, private = (_read(folder, name) for name in ("deployed", "private"))
+        clients, picked = int(about["clients"]), about["round"]
+        each = [deployed] if not about["one_per_client"] else list(deployed.values())
+        rounds = np.full(clients, picked) if isinstance(picked, int) else np.array(picked)
+        own = list(private.values()) if about["private_parts"] else ()
+    except (OSError, KeyError, ValueError, AttributeError, WireError) as error:
+        raise DataError(
+            f"the model in '{folder}' cannot be read ({type(error).__name__}: {error}); copy the "
+            "folder whole"
+        ) from error
+    return SelectedModel(rounds, each, own, about)
+
+
+def _read(folder: Path, name: str) -> Tree:
+    path = folder / f"{name}.safetensors"
+    return decode(path.read_bytes(), limit=1 << 40, finite=False) if path.exists() else None
