@@ -87,6 +87,10 @@ DIVISION = (
         "...  [default: the protocol's]",
     ),
     option(
+        "--ratios A/B/C",
+        "Shares of training, validation and test: 0.2/0.4/0.4.  [default: the split's]",
+    ),
+    option(
         "--protocol NAME", "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
     ),
     option(
@@ -144,22 +148,12 @@ LOG = option(
     "Send every round's numbers to tensorboard or mlflow as well; repeatable.",
     multiple=True,
 )
-TRAINING = (
-    ROUNDS,
-    EPOCHS,
-    FRACTION,
-    SEEDS,
-    SEED,
-    SETTINGS,
-    DP,
-    EVALUATE,
-    option(
-        "--compat NAME",
-        "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
-        multiple=True,
-    ),
-    *MACHINE,
+COMPAT = option(
+    "--compat NAME",
+    "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
+    multiple=True,
 )
+TRAINING = (ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, COMPAT, *MACHINE)
 OUT = option("--out DIR", "Folder for the result.  [default: a new one in atoll-runs]", PATH)
 JOBS = option(
     "--jobs N",

@@ -11,6 +11,8 @@ import click
 from atoll.cli.common import chosen_options, fresh_folder, make_console, over_file, written
 from atoll.cli.options import (
     AS_JSON,
+    COMPAT,
+    DP,
     EPOCHS,
     EVALUATE,
     FEDERATION,
@@ -41,6 +43,7 @@ _TUNING = (
     ),
     option("--pruner NAME", "median gives up bad trials early, none does not.  [default: median]"),
 )
+_TRAINING = (ROUNDS, EPOCHS, FRACTION, SEED, SETTINGS, DP, EVALUATE, COMPAT)
 _FILES = (
     option(
         "--config FILE",
@@ -69,9 +72,7 @@ _FILES = (
     epilog="For example: atoll tune fedavg fedprox --data cora --clients 10 --trials 40",
 )
 @click.argument("methods", metavar="METHOD...", nargs=-1)
-@options(
-    *FEDERATION, *_TUNING, ROUNDS, EPOCHS, FRACTION, SEED, SETTINGS, EVALUATE, *MACHINE, *_FILES
-)
+@options(*FEDERATION, *_TUNING, *_TRAINING, *MACHINE, *_FILES)
 @click.pass_context
 def tune(
     ctx: click.Context,

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+
+import msgspec
 
 from atoll.experiment.config import RunConfig
 
-_PLAIN = (
-    "data",
-    "clients",
-    "partition",
-    "split",
-    "protocol",
-    "rounds",
-    "epochs",
-    "fraction",
-    "seeds",
-    "seed",
-    "evaluate",
-    "batch_size",
-    "schema",
-    "data_root",
-    "engine",
-    "device",
-    "chunk",
-)
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Options as words of a command line; None, False and empty ones are left out.
+
+    Examples:
+        >>> option_words({"batch_size": 8, "allow": ["no-edge"], "set": {"lr": 0.1}, "both": True})
+        ['--batch-size', '8', '--allow', 'no-edge', '--set', 'lr=0.1', '--both']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif isinstance(value, Mapping):
+            words += [word for key, one in value.items() for word in (option, f"{key}={one}")]
+        elif isinstance(value, list | tuple):
+            words += [word for one in value for word in (option, str(one))]
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    return words
+
+
+def config_options(config: RunConfig) -> dict[str, object]:
+    """The options of a configuration that differ from the defaults, but for the method."""
+    usual = RunConfig()
+    names = [name for name in RunConfig.__struct_fields__ if name not in ("method", "objects")]
+    options = {name: getattr(config, name) for name in names}
+    options = {k: v for k, v in options.items() if k == "data" or v != getattr(usual, k)}
+    if config.dp is not None:
+        options["dp"] = ",".join(f"{k}={v}" for k, v in msgspec.to_builtins(config.dp).items())
+    if config.ratios is not None:
+        options["ratios"] = "/".join(map(str, config.ratios))
+    return options
 
 
 def run_command(config: RunConfig) -> str:
     """`atoll run ...` with everything that differs from the defaults, ready to be pasted."""
-    usual = RunConfig()
-    words = ["atoll", "run", config.method, "--data", config.data]
-    for name in _PLAIN[1:]:
-        value = getattr(config, name)
-        if value is not None and value != getattr(usual, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    for option, names in (("--allow", config.allow), ("--compat", config.compat)):
-        words += [word for name in names for word in (option, name)]
-    for option, pairs in (("--own", config.own), ("--set", config.set)):
-        words += [word for key, value in pairs.items() for word in (option, f"{key}={value}")]
-    return shlex.join(words)
+    return shlex.join(["atoll", "run", config.method, *option_words(config_options(config))])
 
 
 def what_differs(before: RunConfig, now: RunConfig) -> str:

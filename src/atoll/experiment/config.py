@@ -112,6 +112,8 @@ def make_config(**given: Any) -> RunConfig:
     for key in given:
         if key not in known:
             raise unknown("option", key, known)
+    if isinstance(given.get("ratios"), str):
+        given["ratios"] = _ratios(given["ratios"])
     if isinstance(given.get("dp"), str | dict):
         given["dp"] = msgspec.to_builtins(make_privacy(given["dp"]))
     try:
@@ -136,6 +138,16 @@ def make_config(**given: Any) -> RunConfig:
     if divided is not None and "protocol" not in given:
         return msgspec.structs.replace(config, protocol=divided.about.get("protocol", "strict"))
     return config
+
+
+def _ratios(text: str) -> list[float]:
+    """Shares of training, validation and test: 0.2/0.4/0.4."""
+    try:
+        return [float(part) for part in text.split("/")]
+    except ValueError:
+        raise ConfigError(
+            f"ratios cannot be '{text}'; give three shares, as in 0.2/0.4/0.4"
+        ) from None
 
 
 def saved_header(config: RunConfig) -> Header | None:

@@ -31,7 +31,7 @@ from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.experiment.command import in_python
+from atoll.experiment.command import in_python, option_words
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.problem import Data
@@ -228,16 +228,8 @@ def command(request: Request, folder: Path) -> str:
     words += ["--clients", ",".join(known)] if known else []
     for key, values in request.grid.items():
         words += ["--grid", f"{key}={','.join(map(str, values))}"]
-    for key, value in request.options.items():
-        option = "--" + key.replace("_", "-")
-        if isinstance(value, Mapping):
-            words += [w for k, v in value.items() for w in (option, f"{k}={v}")]
-        elif isinstance(value, list | tuple):
-            words += [word for item in value for word in (option, str(item))]
-        else:
-            words += [option, str(value)]
-    for option, value in (("--against", request.against), ("--metric", request.metric)):
-        words += [option, value] if value else []
+    more = {"against": request.against or None, "metric": request.metric or None}
+    words += option_words({**request.options, **more})
     words += ["--alpha", str(request.alpha)] if request.alpha != ALPHA else []
     return shlex.join([*words, "--out", str(folder)])
 

@@ -20,6 +20,7 @@ import numpy as np
 from atoll.analyses.clusters import Gain
 from atoll.core.errors import ConfigError, unknown
 from atoll.data.public.registry import plain_name
+from atoll.experiment.command import option_words
 from atoll.experiment.config import RunConfig, config_text, make_config
 from atoll.experiment.folder import open_run, read_json
 from atoll.studies.reproduce.recipes import AVERAGE, GAINS, METRICS, STRICT, Paper, Printed
@@ -328,10 +329,7 @@ def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> dict[s
     words = ["atoll", "reproduce", paper.name, item]
     if wanted.only:
         words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]
-    words += ["--both"] if wanted.both else []
-    for name, value in wanted.options().items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    words += ["--out", str(folder)]
+    words += option_words({"both": wanted.both, **wanted.options(), "out": folder})
     command, path = shlex.join(words), folder / "study.json"
     look = {"item": item, **msgspec.to_builtins(wanted), "command": command}
     look["only"] = [list(pair) for pair in wanted.only]  # as JSON gives it back

@@ -21,7 +21,7 @@ import msgspec
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
-from atoll.experiment.command import in_python, run_command, what_differs
+from atoll.experiment.command import config_options, in_python, option_words, what_differs
 from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.folder import read_json
 from atoll.experiment.problem import Data
@@ -238,18 +238,18 @@ def tune_command(asked: Asked, folder: Path) -> str:
     if asked.config.objects:
         return in_python("atoll.tune", "a data object, which no file holds", folder)
     config = msgspec.structs.replace(asked.config, seeds=1)
-    words = shlex.split(run_command(config))[3:]
+    words = option_words(config_options(config))
+    usual = {"trial_seeds": 1, "pruner": "median"}
     more = {
-        "--trials": asked.trials,
-        "--seeds": asked.seeds,
-        "--trial-seeds": asked.config.seeds,
-        "--preset": asked.preset,
-        "--pruner": asked.pruner,
+        "trials": asked.trials,
+        "seeds": asked.seeds,
+        "trial_seeds": asked.config.seeds,
+        "preset": asked.preset,
+        "pruner": asked.pruner,
+        "search": asked.search,
     }
-    usual = {"--trial-seeds": 1, "--preset": None, "--pruner": "median"}
-    pairs = [(key, str(value)) for key, value in more.items() if value != usual.get(key, "")]
-    pairs += [("--search", f"{key}={text}") for key, text in asked.search.items()]
-    return shlex.join(["atoll", "tune", *asked.methods, *words, *(w for p in pairs for w in p)])
+    words += option_words({k: v for k, v in more.items() if v != usual.get(k)})
+    return shlex.join(["atoll", "tune", *asked.methods, *words])
 
 
 def _tuned(plan: Plan, trials: Trials) -> Tuned:
