@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
-from atoll.experiment.metrics import best_round, from_confusion, mean_over_clients
+from atoll.experiment.metrics import best_round, from_confusion, mean_over_clients, spread
 
 CLASSES = 4
 labels = st.integers(0, CLASSES - 1)
@@ -88,3 +88,10 @@ def test_adding_clients_without_a_number_changes_no_mean(scores, missing, seed):
 )
 def test_the_best_round_is_the_earliest_of_equals(validation, best):
     assert best_round(np.array(validation)) == best
+
+
+def test_one_value_has_no_spread():
+    assert spread([0.5]) is None
+    assert spread([]) is None
+    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert spread(np.array([2.0, 2.0])) == 0.0

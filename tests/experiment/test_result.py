@@ -106,7 +106,10 @@ def test_spread_over_seeds_is_the_sample_standard_deviation() -> None:
     assert found["per_seed"] == pytest.approx([0.2, 0.6])
     assert found["mean"] == pytest.approx(0.4)
     assert found["std"] == pytest.approx(np.std([0.2, 0.6], ddof=1))
-    assert result(one).metrics()["test_accuracy"]["std"] == 0.0
+    alone = result(one)
+    assert alone.metrics()["test_accuracy"]["std"] is None
+    assert "test accuracy 0.2000 (global" in repr(alone)
+    assert "± 0.2828" in repr(result(one, two))
 
 
 def test_scored_names_the_model_and_both_are_kept() -> None:

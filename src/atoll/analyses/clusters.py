@@ -51,10 +51,10 @@ class Gain:
         return float(np.nanmean(self.accuracy))
 
     @property
-    def spread(self) -> float:
+    def spread(self) -> float | None:
         """The paper's ±: mean over clients of the standard deviation over seeds."""
         if len(self.accuracy) < 2:
-            return float("nan")
+            return None
         return float(np.nanmean(self.accuracy.std(0, ddof=1)))
 
     def improved(self, *, ties: bool) -> int:

@@ -129,7 +129,8 @@ def _gain_table(found: ClusterStudy) -> Table:
     more = ("mean gain", "least gain", "better", "not worse") if compared else ()
     table = _plain_table("run", "accuracy", "±", *more)
     for gain in found.gains:
-        cells = [f"{100 * gain.mean:.1f}", number_text(100 * gain.spread, 1)]
+        spread = "–" if gain.spread is None else f"{100 * gain.spread:.1f}"
+        cells = [f"{100 * gain.mean:.1f}", spread]
         if compared:
             cells += _gain_cells(gain)
         table.add_row(gain.name, *cells)

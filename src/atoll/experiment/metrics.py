@@ -6,6 +6,8 @@ set) and is left out of every mean, never counted as right.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 METRICS = ("accuracy", "macro_f1", "weighted_f1", "auc", "loss")
@@ -37,6 +39,11 @@ def mean_over_clients(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
     share = np.where(known, np.broadcast_to(weight, values.shape), 0.0)
     with np.errstate(invalid="ignore"):
         return np.asarray((np.where(known, values, 0.0) * share).sum(-1) / share.sum(-1))
+
+
+def spread(values: Sequence[float] | np.ndarray) -> float | None:
+    """The standard deviation of a sample; None for fewer than two values, which have no spread."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def best_round(validation: np.ndarray) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 import tomli_w
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.core.errors import DataError, WireError
 from atoll.core.files import write_atomically
@@ -147,14 +147,14 @@ class ModelKeeper:
         return self.model
 
 
-class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is not typed
+class _Reads(TorchFunctionMode):
     """Notes which tensors are given to an operation."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.read: set[int] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Callable[..., object],
         types: object,

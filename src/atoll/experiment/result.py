@@ -15,7 +15,7 @@ from atoll.engines.ledger import Ledger
 from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.history import SCORED, History
-from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round
+from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
 from atoll.experiment.selection import Selection
 
 CONFIG, RESULT = "config.toml", "result.json"
@@ -78,10 +78,11 @@ class Result:
     privacy: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
-        found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": 0.0})
+        found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": None})
+        std = "" if found["std"] is None else f" ± {found['std']:.4f}"
         return (
             f"<Result {self.config.method} on {self.config.data}: test accuracy "
-            f"{found['mean']:.4f} ± {found['std']:.4f} ({self.scored} model, {len(self.seeds)} "
+            f"{found['mean']:.4f}{std} ({self.scored} model, {len(self.seeds)} "
             f"seed(s), protocol {self.config.protocol})>"
         )
 
@@ -227,5 +228,5 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
 
 
 def _spread(values: list[float]) -> dict[str, Any]:
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(np.mean(values)), "std": std, "per_seed": [float(v) for v in values]}
+    each = [float(v) for v in values]
+    return {"mean": float(np.mean(values)), "std": spread(values), "per_seed": each}

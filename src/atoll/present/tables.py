@@ -21,6 +21,7 @@ import numpy as np
 
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
+from atoll.experiment.metrics import spread
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -359,8 +360,7 @@ def number(values: Sequence[float]) -> Number:
     """The number for some seeds' values."""
     if not len(values):
         return Number()
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Number(float(np.mean(values)), std, tuple(float(value) for value in values))
+    return Number(float(np.mean(values)), spread(values), tuple(float(value) for value in values))
 
 
 class _Metric(Protocol):

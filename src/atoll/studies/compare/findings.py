@@ -88,7 +88,7 @@ def _noise(test: PairedTest, table: Table, alpha: float) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
     begin = f"{test.name} cannot be told from {test.against}: "
-    if test.by == "t" and test.std < 1e-9:
+    if test.by == "t" and (test.std or 0.0) < 1e-9:
         return begin + (
             f"all {test.pairs} differences are {_points(test.difference)}, so that there is no "
             "spread to measure by; more seeds would tell."

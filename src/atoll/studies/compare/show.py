@@ -140,7 +140,7 @@ def cells(table: Table, row: Row) -> list[str]:
 
 def score_text(row: Row, table: Table) -> str:
     """`81.9 ± 1.7`."""
-    spread = f" ± {100 * row.std:.1f}" if table.seeds > 1 else ""
+    spread = "" if row.std is None else f" ± {100 * row.std:.1f}"
     return f"{100 * row.mean:.1f}{spread}"
 
 

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from atoll.experiment.metrics import spread
+
 DIGITS = 12
 """Scores are means of many numbers: equal ones are ties, whatever their last bits are."""
 ALPHA = 0.05
@@ -48,7 +50,7 @@ class PairedTest:
         against: The reference.
         pairs: Blocks that both have.
         difference: Mean of method minus reference.
-        std: Standard deviation of the differences; 0 for one pair.
+        std: Standard deviation of the differences; None for one pair.
         low: Lower end of the mean's 95% interval (t); NaN for one pair.
         high: Its upper end.
         wins: Blocks in which the method has more.
@@ -65,7 +67,7 @@ class PairedTest:
     against: str
     pairs: int
     difference: float
-    std: float
+    std: float | None
     low: float
     high: float
     wins: int
@@ -113,7 +115,7 @@ def against(
                 reference,
                 gap.size,
                 float(gap.mean()),
-                _std(gap),
+                spread(gap),
                 low,
                 high,
                 int((gap > 0).sum()),
@@ -168,10 +170,10 @@ def least_pairs(alpha: float = ALPHA, comparisons: int = 1) -> int:
 
 def paired_t(differences: np.ndarray) -> float:
     """Two-sided p of the paired t-test; 1 where it is not defined (no spread, one pair)."""
-    spread = _std(differences)
-    if spread <= _rounding(differences):
+    std = spread(differences) or 0.0
+    if std <= _rounding(differences):
         return 1.0
-    t = abs(differences.mean()) / (spread / math.sqrt(differences.size))
+    t = abs(differences.mean()) / (std / math.sqrt(differences.size))
     return float(2 * stats.t.sf(t, differences.size - 1))
 
 
@@ -179,7 +181,7 @@ def interval(differences: np.ndarray, level: float = 0.95) -> tuple[float, float
     """Where the mean difference lies, by the t-distribution; NaN for one pair."""
     if differences.size < 2:
         return math.nan, math.nan
-    width = stats.t.ppf((1 + level) / 2, differences.size - 1) * _std(differences)
+    width = stats.t.ppf((1 + level) / 2, differences.size - 1) * (spread(differences) or 0.0)
     mean, half = float(differences.mean()), float(width) / math.sqrt(differences.size)
     return mean - half, mean + half
 
@@ -202,11 +204,11 @@ def pairs_needed(
     Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2 for the t-test at alpha over the number of
     comparisons; Wilcoxon's needs pi / 3 times as many where differences are normal.
     """
-    mean, spread = abs(float(differences.mean())), _std(differences)
+    mean, std = abs(float(differences.mean())), spread(differences) or 0.0
     if mean <= _rounding(differences):
         return None
     tail = stats.norm.isf(alpha / max(1, comparisons) / 2)
-    pairs = ((tail + stats.norm.ppf(power)) * spread / mean) ** 2 + tail**2 / 2
+    pairs = ((tail + stats.norm.ppf(power)) * std / mean) ** 2 + tail**2 / 2
     needed = max(least_pairs(alpha, comparisons), math.ceil(pairs * math.pi / 3))
     return needed if needed <= MOST_PAIRS else None
 
@@ -266,10 +268,6 @@ def friedman(scores: np.ndarray) -> float:
 
 def _known(values: np.ndarray) -> np.ndarray:
     return np.asarray(values[~np.isnan(values)])
-
-
-def _std(values: np.ndarray) -> float:
-    return float(np.std(values, ddof=1)) if values.size > 1 else 0.0
 
 
 def _rounding(values: np.ndarray) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from atoll.engines.ledger import SCORE
+from atoll.experiment.metrics import spread
 from atoll.present.plots import plain_json
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
 from atoll.studies.study import Outcome
@@ -31,7 +32,7 @@ class Row:
         method: The arm's label.
         scores: Test scores, one per block (seed, or seed of each problem), (B,); NaN if it failed.
         mean: Of the scores.
-        std: Over seeds; 0 for one.
+        std: Over seeds; None for one.
         rank: Mean rank over blocks, among the methods that finished; 1 is best.
         megabytes: What training moved in a round, up and down.
         seconds: Of the median round.
@@ -45,7 +46,7 @@ class Row:
     method: str
     scores: np.ndarray
     mean: float = math.nan
-    std: float = math.nan
+    std: float | None = None
     rank: float = math.nan
     megabytes: float = math.nan
     seconds: float = math.nan
@@ -300,7 +301,7 @@ def _row(name: str, winner: Outcome | None, outcomes: Sequence[Outcome], metric:
         name,
         scores,
         float(scores.mean()),
-        _std(scores),
+        spread(scores),
         math.nan,
         sum(winner.summary["bytes"].values()) / rounds / 1e6,
         winner.summary["seconds"]["per_round"],
@@ -386,7 +387,7 @@ def _overall(tables: Sequence[Table], wanted: str | None, alpha: float) -> Table
                 first.method,
                 scores,
                 float(by_seed.mean()),
-                _std(by_seed),
+                spread(by_seed),
                 megabytes=float(np.mean([row.megabytes for row in own])),
                 seconds=float(np.mean([row.seconds for row in own])),
                 scored=first.scored,
@@ -439,7 +440,3 @@ def _lines(
             }
         )
     return rows
-
-
-def _std(values: np.ndarray) -> float:
-    return float(np.std(values, ddof=1)) if values.size > 1 else 0.0

@@ -403,7 +403,8 @@ def ours_of(outcome: Outcome, metric: str) -> Ours:
     found = metrics[metric]
     seeds = len(found["per_seed"])
     values = tuple(100 * value for value in found["per_seed"])
-    return Ours(100 * found["mean"], 100 * found["std"] if seeds > 1 else None, seeds, values)
+    std = 100 * found["std"] if seeds > 1 else None  # earlier versions wrote 0 for one seed
+    return Ours(100 * found["mean"], std, seeds, values)
 
 
 class Gains:
