@@ -18,13 +18,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from atoll import methods, nn
-    from atoll.api import load, partition, save
+    from atoll.api import Result, load, partition, read_result, resume, run, save
     from atoll.core.federation import Federation
     from atoll.core.method import Method, client_step
-    from atoll.experiment.folder import read_result
-    from atoll.experiment.result import Result
     from atoll.experiment.rounds import Experiment
-    from atoll.experiment.run import resume, run
     from atoll.studies.compare.comparison import compare
     from atoll.studies.tune.tuning import tune
 
@@ -33,12 +30,12 @@ _HOMES = {
     "partition": "atoll.api",
     "save": "atoll.api",
     "compare": "atoll.studies.compare.comparison",
-    "run": "atoll.experiment.run",
-    "resume": "atoll.experiment.run",
-    "read_result": "atoll.experiment.folder",
+    "run": "atoll.api",
+    "resume": "atoll.api",
+    "read_result": "atoll.api",
     "tune": "atoll.studies.tune.tuning",
     "Experiment": "atoll.experiment.rounds",
-    "Result": "atoll.experiment.result",
+    "Result": "atoll.api",
     "Federation": "atoll.core.federation",
     "Method": "atoll.core.method",
     "client_step": "atoll.core.method",

@@ -1,9 +1,12 @@
-"""The verbs of the command line, for Python: `atoll.load`, `atoll.partition` and `atoll.save`."""
+"""The Python face: the verbs of the command line, and the view of a result.
+
+A result is a value below the views, so `Result.plot` is attached here, in the top layer.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -12,6 +15,32 @@ from atoll.data.divide import federate
 from atoll.data.divide_graphs import federate_graphs
 from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
+from atoll.experiment.config import owner_column
+from atoll.experiment.folder import read_result
+from atoll.experiment.protocols import PROTOCOLS
+from atoll.experiment.result import Result
+from atoll.experiment.run import resume, run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Result", "load", "partition", "read_result", "resume", "run", "save"]
+
+RULES = PROTOCOLS["strict"]
+CLIENTS = RULES.clients
+
+
+def plot(result: Result, kind: str = "convergence") -> Figure:
+    """A matplotlib Figure of a result: "convergence", "clients" or "traffic".
+
+    A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
+    """
+    from atoll.present.result_plots import plot_result  # matplotlib takes long to import
+
+    return plot_result(result, kind)
+
+
+Result.plot = plot
 
 
 def load(
@@ -50,9 +79,10 @@ def partition(
 
     Args:
         source: What `load` gave.
-        recipe: As `--partition` on the command line; "louvain" by default, "gcfl-oneds" for a set
-            of graphs, and each client gets a set of a group.
-        clients: How many, 5 by default; not for "column:NAME" and groups, which know.
+        recipe: As `--partition` on the command line. By default it divides as `run` does: by owner
+            where the graph names owners, else "louvain"; "gcfl-oneds" for a set of graphs; and each
+            client gets a set of a group.
+        clients: How many, 5 by default; owners and groups have a number already.
         seed: Of the partition and the split.
         **options: split, ratios, allow and more, see `federate` and `federate_graphs` in
             `atoll.data`.
@@ -62,20 +92,19 @@ def partition(
         >>> source = atoll.load("lagoon")
         >>> len(atoll.partition(source, "louvain", clients=4))
         4
-        >>> len(atoll.partition(source, "column:owner"))  # whoever owns the nodes
+        >>> len(atoll.partition(source))  # one client for each owner of nodes
         5
     """
     if isinstance(source, Federation):
         raise ConfigError(f"'{source.name}' is a federation, divided already; use it as it is")
     undirected = source.undirected_simple()
-    if isinstance(undirected, GraphGroup):
-        count = clients
-    else:
-        count = None if (recipe or "").startswith("column:") else clients or 5
-    if isinstance(undirected, Source):
-        recipe = recipe or "louvain"
-        return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
-    return federate_graphs(undirected, clients=count, partition=recipe, seed=seed, **options)
+    if not isinstance(undirected, Source):
+        count = clients if isinstance(undirected, GraphGroup) else clients or CLIENTS
+        return federate_graphs(undirected, clients=count, partition=recipe, seed=seed, **options)
+    column = owner_column(undirected, undirected.name)
+    recipe = recipe or (f"column:{column}" if column else RULES.partition)
+    count = clients if recipe.startswith("column:") else clients or CLIENTS
+    return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
 
 
 def save(federation: Federation, path: str | Path) -> Path:
@@ -83,7 +112,8 @@ def save(federation: Federation, path: str | Path) -> Path:
 
     Examples:
         >>> import atoll
-        >>> path = atoll.save(atoll.partition(atoll.load("lagoon"), clients=2), "two.atoll")
+        >>> federation = atoll.partition(atoll.load("lagoon"), "louvain", clients=2)
+        >>> path = atoll.save(federation, "two.atoll")
         >>> len(atoll.load("two.atoll"))
         2
     """

@@ -94,7 +94,7 @@ def test_the_header_alone_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_python_saves_and_loads(tmp_path: Path) -> None:
-    federation = atoll.partition(atoll.load("lagoon:nodes=200"), clients=2)
+    federation = atoll.partition(atoll.load("lagoon:nodes=200"), "louvain", clients=2)
     path = atoll.save(federation, tmp_path / "two.atoll")
     again = atoll.load(str(path))
     assert isinstance(again, Federation)

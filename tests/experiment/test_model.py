@@ -146,7 +146,7 @@ def test_a_resumed_run_keeps_the_model_of_a_round_before_the_stop(tmp_path):
 
 
 def test_a_run_that_is_not_saved_keeps_nothing():
-    federation = atoll.partition(atoll.load(NODES), clients=2)
+    federation = atoll.partition(atoll.load(NODES), "louvain", clients=2)
     method = atoll.methods.FedAvg(atoll.nn.GCN(federation.features, federation.classes))
     assert Experiment(method, federation, rounds=1).run().keeper is None
 

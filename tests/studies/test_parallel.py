@@ -108,7 +108,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     tmp_path: Path, one_by_one: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "dying.py").write_text(DYING)
-    federation = atoll.partition(atoll.load(SMALL["data"]), clients=2)
+    federation = atoll.partition(atoll.load(SMALL["data"]), "louvain", clients=2)
     net = GCN(federation.features, federation.classes, hidden=8)
 
     class Here(FedAvg):

@@ -91,7 +91,7 @@ def test_a_fault_in_one_method_does_not_stop_the_others(tmp_path: Path) -> None:
         def round(self, server: object, clients: object) -> object:
             raise ZeroDivisionError("no clients\nat all")
 
-    federation = atoll.partition(atoll.load("lagoon:nodes=150"), clients=2)
+    federation = atoll.partition(atoll.load("lagoon:nodes=150"), "louvain", clients=2)
     broken = Broken(net=GCN(federation.features, federation.classes))
     config = make_config(method="Broken", data=federation.name, rounds=2,
                          objects=["method", "data"])  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_gpu_that_is_lost_costs_no_other_cell(
 
 
 def test_other_objects_under_the_same_name_are_refused(tmp_path: Path) -> None:
-    federation = atoll.partition(atoll.load("lagoon:nodes=150"), clients=2)
+    federation = atoll.partition(atoll.load("lagoon:nodes=150"), "louvain", clients=2)
     options = {"method": "FedAvg", "data": federation.name, "rounds": 1}
     config = make_config(**options, objects=["method", "data"])
     net = GCN(federation.features, federation.classes, hidden=8)

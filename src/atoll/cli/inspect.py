@@ -17,7 +17,7 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: object) -> None:
     from atoll.analyses.inspect import inspect_federation
     from atoll.experiment.config import make_config, resolve
     from atoll.experiment.folder import check_folder
-    from atoll.experiment.problem import make_federation, need_one_graph
+    from atoll.experiment.problem import make_federation, nearly_single_class, need_one_graph
 
     asked = make_config(**chosen_options(given, own=own))
     config, rules = resolve(asked)
@@ -26,5 +26,5 @@ def inspect(out: Path | None, own: tuple[str, ...], **given: object) -> None:
     federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
     need_one_graph(federation)
     console = make_console(stderr=False)
-    print_notes(console, notes)
+    print_notes(console, [*notes, *nearly_single_class(federation)])
     console.print(inspect_federation(federation, out, seed=asked.seed))

@@ -21,7 +21,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.hyper import check_hypers
 from atoll.core.message import Message, ToAll
-from atoll.core.private_layers import whole
+from atoll.core.private_layers import private_names, whole
 from atoll.core.space import USUAL, Space
 from atoll.core.tree import Tree, leaves, tree_map
 
@@ -373,8 +373,11 @@ class Method(ABC):
         return None
 
     def scored_as(self) -> str:
-        """What kind of model `deploy` gives; a method around another one asks that one."""
-        return self.deployed
+        """The kind of model that a client predicts with: "global" or "personalised".
+
+        Private layers of the network make every model a personalised one.
+        """
+        return "personalised" if private_names(self.net) else self.deployed
 
     def too_short(self, rounds: int) -> str:
         """What a run of so few rounds leaves out, as a sentence for the user; "" for nothing."""

@@ -220,7 +220,9 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     generator = built_in(config.data)
     usual = rules.partition if task == "node" else rules.graph_partition
     partition = config.partition or ("column:owner" if generator else usual)
-    by_column = partition.startswith("column:") and not generator
+    # A graph that Python gives has its owners already; a named generator makes as many as wanted.
+    made_for = generator is not None and "data" not in config.objects
+    by_column = partition.startswith("column:") and not made_for
     usual_clients = rules.clients_of_data.get(name.lower(), rules.clients)
     if generator and generator.owners:
         usual_clients = generator.owners
@@ -330,14 +332,20 @@ def _check_names(config: RunConfig, task: str) -> None:
 
 def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> RunConfig:
     """A user's own graph that names its owners is divided by them, unless asked otherwise."""
-    # Columns of a user's own graph are owners, or the ids; a public set's may be anything.
-    owners = [name for name in source.columns if name in OWNERS or is_own(config.data)]
-    owners = [name for name in ("client", *owners) if name in source.columns and name != "id"]
+    column = owner_column(source, config.data)
     by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
-    if asked.partition is not None or by_column or not owners:
+    if asked.partition is not None or by_column or column is None:
         return config
-    chosen = {"partition": f"column:{owners[0]}", "clients": asked.clients}
+    chosen = {"partition": f"column:{column}", "clients": asked.clients}
     return _with_owner(msgspec.structs.replace(config, **chosen))
+
+
+def owner_column(source: Source, data: str) -> str | None:
+    """The column of a graph that names the owner of each node; None if it has none."""
+    # Columns of a user's own graph are owners, or the ids; a public set's may be anything.
+    owners = [name for name in source.columns if name in OWNERS or is_own(data)]
+    owners = [name for name in ("client", *owners) if name in source.columns and name != "id"]
+    return owners[0] if owners else None
 
 
 def _with_owner(config: RunConfig) -> RunConfig:

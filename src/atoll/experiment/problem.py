@@ -9,7 +9,7 @@ import msgspec
 
 from atoll import __version__
 from atoll.core.errors import ConfigError
-from atoll.core.federation import Federation
+from atoll.core.federation import Federation, Lazily
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
 from atoll.data.divide import federate
 from atoll.data.divide_graphs import BATCH_SIZE, federate_graphs
@@ -20,6 +20,8 @@ from atoll.experiment.config import RunConfig, resolve, saved_header, with_own_p
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.protocols import Protocol
 
+NEARLY = 0.75
+"""Mean share of a client's most frequent class from which on a score says little."""
 Data = Source | GraphSet | GraphGroup | Federation
 """Data that Python may give in place of a name."""
 
@@ -74,6 +76,8 @@ def make_federation(
         seed=data_seed,
         allow=config.allow,
     )
+    if data is not None:  # a graph that Python gives may name its owners
+        config = msgspec.structs.replace(config, clients=len(federation))
     return federation, notes, config
 
 
@@ -118,6 +122,25 @@ def save_divided(asked: RunConfig, out: Path) -> tuple[Path, Federation, list[st
         "split": config.split,
     }
     return save_federation(replace(federation, about=about), out), federation, notes
+
+
+def nearly_single_class(federation: Federation) -> list[str]:
+    """A warning where a client's most frequent class is most of what it has; else nothing."""
+    if isinstance(federation.graphs, Lazily):
+        return []  # reading every client would take long
+    shares = []
+    for graph in federation.graphs:
+        known = graph.at_roots(graph.train + graph.val + graph.test) > 0
+        counts = graph.at_roots(graph.y)[known].bincount()
+        shares += [float(counts.max() / counts.sum())] if counts.numel() else []
+    mean = sum(shares) / max(len(shares), 1)
+    if mean < NEARLY:
+        return []
+    return [
+        f"the clients are nearly single-class: always predicting a client's most frequent class "
+        f"is right for {100 * mean:.0f} % of its {federation.task}s on average, so compare scores "
+        "with that number"
+    ]
 
 
 def need_one_graph(federation: Federation) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
 from atoll.experiment.selection import Selection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONFIG, RESULT = "config.toml", "result.json"
 
@@ -77,6 +80,9 @@ class Result:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
 
+    plot: ClassVar[Callable[..., Figure]]
+    """Draws the result (`atoll.api.plot`, which attaches itself here)."""
+
     def __repr__(self) -> str:
         found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": None})
         std = "" if found["std"] is None else f" ± {found['std']:.4f}"
@@ -129,15 +135,6 @@ class Result:
         return np.stack(
             [rule.mean(seed.history, metric or self.metric, role) for seed in self.seeds]
         )
-
-    def plot(self, kind: str = "convergence") -> Any:
-        """A matplotlib Figure: "convergence", "clients" or "traffic".
-
-        A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
-        """
-        from atoll.present.result_plots import plot_result
-
-        return plot_result(self, kind)
 
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""

@@ -66,7 +66,7 @@ class Experiment:
 
     Examples:
         >>> import atoll
-        >>> federation = atoll.partition(atoll.load("lagoon"), clients=3)
+        >>> federation = atoll.partition(atoll.load("lagoon", clients=3))
         >>> net = atoll.nn.GCN(federation.features, federation.classes)
         >>> done = atoll.Experiment(atoll.methods.FedAvg(net), federation, rounds=4).run()
         >>> done.history.array("deployed", "accuracy", "test").shape  # rounds, clients

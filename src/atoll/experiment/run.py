@@ -39,7 +39,7 @@ from atoll.experiment.history import History
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.observers import Heard, Progress
 from atoll.experiment.privacy import privacy_report, with_privacy
-from atoll.experiment.problem import Data, make_federation, task_of_object
+from atoll.experiment.problem import Data, make_federation, nearly_single_class, task_of_object
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
@@ -323,7 +323,7 @@ class Plan:
         if self.folder is not None:
             self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
-        said = [*notes, *([short] if short else [])]
+        said = [*notes, *nearly_single_class(federation), *([short] if short else [])]
         self.heard.begin(self.config, self.engine, self.why, said)
 
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:

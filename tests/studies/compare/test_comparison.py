@@ -99,7 +99,7 @@ def test_nothing_is_left_behind_without_a_folder(monkeypatch, tmp_path: Path) ->
 
 
 def test_objects_may_be_compared_too(tmp_path: Path) -> None:
-    federation = atoll.partition(atoll.load("lagoon:nodes=150"), clients=2)
+    federation = atoll.partition(atoll.load("lagoon:nodes=150"), "louvain", clients=2)
     net = GCN(federation.features, federation.classes, hidden=8)
     methods = {"weak": FedProx(net=net, mu=0.01), "strong": FedProx(net=net, mu=1.0), "avg":
                FedAvg(net=net)}  # fmt: skip

@@ -1,0 +1,97 @@
+"""`atoll.partition` and `atoll.run` divide alike, and clients of one class are pointed out."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import atoll
+from atoll.cli.app import main
+from atoll.core.errors import ConfigError
+from atoll.experiment.problem import nearly_single_class
+from tests.experiment.test_run_graphs import group, rings
+
+
+def write_own(folder, owner="owner"):
+    owners = ["a" if i < 30 else "b" for i in range(60)]
+    lines = [f"{i},{'xy'[i % 2]},{i % 3},{owner}" for i, owner in enumerate(owners)]
+    (folder / "nodes.csv").write_text("\n".join([f"id,label,kind,{owner}", *lines]))
+    edges = [f"{i},{(i + step) % 60}" for i in range(60) for step in (1, 2)]
+    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    return str(folder)
+
+
+def ids(federation):
+    return [graph.ids.tolist() for graph in federation.graphs]
+
+
+def divided_by_run(folder, source, **options):
+    atoll.run("fedavg", source, rounds=1, out=folder, **options)
+    with np.load(folder / "seed-0" / "partition.npz") as found:
+        return [found[name].tolist() for name in found.files]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: atoll.load("lagoon:nodes=300"),
+        lambda folder: atoll.load("lagoon:nodes=300", clients=3),
+        lambda folder: atoll.load("archipelago", clients=4),
+        lambda folder: atoll.load(write_own(folder)),
+        lambda folder: atoll.load(write_own(folder, "client")),
+        lambda folder: rings(200, 3, 0),
+        lambda folder: group(),
+    ],
+    ids=["lagoon", "lagoon of three", "archipelago", "owner", "client", "set", "group"],
+)
+def test_partition_and_run_divide_alike(tmp_path, make):
+    source = make(tmp_path)
+    assert divided_by_run(tmp_path / "run", source) == ids(atoll.partition(source))
+
+
+def test_a_graph_without_owners_is_divided_alike(tmp_path):
+    source = atoll.load(write_own(tmp_path, "shop"))
+    federation = atoll.partition(source, clients=3)
+    assert federation.about["partition"] == "louvain"
+    assert divided_by_run(tmp_path / "run", source, clients=3) == ids(federation)
+
+
+def test_another_number_than_that_of_the_owners_is_refused_alike():
+    source = atoll.load("lagoon:nodes=300")
+    for action in (
+        lambda: atoll.partition(source, clients=3),
+        lambda: atoll.run("fedavg", source, clients=3, rounds=1),
+    ):
+        with pytest.raises(ConfigError, match="has 5 values, so it gives 5 clients, not 3"):
+            action()
+
+
+def test_clients_of_one_class_are_pointed_out():
+    mixed = atoll.partition(atoll.load("lagoon:nodes=600"), "random", clients=2)
+    assert nearly_single_class(mixed) == []
+    source = atoll.load("lagoon:nodes=600,classes=2")
+    skewed = atoll.partition(source, "dirichlet:alpha=0.01", clients=2, allow=["single-class"])
+    (note,) = nearly_single_class(skewed)
+    assert "nearly single-class" in note
+    assert "% of its nodes on average" in note
+
+
+@pytest.mark.parametrize("command", [["run", "--rounds", "1", "--out", "run"], ["inspect"]])
+def test_run_and_inspect_warn(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", "lagoon:nodes=600,classes=2", "--allow", "single-class", "--clients", "2"]
+    skewed, mixed = (["--partition", name] for name in ("dirichlet:alpha=0.01", "random"))
+    done = CliRunner().invoke(main, [*command, *data, *skewed])
+    assert done.exit_code == 0, done.output
+    assert "nearly single-class" in " ".join(done.output.split())
+    command = [word.replace("run", "other") if word == "run" and i else word
+               for i, word in enumerate(command)]  # fmt: skip
+    done = CliRunner().invoke(main, [*command, *data, *mixed])
+    assert done.exit_code == 0, done.output
+    assert "single-class" not in done.output
+
+
+def test_a_score_with_private_layers_is_called_personalised(tmp_path):
+    result = atoll.run("fedavg", rings(200, 3, 0), clients=3, rounds=1, out=tmp_path / "run")
+    assert result.scored == "personalised"
+    assert "personalised_test_accuracy" in result.metrics()
+    assert atoll.read_result(tmp_path / "run").summary()["scored"] == "personalised"
