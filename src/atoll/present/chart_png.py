@@ -155,9 +155,8 @@ def _panels(made: Figure, panels: Panels) -> None:
     made.supylabel(panels.y)
     if panels.legend and first is not None:
         handles, names = first.get_legend_handles_labels()
-        made.legend(
-            handles, names, loc="outside lower center", ncols=min(len(names), 6), frameon=False
-        )
+        fitting = max(1, min(len(names), 6, int(panels.size[0] / 1.3)))
+        made.legend(handles, names, loc="outside lower center", ncols=fitting, frameon=False)
 
 
 def _chart(axes: Axes, chart: Chart) -> None:

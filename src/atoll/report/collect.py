@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -341,19 +341,13 @@ def other_tables(found: Collection) -> list[ResultTable]:
         ("mb_per_round", "MB in a round, up and down, all clients", traffic, 1.0, 2),
         ("seconds_per_round", seconds, time, 1.0, 3),
     ]
-    return [
-        ResultTable(
-            title,
-            found.rows,
-            found.columns,
-            numbers or {place: number_of(of, metric) for place, of in metrics.items()},
-            metric=metric,
-            scale=scale,
-            digits=digits,
-            higher=True if scale == 100.0 else None,
-        )
-        for metric, title, numbers, scale, digits in tables
-    ]
+    made = []
+    for metric, title, numbers, scale, digits in tables:
+        cells = numbers or {place: number_of(of, metric) for place, of in metrics.items()}
+        table = ResultTable(title, found.rows, found.columns, cells, metric=metric)
+        higher = True if scale == 100.0 else None
+        made.append(replace(table, scale=scale, digits=digits, higher=higher))
+    return made
 
 
 _SELECT = {

@@ -21,6 +21,11 @@ MAX_MAPS = 12
 """Matrices of one federation that are drawn."""
 MAX_FEDERATIONS = 24
 """Federations that are drawn with all their matrices."""
+DIVERGENCES = {
+    "label": "labels",
+    "feature": "features of linked nodes",
+    "structure": "structure (anonymous walks)",
+}
 ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3), ("", GREY, 0.3))
 """Name, colour and opacity of the parts of a client's nodes; the last part has no role."""
 
@@ -71,9 +76,8 @@ def _relation(one: Shown) -> list[str]:
     if "mixing" in known:
         share, note = _mean_factor(known["mixing"])
         if np.isfinite(share).any():
-            figures.append(
-                heat_html(heat_map(f"{one.row}: mixture", share, "whose weights"), note=note)
-            )
+            chart = heat_map(f"{one.row}: mixture", share, "whose weights")
+            figures.append(heat_html(chart, note=note))
     if "cluster" in known:
         label = known["cluster"].astype(int)
         lines = "".join(
@@ -135,11 +139,7 @@ def _maps(measured: Measured) -> str:
     title = "Share of each class among a client's nodes"
     classes = Chart(title, Axis("class"), Axis("client"), (Heat(shares, words),))
     figures = [heat_html(classes, note="In percent.")]
-    for name, thing in (
-        ("label", "labels"),
-        ("feature", "features of linked nodes"),
-        ("structure", "structure (anonymous walks)"),
-    ):
+    for name, thing in DIVERGENCES.items():
         matrix = measured[f"{name}_divergence"]
         upper = matrix[np.triu_indices(len(matrix), 1)]
         upper = upper[np.isfinite(upper)]

@@ -6,6 +6,7 @@ import time
 import tomllib
 from html import escape
 from importlib import resources
+from string import Template
 
 from atoll import __version__
 from atoll.report.collect import Collection
@@ -25,70 +26,49 @@ LIGHT, DARK = tomllib.loads(_file("page.toml")).values()
 """Colours by name for light and dark screens."""
 
 SECTIONS = (
-    ("overview", "What was run", overview),
-    ("printed", "Printed and ours", printed),
-    ("tuning", "Tuning", tuning),
-    ("results", "Results", results),
-    ("convergence", "Convergence", convergence),
-    ("clients", "Clients", clients),
-    ("relations", "Similarity and mixing", relations),
-    ("federations", "Federations", heterogeneity),
-    ("wire", "What crossed the wire", crossed),
-    ("cost", "Cost", cost),
-    ("environment", "Environment", environment),
-    ("again", "Run it again", again),
+    ("overview", "Overview", "What was run", overview),
+    ("printed", "Printed", "Printed and ours", printed),
+    ("tuning", "Tuning", "Tuning", tuning),
+    ("results", "Results", "Results", results),
+    ("convergence", "Convergence", "Convergence", convergence),
+    ("clients", "Clients", "Clients", clients),
+    ("relations", "Similarity", "Similarity and mixing", relations),
+    ("federations", "Federations", "Federations", heterogeneity),
+    ("wire", "Wire", "What crossed the wire", crossed),
+    ("cost", "Cost", "Cost", cost),
+    ("environment", "Environment", "Environment", environment),
+    ("again", "Again", "Run it again", again),
 )
+"""Name, link, heading and writer of each section."""
 WITHOUT_RUNS = ("overview", "printed", "tuning", "again")
-"""Sections that have something to say of a tuning that has not been tested."""
-SHORT = {
-    "overview": "Overview",
-    "printed": "Printed",
-    "relations": "Similarity",
-    "wire": "Wire",
-    "again": "Again",
-}
+"""Sections that a tuning without a tested run has, too."""
 
 
 def page(found: Collection, title: str | None = None) -> str:
     """The report as HTML."""
     title = title or default_title(found)
-    parts = [
-        (name, head, write(found))
-        for name, head, write in SECTIONS
+    written = [
+        (name, link, head, write(found))
+        for name, link, head, write in SECTIONS
         if found.shown or name in WITHOUT_RUNS
     ]
-    parts = [part for part in parts if part[2]]
-    links = "".join(
-        f'<li><a href="#{name}">{SHORT.get(name, head)}</a></li>' for name, head, _ in parts
-    )
+    parts = [part for part in written if part[3]]
+    links = "".join(f'<li><a href="#{name}">{link}</a></li>' for name, link, _, _ in parts)
     body = "".join(
         f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{head}</h2>'
         f"{text}</section>"
-        for name, head, text in parts
+        for name, _, head, text in parts
     )
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
-<title>{escape(title)} · Atoll</title>
-<link rel="icon" href="data:,">
-<style>{colours()}{_file("page.css")}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
-<header><h1>{escape(title)}</h1><p class="by">Report of Atoll {__version__}, {made}</p></header>
-<nav aria-label="Sections"><div><ul>{links}</ul><button id="theme" type="button" hidden>Dark</button></div></nav>
-<main id="main" tabindex="-1">{body}</main>
-<footer>Made by <code>atoll report</code> from result.json, metrics, ledger and clients in the folders of
-the runs. This file loads nothing from anywhere.</footer>
-<script>{_file("page.js")}</script>
-</body>
-</html>
-"""  # noqa: E501  # one meta element is one line
+    return Template(_file("page.html")).substitute(
+        title=escape(title),
+        style=colours() + _file("page.css"),
+        version=__version__,
+        made=made,
+        links=links,
+        body=body,
+        script=_file("page.js"),
+    )
 
 
 def colours() -> str:

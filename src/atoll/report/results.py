@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html import escape
 from urllib.parse import quote
 
@@ -19,7 +20,16 @@ from atoll.present.chart_svg import (
     scale_html,
     strip_svg,
 )
-from atoll.present.tables import Cell, Column, ResultTable, Table, html, make_table, result_csv
+from atoll.present.tables import (
+    Cell,
+    Column,
+    ResultTable,
+    Table,
+    html,
+    make_table,
+    number_of,
+    result_csv,
+)
 from atoll.present.terminal import counted
 from atoll.report.collect import METRIC_NAMES, Collection, Shown, main_table
 
@@ -103,12 +113,10 @@ def _findings(found: Collection) -> list[str]:
 
 def _gaps(found: Collection) -> str:
     """Runs that are asked for and not on the page, and gaps in the folders of others."""
-    missing = [
-        f"<li><b>{escape(gap.name)}</b>: {escape(gap.kind)}"
-        + (f" ({escape(gap.why)})" if gap.why != gap.kind else "")
-        + "</li>"
-        for gap in found.missing
-    ]
+    missing = []
+    for gap in found.missing:
+        why = f" ({escape(gap.why)})" if gap.why != gap.kind else ""
+        missing.append(f"<li><b>{escape(gap.name)}</b>: {escape(gap.kind)}{why}</li>")
     total = counted(len(missing) + len(found.shown), "run")
     lacking = [
         f"<li><b>{escape(one.row)}</b>, {escape(one.column)}: {escape(note)}</li>"
@@ -159,14 +167,9 @@ def _verdicts(found: Collection) -> str:
 def result_html(table: ResultTable, found: Collection) -> str:
     """A table with the best in bold and the colours of the runs."""
     names = {one.row: name_cell(one) for one in found.shown}
-    rows = [
-        [names.get(row, Cell(row)), *(table.printed(row, column) for column in table.columns)]
-        for row in table.rows
-    ]
-    caption = f"{table.caption} Best in bold."
-    return html(
-        make_table([table.corner, *table.columns], rows, title=table.title, caption=caption)
-    )
+    plain = table.table()
+    rows = tuple((names.get(name.text, name), *rest) for name, *rest in plain.rows)
+    return html(replace(plain, rows=rows, caption=f"{table.caption} Best in bold."))
 
 
 def _details(group: Sequence[Shown]) -> str:
@@ -176,20 +179,14 @@ def _details(group: Sequence[Shown]) -> str:
     every = [v for seeds in values.values() for v in seeds]
     if not every:
         return ""
-    axis = strip_axis(every, 0.08)
-    rows = [
-        [
-            name_cell(one),
-            Cell(html=seeds_strip(values[one.row], axis, one.style)),
-            _seeds_cell(one, f"test_{metric}"),
-            one.run.result.scored,
-            _seeds_cell(one, "local_test_accuracy"),
-            _seeds_cell(one, "test_macro_f1"),
-            _seeds_cell(one, "best_round", 1.0, 0, plus=1.0),  # charts count rounds from one
-        ]
-        for one in group
-        if values[one.row]
-    ]
+    axis, rows = strip_axis(every, 0.08), []
+    for one in (one for one in group if values[one.row]):
+        strip = Cell(html=seeds_strip(values[one.row], axis, one.style))
+        names = (f"test_{metric}", "local_test_accuracy", "test_macro_f1", "best_round")
+        score, after, f1, best = (number_of(one.run.summary["metrics"], name) for name in names)
+        first = replace(best, mean=best.mean + 1)  # charts count rounds from one
+        scores = [score.cell(), one.run.result.scored, after.cell(), f1.cell(), first.cell(1.0, 0)]
+        rows.append([name_cell(one), strip, *scores])
     name = METRIC_NAMES[metric]
     strips = Column("seeds, mean ± std", below=scale_html(axis))
     heads: list[str | Column] = [
@@ -219,16 +216,6 @@ def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
 
 def _percents(one: Shown, name: str) -> list[float]:
     return [100 * v for v in one.run.summary["metrics"].get(name, {}).get("per_seed", [])]
-
-
-def _seeds_cell(
-    one: Shown, name: str, scale: float = 100.0, digits: int = 1, *, plus: float = 0.0
-) -> Cell:
-    seeds = one.run.summary["metrics"].get(name, {}).get("per_seed", [])
-    if not seeds:
-        return Cell("–")
-    spread = f"{scale * np.std(seeds, ddof=1):.{digits}f}" if len(seeds) > 1 else ""
-    return Cell(f"{scale * np.mean(seeds) + plus:.{digits}f}", spread)
 
 
 def convergence(found: Collection) -> str:
@@ -266,17 +253,11 @@ def line_chart(
     right = max(float(line.x[-1]) for line in lines) or 1.0
     left = min(float(line.x[0]) for line in lines)
     left = 0.0 if left < 0.05 * right else left
-    ticks = [(t, f"{t:g}") for t in nice_ticks(left, right, 4)]
+    x = Axis(x_name, left, right, ticks=[(t, f"{t:g}") for t in nice_ticks(left, right, 4)])
     ends = ", ".join(f"{line.name} {last_value(line):.1f}%" for line in lines)
-    chart = Chart(
-        title,
-        Axis(x_name, left, right, ticks=ticks),
-        _percent_axis(y_name, lines),
-        tuple(lines),
-        legend="ends",
-        grid=True,
-        alt=f"Line chart: {title}. At the end: {ends}.",
-    )
+    alt = f"Line chart: {title}. At the end: {ends}."
+    y = _percent_axis(y_name, lines)
+    chart = Chart(title, x, y, tuple(lines), legend="ends", grid=True, alt=alt)
     numbers = line_numbers(title, lines, x_name)
     return chart_html(chart, height=250, points=points, numbers=numbers)
 

@@ -69,20 +69,17 @@ def _traffic_rows(one: Shown, by_round: np.ndarray, top: float) -> list[list[Cel
     same = np.ptp(each) <= 0.01 * each.max()
     axis = Axis("", 0.0, top, ticks=())
     bar = strip_svg("strip", axis, stacked(by_round.mean(1).tolist(), DIRECTIONS))
-    first = (
-        name_cell(one),
-        Cell(html=bar),
-        Cell("the same") if same else Cell(html=spark_svg(each, alt)),
-    )
+    course = Cell("the same") if same else Cell(html=spark_svg(each, alt))
+    first = (name_cell(one), Cell(html=bar), course)
     rest = (Cell(html=f'<span class="hidden">{escape(one.row)}</span>'), Cell(), Cell())
     rows: list[list[Cell | str]] = []
     for step, (messages, down, up) in sorted(steps.items(), key=lambda item: item[0] == SCORE):
         name, drawn, course = rest if rows else first
-        label = Cell(step)
-        if step == SCORE:
-            label = Cell(html='<span class="quiet">score (apart)</span>')
+        apart = '<span class="quiet">score (apart)</span>' if step == SCORE else ""
         sizes = [_megabytes(down / rounds), _megabytes(up / rounds)]
-        rows.append([name, drawn, label, f"{messages / rounds:,.0f}", *sizes, course])
+        rows.append(
+            [name, drawn, Cell(step, html=apart), f"{messages / rounds:,.0f}", *sizes, course]
+        )
     return rows
 
 

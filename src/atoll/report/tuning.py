@@ -8,17 +8,7 @@ from html import escape
 import numpy as np
 
 from atoll.core.space import Value
-from atoll.present.chart import (
-    Axis,
-    Chart,
-    Dots,
-    Line,
-    Mark,
-    named,
-    numbers_axis,
-    short,
-    steps,
-)
+from atoll.present.chart import Axis, Chart, Dots, Line, Mark, named, numbers_axis, short, steps
 from atoll.present.chart_svg import chart_html, key_html, thinned
 from atoll.present.tables import Number, ResultTable, Table, html, make_table, number_of
 from atoll.present.terminal import counted
@@ -135,9 +125,8 @@ def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list
         score = 100 * _reached(trial)
         text = f"trial {trial.number}{words.get(trial.number, '')}: {score:.1f} %, {trial.state}"
         colour, shape = BEST if trial is best else COMPLETE if trial.value is not None else ENDED
-        size = 7 if shape == "cross" else 9
-        x = [place[trial.number]]
-        dots.append(Dots(x, [score], colour, shape=shape, size=size, tips=[text]))
+        spot, size = ([place[trial.number]], [score]), 7 if shape == "cross" else 9
+        dots.append(Dots(*spot, colour, shape=shape, size=size, tips=[text]))
     return dots
 
 
@@ -217,14 +206,8 @@ def tuned_tables(found: Sequence[Tried]) -> list[ResultTable]:
             settings = ", ".join(f"{k}={v}" for k, v in tried.best.settings.items())
             cells[tried.method, "settings"] = Number(why=settings)
         cells[tried.method, "trials"] = Number(why=states(tried))
-    return [
-        ResultTable(
-            "Tuning: the best validation score, in percent",
-            tuple(t.method for t in found),
-            ("best validation", "settings", "trials"),
-            cells,
-            metric="best_validation",
-            higher=None,
-            caption="Validation scores of single trials; the best of many flatters.",
-        )
-    ]
+    title = "Tuning: the best validation score, in percent"
+    caption = "Validation scores of single trials; the best of many flatters."
+    rows, columns = tuple(t.method for t in found), ("best validation", "settings", "trials")
+    metric = "best_validation"
+    return [ResultTable(title, rows, columns, cells, caption, metric=metric, higher=None)]
