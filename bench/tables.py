@@ -9,9 +9,11 @@ that the folder need not travel to another machine; another table begins anew.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +31,8 @@ COLUMNS = (
 KEY = ("paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "protocol")
 """The columns that a line is known by."""
 Key = tuple[str, ...]
-MEMORY = 3 << 30
-"""Bytes of federations that each process keeps."""
 TOLD = 30
 """Seconds between two lines about how far it is."""
-PATIENCE = 15
-"""Seconds that a run under way is given after the end."""
 
 
 def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterator[Any]:
@@ -51,43 +49,79 @@ def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterat
 
 
 @dataclass
-class Work:
-    """What each process does with a cell: run it, keep little, and say what it took.
+class Runs:
+    """Notes what each run took, keeps little of it, and stops when time is up.
+
+    The observer of a study (`studies.study_run.StudyObserver`).
 
     Attributes:
-        folder: Of all cells.
-        whole: Names of those of which everything is kept: their clients are compared.
-        federations: What this process has divided.
+        whole: Names of runs of which everything is kept: their clients are compared.
+        end: When to stop, in seconds since the epoch.
+        console: For a line now and then.
+        lines: The file runs.jsonl.
     """
 
-    folder: Path
     whole: frozenset[str]
-    federations: Any = None
+    end: float
+    console: Console
+    lines: TextIO
+    runs: int = 0
+    finished: int = 0
+    problems: list[str] = field(default_factory=list)
+    told: float = field(default_factory=time.time)
+    begun: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, cell: Any, talk: Any) -> None:
-        from atoll.experiment.hardware import device_answers
-        from atoll.experiment.run import Stopped, run_config
-        from atoll.studies.federations import Federations
+    def begin(self, runs: Sequence[Any], finished: int) -> None:
+        self.runs = len(runs)
 
-        warnings.simplefilter("ignore")
-        self.federations = self.federations or Federations(limit=MEMORY)
-        began, took = time.time(), {}
-        to, whole = self.folder / "cells" / cell.name, cell.name in self.whole
-        try:
-            result = run_config(
-                cell.config, out=to if whole else None, resuming=whole, observer=Until(talk),
-                divide=self.federations,
-            )  # fmt: skip
-            if not whole:
-                result.save(to, tables=False)
-            problem, took = "", result.seconds()
-        except Stopped:
-            problem = "time was up"
-        except Exception as error:  # one cell that fails must not cost the others
-            problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        talk.say(line(cell.name, time.time() - began, problem, took))
-        if problem and not device_answers():
-            raise SystemExit(1)  # a new process is given the other cells
+    def parallel(self, jobs: int, threads: int) -> None:
+        pass
+
+    def run(self, run: Any) -> Until:
+        self.begun[run.name] = time.time()
+        return Until(self)
+
+    def should_stop(self) -> bool:
+        return time.time() > self.end
+
+    def ended(self, outcome: Any) -> None:
+        name, took = outcome.run.name, (outcome.summary or {}).get("seconds", {})
+        seconds = time.time() - self.begun.get(name, time.time())
+        self.lines.write(json.dumps(line(name, seconds, outcome.error or "", took)) + "\n")
+        self.lines.flush()
+        if outcome.error is None and name not in self.whole:
+            keep_little(outcome.folder)
+        self.finished += 1
+        self.problems += [f"{name}: {outcome.error}"] if outcome.error else []
+        if time.time() > self.told + TOLD:
+            self.told = time.time()
+            words = f"{name} took {seconds:.1f} s"
+            self.console.print(f"{self.finished} of {self.runs}; {words}", markup=False)
+
+
+@dataclass
+class Until:
+    """Stops a run when time is up (`experiment.run.Observer`)."""
+
+    study: Runs
+
+    def begin(self, *about: Any) -> None:
+        pass
+
+    def round(self, *about: Any) -> None:
+        pass
+
+    def should_stop(self) -> bool:
+        return self.study.should_stop()
+
+
+def keep_little(folder: Path) -> None:
+    """Delete all files of a finished run but its configuration and its result."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in ("config.toml", "result.json"):
+            path.unlink()
 
 
 def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> dict[str, Any]:
@@ -98,64 +132,6 @@ def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> 
     }  # fmt: skip
 
 
-@dataclass
-class Until:
-    """Ends a run on the parent's request (`experiment.run.Observer`)."""
-
-    talk: Any
-
-    def begin(self, *about: Any) -> None:
-        pass
-
-    def round(self, *about: Any) -> None:
-        pass
-
-    def should_stop(self) -> bool:
-        return bool(self.talk.should_stop())
-
-
-@dataclass
-class Runs:
-    """Gives out cells, the cheapest first, until time is up (`studies.workers.Lead`)."""
-
-    schedule: Any
-    end: float
-    console: Console
-    lines: TextIO
-    cells: int
-    finished: int = 0
-    problems: list[str] = field(default_factory=list)
-    told: float = field(default_factory=time.time)
-    given: dict[str, float] = field(default_factory=dict)
-
-    def next(self, last: Any) -> Any:
-        task = None if time.time() > self.end else self.schedule.take(last)
-        if task is not None:
-            self.given[task.name] = time.time()
-        return task
-
-    def should_stop(self) -> bool:
-        return time.time() > self.end + PATIENCE
-
-    def said(self, task: Any, run: dict[str, Any]) -> None:
-        self.given.pop(task.name)
-        self.lines.write(json.dumps(run) + "\n")
-        self.lines.flush()
-        self.finished += 1
-        self.problems += [f"{run['name']}: {run['problem']}"] if run["problem"] else []
-        if time.time() > self.told + TOLD:
-            self.told = time.time()
-            words = f"{run['name']} took {run['seconds']:.1f} s"
-            self.console.print(f"{self.finished} of {self.cells}; {words}", markup=False)
-
-    def died(self, task: Any, how: str) -> None:
-        if task.name not in self.given:
-            return  # it had told before it ended
-        self.said(task, line(task.name, time.time() - self.given[task.name], how, {}))
-
-    refused = died
-
-
 def compared(rows: Sequence[Any]) -> Iterator[Any]:
     """The cells whose clients are compared with a baseline's."""
     from atoll.studies.reproduce.table import needed
@@ -164,21 +140,26 @@ def compared(rows: Sequence[Any]) -> Iterator[Any]:
 
 
 def run_all(
-    cells: Sequence[Any], work: Work, jobs: int, seconds: float, console: Console
+    folder: Path,
+    cells: Sequence[Any],
+    whole: frozenset[str],
+    jobs: int,
+    seconds: float,
+    console: Console,
 ) -> list[str]:
-    """Run what can be run in that time; what went wrong."""
-    from atoll.studies.federations import group_of
-    from atoll.studies.schedule import Schedule, cost_of
-    from atoll.studies.workers import Task, run_tasks
+    """Run what can be run in that time, the cheapest first; what went wrong."""
+    from atoll.experiment.run import Stopped
+    from atoll.studies.study import run_study
 
-    (work.folder / "cells").mkdir(parents=True, exist_ok=True)
-    tasks = [
-        Task(cell.name, cell, group_of(cell.config), cost_of(cell.config)) for cell in cells
-    ]  # fmt: skip
-    schedule = Schedule(tasks, dearest_first=False)
-    with (work.folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
-        runs = Runs(schedule, time.time() + seconds, console, lines, len(cells))
-        run_tasks(runs, work, jobs=jobs, threads=1)
+    warnings.simplefilter("ignore")
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    with (folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
+        runs = Runs(whole, time.time() + seconds, console, lines)
+        with contextlib.suppress(Stopped):  # a later call continues at the last checkpoints
+            run_study(
+                folder, cells, about={"kind": "bench tables"}, observer=runs, at_once=False,
+                adds=True, jobs=jobs, dearest_first=False,
+            )  # fmt: skip
     return runs.problems
 
 
@@ -197,7 +178,7 @@ def keys_of(paper: Any, number: str, row: Any) -> list[Key]:
     """What the lines of a printed number are known by, one a protocol."""
     one = row.printed
     about = one.dataset, one.setting, one.clients, one.method, one.metric, one.value
-    return [tuple(map(str, (paper.name, number, *about, rules))) for rules in row.cells]
+    return [tuple(map(str, (paper.name, number, *about, rules))) for rules in row.runs]
 
 
 def is_known(known: Mapping[Key, list[str]], keys: Sequence[Key], seeds: int) -> bool:
@@ -212,18 +193,18 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
     Known lines that are not asked for (other papers, data that are elsewhere) come last.
     """
     from atoll.studies.reproduce.table import Gains, filled, needed
-    from atoll.studies.study import read_cell
+    from atoll.studies.study_run import read_outcome
 
     gains = Gains()
     lines: dict[Key, list[Any]] = {}
     for paper, number, row in found:
         keys = keys_of(paper, number, row)
-        outcomes = {cell.name: read_cell(folder, cell) for cell in needed(row)}
+        outcomes = {cell.name: read_outcome(folder, cell) for cell in needed(row)}
         if None in outcomes.values():
             lines |= {key: known[key] for key in keys if key in known}
             continue
         one, ours = row.printed, filled(row, outcomes, gains).ours
-        for key, (rules, cells) in zip(keys, row.cells.items(), strict=True):
+        for key, (rules, cells) in zip(keys, row.runs.items(), strict=True):
             devices = {outcomes[cell.name].summary["device"] for cell in cells}
             mean, std = ours[rules].mean, ours[rules].std
             lines[key] = [
@@ -259,21 +240,21 @@ def tables(
     """The papers' tables under their own protocols and under `strict`."""
     from atoll.engines.checkpoint import write_atomically
     from atoll.studies.reproduce.table import needed, unique
-    from atoll.studies.study import read_cell
+    from atoll.studies.study_run import read_outcome
 
     console = Console(stderr=True, highlight=False)
     found = list(planned(papers.split(","), data_root, seeds))
     known = read_table(to)
     unknown = [row for *at, row in found if not is_known(known, keys_of(*at, row), seeds)]
     cells = unique(cell for row in unknown for cell in needed(row))
-    left = [cell for cell in cells if read_cell(out, cell) is None]
+    left = [cell for cell in cells if read_outcome(out, cell) is None]
     console.print(
         f"{len(found)} printed numbers, {len(found) - len(unknown)} of them known; "
         f"{len(cells)} runs, {len(left)} to do"
     )
     began = time.time()
-    work = Work(out, frozenset(cell.name for cell in compared(unknown)))
-    problems = run_all(left, work, jobs, 60 * minutes, console) if jobs else []
+    whole = frozenset(cell.name for cell in compared(unknown))
+    problems = run_all(out, left, whole, jobs, 60 * minutes, console) if jobs else []
     lines = table(found, out, known)
     if to is not None:
         text = io.StringIO(newline="")
@@ -281,7 +262,7 @@ def tables(
         write_atomically(to, text.getvalue().encode())  # it may be all that is left of its runs
     for problem in problems:
         console.print(problem, markup=False)
-    still = sum(read_cell(out, cell) is None for cell in cells)
+    still = sum(read_outcome(out, cell) is None for cell in cells)
     console.print(
         f"{len(left) - still} runs in {time.time() - began:.0f} s, {still} left; "
         f"{len(lines)} lines in the table"

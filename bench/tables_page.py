@@ -11,8 +11,8 @@ from statistics import mean
 
 import click
 
+from atoll.studies.reproduce.printed import METRIC_WORDS, value_text
 from atoll.studies.reproduce.recipes import read_paper
-from atoll.studies.reproduce.show import METRIC_WORDS, value_text
 from atoll.studies.reproduce.table import GAINS, tolerance, verdict
 from bench.tables import KEY
 

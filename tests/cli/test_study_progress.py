@@ -11,17 +11,18 @@ from rich.console import Console
 from atoll.cli import study_progress as cells_show
 from atoll.cli.study_progress import StudyWatcher, TimeLeft, duration
 from atoll.experiment.config import make_config
-from atoll.studies.study import Cell, Outcome, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import RunOutcome, StudyRun
 
 
-def cell(method: str, data: str, rounds: int = 10) -> Cell:
+def cell(method: str, data: str, rounds: int = 10) -> StudyRun:
     config = make_config(method="fedavg", rounds=rounds, seeds=2)
     labels = {"method": method, "data": data, "clients": 5}
-    return Cell(f"{data}-{method}", config, labels)
+    return StudyRun(f"{data}-{method}", config, labels)
 
 
-def ended(one: Cell, train: float) -> Outcome:
-    return Outcome(one, Path(), {"seconds": {"train": train}})
+def ended(one: StudyRun, train: float) -> RunOutcome:
+    return RunOutcome(one, Path(), {"seconds": {"train": train}})
 
 
 def test_the_time_left_knows_slow_methods_and_slow_data() -> None:
@@ -36,7 +37,7 @@ def test_the_time_left_knows_slow_methods_and_slow_data() -> None:
     assert left.seconds() == pytest.approx(20 * 1 + 20 * 3)
     left.end(ended(later[0], 40.0))  # two seconds a round: the large data take twice as long
     assert left.seconds() == pytest.approx(20 * 2 * 3 / 2)
-    left.end(Outcome(later[1], Path(), error="failed"))
+    left.end(RunOutcome(later[1], Path(), error="failed"))
     assert left.seconds() == 0
 
 
@@ -51,9 +52,9 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 def watched(tmp_path: Path, *, quiet: bool = False) -> str:
     console = Console(file=io.StringIO(), width=200, highlight=False)
     methods = ("local", "fedavg")
-    cells = [Cell(name, make_config(method=name, rounds=2, clients=2)) for name in methods]
+    cells = [StudyRun(name, make_config(method=name, rounds=2, clients=2)) for name in methods]
     with StudyWatcher(console, quiet=quiet) as watcher:
-        run_cells(tmp_path, cells, about={}, observer=watcher)
+        run_study(tmp_path, cells, about={}, observer=watcher)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -73,9 +74,9 @@ def test_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_slow_method_that_comes_first_does_not_make_the_others_seem_slow() -> None:
-    def of(method: str, data: str) -> Cell:
+    def of(method: str, data: str) -> StudyRun:
         config = make_config(method=method, data=data, rounds=100)
-        return Cell(f"{data}-{method}", config, {"method": method, "data": data})
+        return StudyRun(f"{data}-{method}", config, {"method": method, "data": data})
 
     slow, fast, large = of("fedath", "cora"), of("fedavg", "cora"), of("fedavg", "pubmed")
     left = TimeLeft([slow, fast, large])
@@ -92,9 +93,9 @@ def test_several_cells_at_once_have_one_bar(monkeypatch: pytest.MonkeyPatch) -> 
     cells = [cell(f"m{number}", "small") for number in range(7)]
     with StudyWatcher(console, quiet=False) as watcher:
         watcher.begin(cells, 0)
-        watcher.side_by_side(6, 2)
+        watcher.parallel(6, 2)
         for one in cells[:6]:
-            watcher.cell(one)
+            watcher.run(one)
         watcher.draw(cells[1].name, "seed 0, round 5/10", 0.25)
         task = watcher.progress.tasks[0]
         assert task.completed == 0.25

@@ -13,17 +13,17 @@ from bench.tables import COLUMNS, is_known, keys_of, read_table, table
 
 from atoll.experiment.config import RunConfig
 from atoll.studies.reproduce.recipes import Printed
-from atoll.studies.reproduce.table import Row
-from atoll.studies.study import Cell
+from atoll.studies.reproduce.table import ReproducedRow
+from atoll.studies.study_run import StudyRun
 
 RULES = ("fedtad", "strict")
 PAPER = SimpleNamespace(name="fedtad")
 
 
-def printed_number(method: str) -> tuple[Any, str, Row]:
+def printed_number(method: str) -> tuple[Any, str, ReproducedRow]:
     printed = Printed("1", "Cora", "louvain-nonoverlap", "5", method, "acc", 82.0, None)
-    cells = {rules: (Cell(f"{method}-{rules}", RunConfig(seeds=5)),) for rules in RULES}
-    return PAPER, "1", Row(printed, cells, ("accuracy",))
+    cells = {rules: (StudyRun(f"{method}-{rules}", RunConfig(seeds=5)),) for rules in RULES}
+    return PAPER, "1", ReproducedRow(printed, cells, ("accuracy",))
 
 
 def line(method: str, rules: str, ours: str, seeds: int = 5, paper: str = "fedtad") -> list[str]:

@@ -22,7 +22,8 @@ from atoll.experiment.observers import PROGRESS, Progress
 from atoll.experiment.run import Silent, Stopped
 from atoll.experiment.watch import Watch
 from atoll.present.watch import follow, plain, seen_text, sparkline, spoken
-from atoll.studies.study import Cell, SilentStudy, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import SilentStudy, StudyRun
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
 
@@ -110,10 +111,10 @@ def test_a_process_that_waits_for_its_parent_is_dead(stopped: Path) -> None:
 
 
 def test_a_study_counts_its_cells(tmp_path: Path) -> None:
-    cells = [Cell(name, make_config(method=name, **SMALL), {"method": name})
+    cells = [StudyRun(name, make_config(method=name, **SMALL), {"method": name})
              for name in ("local", "fedavg")]  # fmt: skip
-    broken = Cell("broken", make_config(data="no-such-set"), {})
-    run_cells(tmp_path, [cells[0], broken], about={"kind": "compare"})
+    broken = StudyRun("broken", make_config(data="no-such-set"), {})
+    run_study(tmp_path, [cells[0], broken], about={"kind": "compare"})
     study = json.loads((tmp_path / "study.json").read_text())
     study["cells"] += [{"name": "fedavg"}, {"name": "later"}]
     (tmp_path / "study.json").write_text(json.dumps(study))
@@ -165,12 +166,12 @@ def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> N
 
 def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) -> None:
     def run(seeds: int, observer: SilentStudy | None = None) -> None:
-        cells = [Cell(name, make_config(method=name, seeds=seeds, **SMALL), {"method": name})
+        cells = [StudyRun(name, make_config(method=name, seeds=seeds, **SMALL), {"method": name})
                  for name in ("local", "fedavg")]  # fmt: skip
-        run_cells(tmp_path, cells, about={"kind": "compare"}, observer=observer)
+        run_study(tmp_path, cells, about={"kind": "compare"}, observer=observer)
 
     class Stops(SilentStudy):
-        def cell(self, cell: Cell) -> StopAt:
+        def run(self, run: StudyRun) -> StopAt:
             return StopAt(2)
 
     run(1)
@@ -187,9 +188,9 @@ def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) ->
 
 
 def test_a_cell_that_was_deleted_is_left_to_run(tmp_path: Path) -> None:
-    cells = [Cell(name, make_config(method=name, **SMALL), {"method": name})
+    cells = [StudyRun(name, make_config(method=name, **SMALL), {"method": name})
              for name in ("local", "fedavg")]  # fmt: skip
-    run_cells(tmp_path, cells, about={"kind": "compare"})
+    run_study(tmp_path, cells, about={"kind": "compare"})
     shutil.rmtree(tmp_path / "cells" / "fedavg")
     watch = Watch(tmp_path)
     assert dict(watch.look().cells) == {"finished": 1, "left": 1}

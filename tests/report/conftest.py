@@ -21,7 +21,8 @@ from atoll.core.files import write_atomically
 from atoll.experiment.config import make_config
 from atoll.studies.reproduce.recipes import read_paper
 from atoll.studies.reproduce.table import Wanted, about_study, needed, plan_table
-from atoll.studies.study import Cell, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import StudyRun
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -125,12 +126,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for method in chosen:
             config = make_config(method=method, data=data, clients=3, rounds=3, seeds=2,
                                  set={"hidden": 8})  # fmt: skip
-            cells.append(Cell(f"{method}-{len(cells)}", config, {"method": method, "data": data}))
+            cells.append(
+                StudyRun(f"{method}-{len(cells)}", config, {"method": method, "data": data})
+            )
     lost = make_config(method="fedavg", data="nowhere.csv", rounds=1)
-    cells.append(Cell("lost", lost, {"method": "fedavg", "data": "nowhere.csv"}))
+    cells.append(StudyRun("lost", lost, {"method": "fedavg", "data": "nowhere.csv"}))
     about = {"kind": "compare", "command": "atoll compare <all> & more"}
-    outcomes = run_cells(folder, cells, about=about)
-    assert [one.cell.name for one in outcomes if one.error] == ["lost"]
+    outcomes = run_study(folder, cells, about=about)
+    assert [one.run.name for one in outcomes if one.error] == ["lost"]
     (folder / "cells" / "gcfl-8" / "result.json").unlink()
     return folder
 

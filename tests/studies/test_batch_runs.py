@@ -22,7 +22,8 @@ from atoll.experiment.sweep import Parted, Sweep, can_be_one, run_together
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN
 from atoll.studies.batch_runs import run_configs, why_apart
-from atoll.studies.study import Cell, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import StudyRun
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 NET = GCN(FEATURES, CLASSES, hidden=5)
@@ -284,8 +285,8 @@ def test_which_configurations_may_be_one(changes, why: str) -> None:
     assert bool(said) == bool(why)
 
 
-def cells(*values: float) -> list[Cell]:
-    return [Cell(f"mu-{c.set['mu']}", c, c.set) for c in configs(seeds=2, mu=values)]
+def cells(*values: float) -> list[StudyRun]:
+    return [StudyRun(f"mu-{c.set['mu']}", c, c.set) for c in configs(seeds=2, mu=values)]
 
 
 def events(folder: Path, event: str) -> list[str]:
@@ -296,17 +297,17 @@ def events(folder: Path, event: str) -> list[str]:
 def test_cells_at_once(tmp_path: Path, monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(
-        "atoll.studies.study.run_configs",
+        "atoll.studies.study_run.run_configs",
         lambda configs, **given: (calls.append(len(configs)), run_configs(configs, **given)),
     )
-    run_cells(tmp_path, cells(0.2), about={}, at_once=True)
-    other = Cell("other", make_config(method="fedavg", clients=3, rounds=6))
-    outcomes = run_cells(tmp_path, [*cells(0.1, 0.2, 0.3, 0.4), other], about={}, at_once=True)
+    run_study(tmp_path, cells(0.2), about={}, at_once=True)
+    other = StudyRun("other", make_config(method="fedavg", clients=3, rounds=6))
+    outcomes = run_study(tmp_path, [*cells(0.1, 0.2, 0.3, 0.4), other], about={}, at_once=True)
     assert calls == [2]  # only neighbours, and nothing that is finished
     assert [o.fresh for o in outcomes] == [True, False, True, True, True]
-    assert [o.cell.name for o in outcomes] == ["mu-0.1", "mu-0.2", "mu-0.3", "mu-0.4", "other"]
+    assert [o.run.name for o in outcomes] == ["mu-0.1", "mu-0.2", "mu-0.3", "mu-0.4", "other"]
     assert events(tmp_path, "end") == ["mu-0.2", "mu-0.1", "mu-0.3", "mu-0.4", "other"]
-    alone = run_cells(tmp_path / "alone", cells(0.3), about={})
+    alone = run_study(tmp_path / "alone", cells(0.3), about={})
     assert calls == [2]
     both = [o.summary["metrics"]["test_accuracy"]["mean"] for o in (outcomes[2], alone[0])]
     assert both[0] == pytest.approx(both[1], abs=1e-5)
@@ -315,17 +316,17 @@ def test_cells_at_once(tmp_path: Path, monkeypatch) -> None:
 def test_a_point_that_diverges_fails_alone(tmp_path: Path) -> None:
     asked = {"method": "fedavg", "clients": 3, "rounds": 7, "seeds": 2}
     decays = [
-        Cell(f"decay-{d}", make_config(**asked, set={"optimizer": "sgd", "weight_decay": d}))
+        StudyRun(f"decay-{d}", make_config(**asked, set={"optimizer": "sgd", "weight_decay": d}))
         for d in (0.0, 1e5, 1e-3)
     ]
-    outcomes = run_cells(tmp_path, decays, about={}, at_once=True)
+    outcomes = run_study(tmp_path, decays, about={}, at_once=True)
     assert [outcome.error is None for outcome in outcomes] == [True, False, True]
     error = outcomes[1].error or ""
     assert "training diverged" in error
     assert not error.startswith("client 0, step train, round 0")  # it went well for a while
     assert events(tmp_path, "failed") == ["decay-100000.0"]
     assert events(tmp_path, "end") == ["decay-0.0", "decay-0.001"]
-    alone = run_cells(tmp_path / "alone", decays[1:], about={})
+    alone = run_study(tmp_path / "alone", decays[1:], about={})
     assert alone[0].error == error
     both = [o.summary["metrics"]["test_accuracy"]["mean"] for o in (outcomes[2], alone[1])]
     assert both[0] == pytest.approx(both[1], abs=1e-5)
@@ -334,10 +335,10 @@ def test_a_point_that_diverges_fails_alone(tmp_path: Path) -> None:
 def test_cells_that_cannot_be_one_are_run_one_by_one(tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     momenta = [
-        Cell(f"m{m}", make_config(clients=3, rounds=4, set={"optimizer": "sgd", "momentum": m}))
+        StudyRun(f"m{m}", make_config(clients=3, rounds=4, set={"optimizer": "sgd", "momentum": m}))
         for m in (0.0, 0.9)
     ]
-    outcomes = run_cells(tmp_path, momenta, about={}, at_once=True)
+    outcomes = run_study(tmp_path, momenta, about={}, at_once=True)
     assert all(outcome.summary for outcome in outcomes)
     told = "2 cells are run one by one, because their private states differ in shape"
     assert [record.message for record in caplog.records].count(told) == 1

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import atoll
-from atoll.core.errors import ConfigError
-from atoll.experiment.config import RunConfig, make_config
+from atoll.core.errors import AtollError, ConfigError
+from atoll.experiment.config import make_config
 from atoll.experiment.events import read_events
-from atoll.experiment.history import History
-from atoll.experiment.run import Observer
+from atoll.experiment.hardware import cores
+from atoll.experiment.run import Observer, Silent
 from atoll.methods import FedAvg
 from atoll.nn import GCN
-from atoll.studies.study import Cell, Outcome, run_cells
+from atoll.studies import parallel
+from atoll.studies.study import run_study
+from atoll.studies.study_run import RunOutcome, StudyRun
 
 ABOUT = {"kind": "compare"}
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 6}
@@ -41,44 +51,47 @@ class Heard:
         self.cells: list[str] = []
         self.ends: list[str] = []
         self.rounds: Counter[str] = Counter()
+        self.notes: dict[str, list[str]] = {}
         self.jobs = (0, 0)
 
-    def begin(self, cells: list[Cell], finished: int) -> None:
+    def begin(self, cells: list[StudyRun], finished: int) -> None:
         self.finished = finished
 
-    def side_by_side(self, jobs: int, threads: int) -> None:
+    def parallel(self, jobs: int, threads: int) -> None:
         self.jobs = jobs, threads
 
     def should_stop(self) -> bool:
         return False
 
-    def cell(self, cell: Cell) -> Observer:
-        self.cells.append(cell.name)
-        return HeardCell(self, cell.name)
+    def run(self, run: StudyRun) -> Observer:
+        self.cells.append(run.name)
+        return HeardRun(self, run.name)
 
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome.cell.name)
+    def ended(self, outcome: RunOutcome) -> None:
+        self.ends.append(outcome.run.name)
 
 
-class HeardCell:
+class HeardRun(Silent):
+    """Notes the rounds that progress.json tells (`ReadsFiles`)."""
+
     def __init__(self, study: Heard, name: str) -> None:
         self.study, self.name = study, name
 
-    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        assert config.rounds == SMALL["rounds"]
+    def begin(self, config: object, engine: str, why: str, notes: list[str]) -> None:
+        self.notes(notes)
 
-    def round(self, seed: int, history: History) -> None:
-        self.study.rounds[self.name] = history.rounds
-        assert len(history.scores["deployed"]) == len(history.scores["local"]) == history.rounds
-        assert history.scores["deployed"][-1].shape == (2, 3, 5)
+    def notes(self, notes: Sequence[str]) -> None:
+        self.study.notes[self.name] = list(notes)
 
-    def should_stop(self) -> bool:
-        return False
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        assert progress["rounds"] == SMALL["rounds"]
+        assert progress["done"] == progress["round"] <= SMALL["rounds"]
+        self.study.rounds[self.name] = progress["round"]
 
 
-def plain() -> list[Cell]:
+def plain() -> list[StudyRun]:
     return [
-        Cell(name, make_config(method=name, **SMALL), {"method": name})
+        StudyRun(name, make_config(method=name, **SMALL), {"method": name})
         for name in ("local", "fedavg", "fedprox")
     ]
 
@@ -86,7 +99,7 @@ def plain() -> list[Cell]:
 @pytest.fixture(scope="module")
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
-    run_cells(folder, plain(), about=ABOUT)
+    run_study(folder, plain(), about=ABOUT)
     return folder
 
 
@@ -114,22 +127,22 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     class Here(FedAvg):
         """Of a function, so that no other process can find it."""
 
-    def made(name: str, method: FedAvg) -> Cell:
+    def made(name: str, method: FedAvg) -> StudyRun:
         config = make_config(method=name, data=federation.name, rounds=6,
                              objects=["method", "data"])  # fmt: skip
-        return Cell(name, config, method=method, data=federation)
+        return StudyRun(name, config, method=method, data=federation)
 
     dying = make_config(method=f"{tmp_path / 'dying.py'}:Dying", **SMALL)
     odd = [
-        Cell("dying", dying), Cell("broken", make_config(data="no-such-set", rounds=6)),
+        StudyRun("dying", dying), StudyRun("broken", make_config(data="no-such-set", rounds=6)),
         made("here", Here(net=net)), made("object", FedAvg(net=net)),
     ]  # fmt: skip
     heard, folder = Heard(), tmp_path / "study"
     cells = [*odd, *plain()]
     with caplog.at_level(logging.WARNING):
-        outcomes = run_cells(folder, cells, about=ABOUT, observer=heard, jobs=2, log="tensorboard")
-    assert [outcome.cell.name for outcome in outcomes] == [cell.name for cell in cells]
-    errors = {o.cell.name: o.error for o in outcomes if o.error}
+        outcomes = run_study(folder, cells, about=ABOUT, observer=heard, jobs=2, log="tensorboard")
+    assert [outcome.run.name for outcome in outcomes] == [cell.name for cell in cells]
+    errors = {o.run.name: o.error for o in outcomes if o.error}
     assert list(errors) == ["dying", "broken"]
     assert "killed, perhaps for want of memory; try fewer --jobs" in (errors["dying"] or "")
     assert "no-such-set" in (errors["broken"] or "")
@@ -144,7 +157,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     assert sorted(heard.ends) == sorted(cell.name for cell in cells)
     assert heard.jobs[0] == 2
     assert len(list(folder.glob("cells/*/tensorboard/seed-0/events*"))) >= len(cells) - len(errors)
-    assert {heard.rounds[cell.name] for cell in plain()} == {SMALL["rounds"]}
+    assert sorted(heard.cells) == sorted(cell.name for cell in cells)
     same_numbers(folder, one_by_one)
 
 
@@ -158,18 +171,18 @@ def test_an_interrupt_leaves_no_cell_as_running_and_all_go_on(
             return False
 
     with pytest.raises(KeyboardInterrupt):
-        run_cells(tmp_path, plain(), about=ABOUT, observer=Interrupted(), jobs=2)
+        run_study(tmp_path, plain(), about=ABOUT, observer=Interrupted(), jobs=2)
     ends = {name: events[-1] for name, events in states(tmp_path).items()}
     assert set(ends.values()) <= {"stopped", "end"}
     heard = Heard()
-    outcomes = run_cells(tmp_path, plain(), about=ABOUT, observer=heard)
+    outcomes = run_study(tmp_path, plain(), about=ABOUT, observer=heard)
     assert not any(outcome.error for outcome in outcomes)
     assert heard.finished == len(list(ends.values())) - list(ends.values()).count("stopped")
     assert all(events.count("end") == 1 for events in states(tmp_path).values())
     same_numbers(tmp_path, one_by_one)
     before = (tmp_path / "events.jsonl").read_bytes()
     again = Heard()
-    outcomes = run_cells(tmp_path, plain(), about=ABOUT, observer=again, jobs=2)
+    outcomes = run_study(tmp_path, plain(), about=ABOUT, observer=again, jobs=2)
     assert not any(outcome.fresh for outcome in outcomes)
     assert again.jobs == (0, 0)  # there was nothing to start a process for
     assert (tmp_path / "events.jsonl").read_bytes() == before
@@ -177,5 +190,114 @@ def test_an_interrupt_leaves_no_cell_as_running_and_all_go_on(
 
 def test_a_number_of_processes_that_is_none_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="jobs is '0'"):
-        run_cells(tmp_path / "study", plain(), about=ABOUT, jobs=0)
+        run_study(tmp_path / "study", plain(), about=ABOUT, jobs=0)
     assert not (tmp_path / "study").exists()
+
+
+ODD = """
+import os
+from dataclasses import dataclass
+from atoll.methods import FedAvg
+
+def refuse():
+    raise ValueError("not here")
+
+@dataclass(frozen=True)
+class Unloadable(FedAvg):
+    def __reduce__(self):
+        return refuse, ()
+
+@dataclass(frozen=True)
+class Leaving(FedAvg):
+    def round(self, server, clients):
+        os._exit(3)
+"""
+
+
+def test_a_worker_that_cannot_load_a_run_leaves_it_to_the_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "odd_methods.py").write_text(ODD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import odd_methods  # type: ignore[import-not-found]  # written above
+
+    federation = atoll.partition(atoll.load(SMALL["data"]), clients=2)
+    net = GCN(federation.features, federation.classes, hidden=8)
+    config = make_config(method="m", data=federation.name, rounds=2, objects=["method", "data"])
+    runs = [
+        StudyRun("unloadable", config, method=odd_methods.Unloadable(net=net), data=federation),
+        StudyRun("leaving", config, method=odd_methods.Leaving(net=net), data=federation),
+    ]
+    heard = Heard()
+    with caplog.at_level(logging.WARNING):
+        outcomes = run_study(tmp_path / "s", [*runs, *plain()], about=ABOUT, jobs=2, observer=heard)
+    errors = {o.run.name: o.error for o in outcomes if o.error}
+    assert errors == {"leaving": "its process ended with status 3"}
+    assert "what unloadable is made of (ValueError: not here)" in caplog.text
+    assert states(tmp_path / "s")["unloadable"] == ["refused", "begin", "end"]
+    assert heard.jobs[1] == max(1, cores() // 2)
+
+
+def test_notes_on_the_data_reach_the_parent(tmp_path: Path) -> None:
+    noted = [replace(run, config=make_config(method=run.name, data="lagoon:nodes=150", clients=2,
+                                             rounds=1, split="0.01/0.5/0.49"))
+             for run in plain()[:2]]  # fmt: skip
+    heard, alone = Heard(), Heard()
+    run_study(tmp_path / "two", noted, about=ABOUT, jobs=2, observer=heard)
+    run_study(tmp_path / "one", noted, about=ABOUT, jobs=1, observer=alone)
+    assert heard.notes == alone.notes
+    assert all(heard.notes.values())
+
+
+def test_where_no_process_can_begin_the_study_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "BOOT", "raise SystemExit(7)")
+    sentence = "no process could begin to work beside this one: its process ended with status 7"
+    with pytest.raises(AtollError, match=sentence):
+        run_study(tmp_path, plain(), about=ABOUT, jobs=2)
+
+
+PARENT = """
+import signal
+import sys
+from pathlib import Path
+# A job in the background of a shell ignores it, and so do the tests that run there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from atoll.experiment.config import make_config
+from atoll.studies.study import run_study
+from atoll.studies.study_run import StudyRun
+
+options = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 100_000}
+runs = [StudyRun(name, make_config(method=name, **options)) for name in ("local", "fedavg")]
+run_study(Path(sys.argv[1]), runs, about={"kind": "compare"}, jobs=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_worker_outlives_its_parent(tmp_path: Path, number: int) -> None:
+    # A script without a guard around its calls, as people write them.
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    files = [tmp_path / "cells" / name / "progress.json" for name in ("local", "fedavg")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
+        limit = time.monotonic() + 100
+        while not all(path.exists() for path in files):
+            assert parent.poll() is None
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        pids = [json.loads(path.read_text())["pid"] for path in files]
+        assert parent.pid not in pids
+        parent.send_signal(number)
+        parent.wait(60)
+    limit = time.monotonic() + 60
+    while any(map(_alive, pids)):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

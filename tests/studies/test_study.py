@@ -14,14 +14,15 @@ from atoll.experiment.events import read_events
 from atoll.experiment.run import Silent
 from atoll.methods import FedAvg
 from atoll.nn import GCN
-from atoll.studies.study import Cell, SilentStudy, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import SilentStudy, StudyRun
 
 ABOUT = {"kind": "compare"}
 
 
-def cells(rounds: int = 2) -> list[Cell]:
+def cells(rounds: int = 2) -> list[StudyRun]:
     return [
-        Cell(name, make_config(method=name, rounds=rounds, clients=2), {"method": name})
+        StudyRun(name, make_config(method=name, rounds=rounds, clients=2), {"method": name})
         for name in ("local", "fedavg")
     ]
 
@@ -32,25 +33,25 @@ def events(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_finished_cells_are_only_read_again(tmp_path: Path) -> None:
-    first = run_cells(tmp_path, cells()[:1], about=ABOUT)
-    both = run_cells(tmp_path, cells(), about=ABOUT)
+    first = run_study(tmp_path, cells()[:1], about=ABOUT)
+    both = run_study(tmp_path, cells(), about=ABOUT)
     assert [outcome.fresh for outcome in both] == [False, True]
     assert both[0].summary == first[0].summary
     assert events(tmp_path) == [(e, c) for c in ("local", "fedavg") for e in ("begin", "end")]
 
 
 def test_a_failed_cell_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
-    broken = Cell("broken", make_config(method="fedavg", data="no-such-set"))
-    outcomes = run_cells(tmp_path, [broken, *cells()], about=ABOUT)
+    broken = StudyRun("broken", make_config(method="fedavg", data="no-such-set"))
+    outcomes = run_study(tmp_path, [broken, *cells()], about=ABOUT)
     assert [outcome.summary is None for outcome in outcomes] == [True, False, False]
     assert "no-such-set" in (outcomes[0].error or "")
     assert ("failed", "broken") in events(tmp_path)
 
 
 def test_other_options_under_the_same_name_are_refused(tmp_path: Path) -> None:
-    run_cells(tmp_path, cells()[:1], about=ABOUT)
+    run_study(tmp_path, cells()[:1], about=ABOUT)
     with pytest.raises(ConfigError, match="begun with other options"):
-        run_cells(tmp_path, cells(rounds=3)[:1], about=ABOUT)
+        run_study(tmp_path, cells(rounds=3)[:1], about=ABOUT)
 
 
 class Heard(SilentStudy, Silent):
@@ -62,7 +63,7 @@ class Heard(SilentStudy, Silent):
     def begin(self, *what: object) -> None:
         pass
 
-    def cell(self, cell: Cell) -> Heard:
+    def run(self, run: StudyRun) -> Heard:
         return self
 
     def round(self, seed: int, history: object) -> None:
@@ -72,7 +73,7 @@ class Heard(SilentStudy, Silent):
 def test_more_seeds_go_on_with_those_that_are_there(tmp_path: Path) -> None:
     def scores(seeds: int, heard: Heard) -> list[float]:
         config = make_config(method="fedavg", rounds=2, clients=2, seeds=seeds)
-        outcome = run_cells(tmp_path, [Cell("one", config)], about=ABOUT, observer=heard)[0]
+        outcome = run_study(tmp_path, [StudyRun("one", config)], about=ABOUT, observer=heard)[0]
         assert outcome.summary is not None
         return outcome.summary["metrics"]["test_accuracy"]["per_seed"]
 
@@ -95,8 +96,8 @@ def test_a_fault_in_one_method_does_not_stop_the_others(tmp_path: Path) -> None:
     broken = Broken(net=GCN(federation.features, federation.classes))
     config = make_config(method="Broken", data=federation.name, rounds=2,
                          objects=["method", "data"])  # fmt: skip
-    bad = Cell("bad", config, method=broken, data=federation)
-    outcomes = run_cells(tmp_path, [bad, *cells()[:1]], about=ABOUT)
+    bad = StudyRun("bad", config, method=broken, data=federation)
+    outcomes = run_study(tmp_path, [bad, *cells()[:1]], about=ABOUT)
     assert [outcome.summary is None for outcome in outcomes] == [True, False]
     assert outcomes[0].error is not None
     assert outcomes[0].error.startswith("internal error: ZeroDivisionError: no clients; ")
@@ -106,13 +107,13 @@ def test_a_fault_in_one_method_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_a_gpu_that_is_lost_costs_no_other_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = [Cell("bad", make_config(data="no-such-set")), *cells()[:1]]
+    asked = [StudyRun("bad", make_config(data="no-such-set")), *cells()[:1]]
     with monkeypatch.context() as patched:
-        patched.setattr("atoll.studies.study.device_answers", lambda: False)
+        patched.setattr("atoll.studies.study_run.device_answers", lambda: False)
         with pytest.raises(AtollError, match="GPU no longer answers this process after bad failed"):
-            run_cells(tmp_path, asked, about=ABOUT)
+            run_study(tmp_path, asked, about=ABOUT)
     assert [event["cell"] for event in read_events(tmp_path)] == ["bad", "bad"]
-    outcomes = run_cells(tmp_path, asked, about=ABOUT)
+    outcomes = run_study(tmp_path, asked, about=ABOUT)
     assert [outcome.summary is None for outcome in outcomes] == [True, False]
 
 
@@ -122,35 +123,35 @@ def test_other_objects_under_the_same_name_are_refused(tmp_path: Path) -> None:
     config = make_config(**options, objects=["method", "data"])
     net = GCN(federation.features, federation.classes, hidden=8)
     for epochs in (1, 1, 2):
-        cell = Cell("one", config, method=FedAvg(net=net, epochs=epochs), data=federation)
+        cell = StudyRun("one", config, method=FedAvg(net=net, epochs=epochs), data=federation)
         if epochs == 1:
-            assert run_cells(tmp_path, [cell], about=ABOUT)[0].summary is not None
+            assert run_study(tmp_path, [cell], about=ABOUT)[0].summary is not None
             continue
         with pytest.raises(ConfigError, match="begun with other options"):
-            run_cells(tmp_path, [cell], about=ABOUT)
+            run_study(tmp_path, [cell], about=ABOUT)
 
 
 def test_a_kill_between_a_result_and_its_event_is_mended(tmp_path: Path) -> None:
-    run_cells(tmp_path, cells()[:1], about=ABOUT)
+    run_study(tmp_path, cells()[:1], about=ABOUT)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     (tmp_path / "events.jsonl").write_text(lines[0] + "\n")
     for _ in range(2):
-        run_cells(tmp_path, cells()[:1], about=ABOUT)
+        run_study(tmp_path, cells()[:1], about=ABOUT)
         assert events(tmp_path) == [("begin", "local"), ("end", "local")]
 
 
 def test_what_a_killed_process_ran_does_not_run_any_more(tmp_path: Path) -> None:
     stopped = {"at": 17, "event": "begin", "cell": "fedavg"}
     (tmp_path / "events.jsonl").write_text(json.dumps(stopped) + "\n")
-    run_cells(tmp_path, cells(), about=ABOUT)
+    run_study(tmp_path, cells(), about=ABOUT)
     assert events(tmp_path)[:3] == [("begin", "fedavg"), ("stopped", "fedavg"), ("begin", "local")]
 
 
 def test_half_a_line_of_a_killed_process_costs_no_other_event(tmp_path: Path) -> None:
-    run_cells(tmp_path, cells()[:1], about=ABOUT)
+    run_study(tmp_path, cells()[:1], about=ABOUT)
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"at": 17, "ev')
-    run_cells(tmp_path, cells(), about=ABOUT)
+    run_study(tmp_path, cells(), about=ABOUT)
     known = [(event["event"], event["cell"]) for event in read_events(tmp_path)]
     assert known == [(e, c) for c in ("local", "fedavg") for e in ("begin", "end")]
 
@@ -169,26 +170,26 @@ def test_a_folder_of_something_else_is_left_as_it_is(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(AtollError, match=sentence):
-        run_cells(tmp_path, cells()[:1], about=ABOUT)
+        run_study(tmp_path, cells()[:1], about=ABOUT)
     assert (tmp_path / name).read_text() == content
     assert not (tmp_path / "cells").exists()
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two cells"):
-        run_cells(tmp_path, cells()[:1] * 2, about=ABOUT)
+        run_study(tmp_path, cells()[:1] * 2, about=ABOUT)
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="not a folder"):
-        run_cells(tmp_path / "file", cells(), about=ABOUT)
+        run_study(tmp_path / "file", cells(), about=ABOUT)
 
 
 def test_cells_of_earlier_calls_stay_where_a_call_adds(tmp_path: Path) -> None:
     first, second = cells()
     for adds, names in ((True, ["local", "fedavg"]), (False, ["fedavg"])):
-        run_cells(tmp_path, [first], about=ABOUT)
-        run_cells(tmp_path, [second], about=ABOUT, adds=adds)
+        run_study(tmp_path, [first], about=ABOUT)
+        run_study(tmp_path, [second], about=ABOUT, adds=adds)
         study = json.loads((tmp_path / "study.json").read_text())
         assert [cell["name"] for cell in study["cells"]] == names

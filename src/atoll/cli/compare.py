@@ -25,7 +25,7 @@ from atoll.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atoll.studies.compare.tables import Comparison
+    from atoll.studies.compare.result import Comparison
 
 SEVERAL = (
     option(
@@ -89,8 +89,9 @@ def compare(
 ) -> None:
     """Run each METHOD on the same partitions and seeds, and test whether they differ.
 
-    A METHOD may have settings of its own, fedprox:mu=0.1, and a label, strong=fedprox:mu=1. A study
-    that was stopped continues with --resume DIR, or with the same command and --out.
+    A METHOD may have settings, fedprox:mu=0.1, and a label, strong=fedprox:mu=1. It may also be a
+    baseline (majority, features), which is not federated and marked so. A stopped study continues
+    with --resume DIR, or with the same command and --out.
     """
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.run import Stopped
@@ -197,11 +198,13 @@ def _say_how_to_go_on(folder: Path) -> None:
 def _show(found: Comparison, paths: list[Path], once: str, *, as_json: bool, quiet: bool) -> None:
     from rich.text import Text
 
-    from atoll.studies.compare.show import comparison_text
+    from atoll.present.terminal import noted_table
 
     if not quiet:
-        console = make_console(stderr=as_json)
-        console.print(comparison_text(found))
+        console, said = make_console(stderr=as_json), found.sentences()
+        for table in found.printed():
+            console.print(noted_table(table, said))
+        console.print(Text(found.caption, style="dim"))
         if once:
             console.print(Text(once, style="dim"), soft_wrap=True)
         written(console, paths)

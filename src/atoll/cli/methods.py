@@ -12,5 +12,14 @@ from atoll.cli.common import make_console
 def methods(name: str | None) -> None:
     """List the methods; with NAME, everything about one."""
     from atoll.present.catalogue import method_page, method_table
+    from atoll.present.tables import rich_table
+    from atoll.studies.baselines import BASELINES, baseline_page, baseline_table
 
-    make_console(stderr=False).print(method_table() if name is None else method_page(name))
+    console = make_console(stderr=False)
+    if name is None:
+        console.print(method_table())
+        console.print(rich_table(baseline_table(), framed="left"))
+    elif name.lower() in BASELINES:
+        console.print(baseline_page(name.lower()), markup=False, highlight=False)
+    else:
+        console.print(method_page(name))

@@ -12,10 +12,11 @@ from atoll.cli.common import make_console, written
 from atoll.cli.options import AS_JSON, DATA_ROOT, DEVICE, JOBS, PATH, QUIET, option, options
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
+    from atoll.studies.reproduce.figures import ReproducedFigure
     from atoll.studies.reproduce.recipes import Paper
-    from atoll.studies.reproduce.table import Wanted
+    from atoll.studies.reproduce.table import Reproduction, Wanted
 
 
 @click.command(
@@ -105,27 +106,69 @@ def _one(
     """One table or figure: run, show, write; what `--json` says of it."""
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.run import Stopped
-    from atoll.studies.reproduce import show
     from atoll.studies.reproduce.figures import reproduce_figure
     from atoll.studies.reproduce.history import whole_table
+    from atoll.studies.reproduce.printed import summary, write_table
     from atoll.studies.reproduce.table import reproduce_table
 
     kind, number = item
     watcher = StudyWatcher(console, quiet=quiet)
+    parts: list[RenderableType] = []
     try:
         with watcher:
             if kind == "figure":
-                drawn = reproduce_figure(paper, number, wanted, folder, observer=watcher, jobs=jobs)
-                text, paths, said = show.figure_text(drawn), drawn.paths, drawn.summary()
+                figure = reproduce_figure(
+                    paper, number, wanted, folder, observer=watcher, jobs=jobs
+                )
+                parts, paths, said = _figure_text(figure), figure.paths, figure.summary()
             else:
                 table = reproduce_table(paper, number, wanted, folder, observer=watcher, jobs=jobs)
                 whole = whole_table(folder, paper, number, wanted.rounds)
-                text, said = show.reproduction_table(table, whole), show.summary(table)
-                paths = show.write_table(whole, folder, tex=tex)
+                parts, said = _table_text(table, len(whole.rows)), summary(table)
+                paths = write_table(whole, folder, tex=tex)
     except (Stopped, KeyboardInterrupt):
         click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
         ctx.exit(130)
     if not quiet:
-        console.print(text)
+        for part in parts:
+            console.print(part)
         written(console, paths)
     return said
+
+
+def _table_text(found: Reproduction, rows: int) -> list[RenderableType]:
+    """The table, its summary, and the reasons of missing numbers; the files have so many rows."""
+    from rich.text import Text
+
+    from atoll.present.tables import rich_table
+    from atoll.present.terminal import counted
+    from atoll.studies.reproduce import printed
+
+    about = Text(printed.how(found, printed.with_runs(found)))
+    parts: list[RenderableType] = [Text(printed.heading(found), style="bold"), about, Text()]
+    for place, table in enumerate(tables := printed.terminal_tables(found)):
+        parts += [Text()] if place else []
+        parts += [Text(table.title, style="bold")] if table.title else []
+        parts.append(rich_table(table))
+    parts += [Text()] if tables else []
+    parts += [Text(line) for line in printed.summary_lines(found)]
+    more = rows - len(found.rows)
+    if more > 0:
+        text = f"The files have {counted(more, 'more cell')} of this table, from earlier looks."
+        parts.append(Text(text, style="dim"))
+    return parts
+
+
+def _figure_text(drawn: ReproducedFigure) -> list[RenderableType]:
+    """The figure that was drawn, and what it lacks."""
+    from rich.text import Text
+
+    recipe = drawn.paper.recipe.figures[drawn.number]
+    title = f"{drawn.paper.name}, figure {drawn.number}: {recipe.shows}"
+    note = f"{recipe.note} " if recipe.note else ""
+    return [
+        Text(title, style="bold"),
+        *([] if drawn.paths else [Text("Nothing to draw.")]),
+        *(Text(f"not in it: {one}") for one in drawn.left_out),
+        Text(f"{note}The printed figure has no numbers to compare with.", style="dim"),
+    ]

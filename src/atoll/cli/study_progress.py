@@ -1,14 +1,15 @@
-"""A study's progress for people: one bar over all cells, and how long they will still take."""
+"""A study's progress in the terminal: one bar over all runs, and the time that is left."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from atoll.experiment.config import RunConfig, resolve
@@ -17,8 +18,8 @@ from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import task_of_object
 from atoll.experiment.run import Observer
 from atoll.present.terminal import Drawn, counted, duration
-from atoll.studies.schedule import cost_of
-from atoll.studies.study import Cell, Outcome
+from atoll.studies.costs import cost_of
+from atoll.studies.study_run import RunOutcome, StudyRun
 
 EVERY = 30.0
 """Least seconds between two lines inside a cell, where no bar can be drawn."""
@@ -44,43 +45,43 @@ class StudyWatcher(Drawn):
         self.jobs = 1
         self.spoke = time.monotonic()
 
-    def begin(self, cells: Sequence[Cell], finished: int) -> None:
-        self.cells, self.ended_cells = list(cells), 0
-        self.left = TimeLeft(cells)
-        self.task: TaskID = self.progress.add_task("", total=len(cells), words="")
+    def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
+        self.runs, self.ended_runs = list(runs), 0
+        self.left = TimeLeft(runs)
+        self.task: TaskID = self.progress.add_task("", total=len(runs), words="")
         if finished:
-            self.say(f"{finished} of {counted(len(cells), 'cell')} were finished before")
+            self.say(f"{finished} of {counted(len(runs), 'cell')} were finished before")
 
-    def side_by_side(self, jobs: int, threads: int) -> None:
+    def parallel(self, jobs: int, threads: int) -> None:
         self.jobs = jobs
         self.say(f"{jobs} cells at once, in processes of {counted(threads, 'thread')} each")
 
     def should_stop(self) -> bool:
         return self.ctrl_c.stopping
 
-    def cell(self, cell: Cell) -> Observer:
-        self.running[cell.name] = 0.0
-        return _CellWatcher(self, cell)
+    def run(self, run: StudyRun) -> Observer:
+        self.running[run.name] = 0.0
+        return _RunWatcher(self, run)
 
-    def ended(self, outcome: Outcome) -> None:
-        self.ended_cells += 1
-        self.running.pop(outcome.cell.name, None)
+    def ended(self, outcome: RunOutcome) -> None:
+        self.ended_runs += 1
+        self.running.pop(outcome.run.name, None)
         self.left.end(outcome)
         self.draw("", "")
         if outcome.error is not None:
-            self.say(f"{self._place} {outcome.cell.name} failed: {outcome.error}", style="yellow")
+            self.say(f"{self._place} {outcome.run.name} failed: {outcome.error}", style="yellow")
         elif outcome.fresh:
             found = (outcome.summary or {}).get("metrics", {}).get("val_accuracy")
             score = f": validation {found['mean']:.1%}" if found else ""
-            self.say(f"{self._place} {outcome.cell.name}{score}{self._time_left()}", style="dim")
+            self.say(f"{self._place} {outcome.run.name}{score}{self._time_left()}", style="dim")
 
     @property
     def _place(self) -> str:
-        return f"[{self.ended_cells}/{len(self.cells)}]"
+        return f"[{self.ended_runs}/{len(self.runs)}]"
 
     def _time_left(self) -> str:
         seconds = self.left.seconds(self.jobs)
-        if seconds is None or self.ended_cells == len(self.cells):
+        if seconds is None or self.ended_runs == len(self.runs):
             return ""
         return f"; {duration(seconds)} left"
 
@@ -92,16 +93,16 @@ class StudyWatcher(Drawn):
 
     def draw(self, name: str, words: str, share: float = 0.0) -> None:
         """The bar; a line now and then where there is none."""
-        place = f"[{min(self.ended_cells + 1, len(self.cells))}/{len(self.cells)}]"
+        place = f"[{min(self.ended_runs + 1, len(self.runs))}/{len(self.runs)}]"
         who, due = name, name and time.monotonic() - self.spoke > EVERY
         if name:
             self.running[name] = share
         if len(self.running) > 1:
-            place, who, words = f"[{self.ended_cells}/{len(self.cells)}]", "", _shares(self.running)
+            place, who, words = f"[{self.ended_runs}/{len(self.runs)}]", "", _shares(self.running)
         self.progress.update(
             self.task,
             description=f"\\{place} {who}".rstrip(),
-            completed=self.ended_cells + sum(self.running.values()),
+            completed=self.ended_runs + sum(self.running.values()),
             words=f"{words}{self._time_left()}",
         )
         if self.progress.disable and due:
@@ -115,18 +116,20 @@ def _shares(running: Mapping[str, float]) -> str:
     return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
 
-class _CellWatcher:
-    """One cell's rounds, for the whole study's bar."""
+class _RunWatcher:
+    """One run's rounds, for the whole study's bar (`Observer`, `studies.study_run.ReadsFiles`)."""
 
-    def __init__(self, study: StudyWatcher, cell: Cell) -> None:
-        self.study, self.cell = study, cell
+    def __init__(self, study: StudyWatcher, run: StudyRun) -> None:
+        self.study, self.run = study, run
         self.done: dict[int, int] = {}
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         self.config = config
-        self.began = time.monotonic()
+        self.notes(notes)
+
+    def notes(self, notes: Sequence[str]) -> None:
         for note in notes:
-            if note not in self.study.notes:  # the other methods' data have the same to say
+            if note not in self.study.notes:  # the other methods' data have the same notes
                 self.study.notes.add(note)
                 self.study.say(note)
 
@@ -135,13 +138,105 @@ class _CellWatcher:
         # Rounds of an earlier process took none of this one's time.
         before = (min([seed, *self.done]) - self.config.seed) * rounds
         self.done[seed] = history.rounds
-        done = before + sum(self.done.values())
-        self.study.left.advance(self.cell, done / (rounds * self.config.seeds), history.seconds[-1])
+        share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
         scored = self.config.evaluate or "deployed"
         value = float(mean_over_clients(history.scores[scored][-1][:, 1, 0], history.counts[:, 1]))
-        score = f", validation {value:.1%}" if np.isfinite(value) else ""
-        words = f"seed {seed}, round {history.rounds}/{rounds}{score}"
-        self.study.draw(self.cell.name, words, done / (rounds * self.config.seeds))
+        self._draw(seed, f"{history.rounds}/{rounds}", share, history.seconds[-1], value)
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        share = progress["done"] / max(progress["total"], 1)
+        place = f"{progress['round']}/{progress['rounds'] or 1}"
+        value = progress["validation"][-1] if progress["validation"] else None
+        self._draw(progress["seed"], place, share, progress["per_round"], value)
+
+    def _draw(
+        self, seed: int, place: str, share: float, seconds: float, value: float | None
+    ) -> None:
+        self.study.left.advance(self.run, share, seconds)
+        score = f", validation {value:.1%}" if value is not None and np.isfinite(value) else ""
+        self.study.draw(self.run.name, f"seed {seed}, round {place}{score}", share)
+
+    def should_stop(self) -> bool:
+        return self.study.ctrl_c.stopping
+
+
+class TuneWatcher(Drawn):
+    """One bar over all trials; the first Ctrl-C becomes a clean stop (`StudyObserver`)."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        # The bar moves with every round; its number counts whole runs.
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]}/{task.total}"),
+            TextColumn("{task.fields[score]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        super().__init__(console, bar, quiet=quiet)
+        self.best: dict[str, float] = {}
+        self.began = time.monotonic()
+
+    def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
+        self.runs, self.place = len(runs), finished
+        self.task: TaskID = self.progress.add_task(
+            "tune", total=len(runs), completed=finished, done=finished, score=""
+        )
+
+    def parallel(self, jobs: int, threads: int) -> None:
+        if not self.quiet:
+            words = f"{jobs} trials at once, in processes of {counted(threads, 'thread')} each"
+            self.console.print(Text(words, style="dim"), soft_wrap=True)
+
+    def run(self, run: StudyRun) -> Observer:
+        return _TrialWatcher(self, run)
+
+    def should_stop(self) -> bool:
+        return self.ctrl_c.stopping
+
+    def draw(self, run: StudyRun, rounds: int, share: float) -> None:
+        """The bar, with so much of a run done."""
+        best = self.best.get(run.labels["method"])
+        words = f"{run.name}, round {rounds}" + (f", best {best:.1%}" if best else "")
+        self.progress.update(self.task, completed=self.place + share, score=words)
+
+    def ended(self, outcome: RunOutcome) -> None:
+        self.place += 1
+        summary = outcome.summary or {}
+        method, value = outcome.run.labels["method"], summary.get("validation")
+        if value is not None:
+            self.best[method] = max(value, self.best.get(method, 0.0))
+        self.progress.update(self.task, completed=self.place, done=self.place)
+        if self.progress.disable and not self.quiet:
+            how = outcome.error or (f"validation {value:.1%}" if value else "")
+            spent = time.monotonic() - self.began
+            words = how or ("finished" if summary else "pruned")
+            line = f"{outcome.run.name} ({self.place}/{self.runs}): {words}, {spent:.1f} s"
+            self.console.print(Text(line), soft_wrap=True)
+
+
+class _TrialWatcher:
+    """One trial's rounds, for the bar of the tuning (`Observer`, `ReadsFiles`)."""
+
+    def __init__(self, study: TuneWatcher, run: StudyRun) -> None:
+        self.study, self.run = study, run
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        self.config = config
+
+    def notes(self, notes: Sequence[str]) -> None:
+        pass
+
+    def round(self, seed: int, history: History) -> None:
+        rounds = self.config.rounds or 1
+        played = (seed - self.config.seed) * rounds + history.rounds
+        self.study.draw(self.run, history.rounds, played / (rounds * self.config.seeds))
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        share = progress["done"] / max(progress["total"], 1)
+        self.study.draw(self.run, progress["round"], share)
 
     def should_stop(self) -> bool:
         return self.study.ctrl_c.stopping
@@ -152,29 +247,29 @@ class TimeLeft:
 
     Cells are alike if they have the same method, then if they have the same data and clients. What
     is compared is how many times the rough costs of their methods and data
-    (`studies.reproduce.recipes`) rounds really take, so that a slow method that comes first does
+    (`studies.costs`) rounds really take, so that a slow method that comes first does
     not make the others seem slow.
     """
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self.rounds = {cell.name: _rounds(cell) for cell in cells}
-        self.labels = {cell.name: cell.labels for cell in cells}
+    def __init__(self, runs: Sequence[StudyRun]) -> None:
+        self.rounds = {run.name: _rounds(run) for run in runs}
+        self.labels = {run.name: run.labels for run in runs}
         self.waiting = dict.fromkeys(self.rounds, 1.0)
         self.rate: dict[str, float] = {}
-        rough = {cell.name: cost_of(cell.config) / self.rounds[cell.name] for cell in cells}
+        rough = {run.name: cost_of(run.config) / self.rounds[run.name] for run in runs}
         known = [cost for cost in rough.values() if cost]
         usual = float(np.mean(known)) if known else 1.0
         self.rough = {name: cost or usual for name, cost in rough.items()}
 
-    def advance(self, cell: Cell, share: float, seconds: float) -> None:
+    def advance(self, run: StudyRun, share: float, seconds: float) -> None:
         """So much of a cell is done, and its last round took so long."""
-        self.waiting[cell.name] = 1.0 - share
-        before = self.rate.get(cell.name, seconds)
-        self.rate[cell.name] = 0.8 * before + 0.2 * seconds
+        self.waiting[run.name] = 1.0 - share
+        before = self.rate.get(run.name, seconds)
+        self.rate[run.name] = 0.8 * before + 0.2 * seconds
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         """A cell is over; a finished one says how long its rounds took."""
-        name = outcome.cell.name
+        name = outcome.run.name
         self.waiting.pop(name, None)
         if outcome.summary is not None:
             self.rate[name] = outcome.summary["seconds"]["train"] / self.rounds[name]
@@ -203,6 +298,6 @@ class TimeLeft:
         return self.labels[name].get("data"), self.labels[name].get("clients")
 
 
-def _rounds(cell: Cell) -> int:
-    config, rules = resolve(cell.config, task_of_object(cell.data))
+def _rounds(run: StudyRun) -> int:
+    config, rules = resolve(run.config, task_of_object(run.data))
     return (config.rounds or rules.rounds) * config.seeds

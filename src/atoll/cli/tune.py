@@ -17,6 +17,7 @@ from atoll.cli.options import (
     EVALUATE,
     FEDERATION,
     FRACTION,
+    JOBS,
     MACHINE,
     PATH,
     QUIET,
@@ -28,7 +29,9 @@ from atoll.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atoll.studies.tune.tuning import Asked
+    from rich.console import Console
+
+    from atoll.studies.tune.result import Asked, Tuning
 
 _TUNING = (
     option("--trials N", "Configurations to try, for each method.  [default: 30]", int),
@@ -62,6 +65,7 @@ _FILES = (
         PATH,
         name="resume_from",
     ),
+    JOBS,
     AS_JSON,
     QUIET,
 )
@@ -81,6 +85,7 @@ def tune(
     config_file: Path | None,
     out: Path | None,
     resume_from: Path | None,
+    jobs: str,
     as_json: bool,
     quiet: bool,
     settings: tuple[str, ...],
@@ -94,37 +99,57 @@ def tune(
     """
     from rich.text import Text
 
+    from atoll.cli.study_progress import TuneWatcher
     from atoll.experiment.run import Stopped
     from atoll.present.plots import check_output
-    from atoll.studies.tune import show
+    from atoll.studies.tune.printed import commands, summary, write_tuning
     from atoll.studies.tune.tuning import run_tuning
 
     chosen = chosen_options(given, set=settings, own=own, search=search)
     asked, folder = _asked(methods, config_file, out, resume_from, chosen)
     check_output(folder)
     console = make_console(stderr=as_json or quiet)
-    watcher = show.TuneWatcher(console, quiet=quiet)
+    watcher = TuneWatcher(console, quiet=quiet)
     try:
         with watcher:
-            found = run_tuning(asked, folder, observer=watcher)
+            found = run_tuning(asked, folder, observer=watcher, jobs=jobs)
     except (Stopped, KeyboardInterrupt):
         saved = f"; go on with: atoll tune --resume {folder}" if folder.exists() else ""
         click.echo(f"stopped{saved}", err=True)
         ctx.exit(130)
-    paths = show.write_tuning(found, folder)
+    paths = write_tuning(found, folder)
     if not quiet:
-        console.print(show.tuning_text(found))
+        _show(console, found)
         console.print("\nGo on with:")
-        for line in show.commands(found):
+        for line in commands(found):
             console.print(Text("  " + line), soft_wrap=True)
         written(console, paths)
     if as_json:
-        click.echo(json.dumps(show.summary(found)))
-    lost = show.failed(found)
-    if lost:
+        click.echo(json.dumps(summary(found)))
+    if found.failed:
         where = folder / "tune.json"
-        click.echo(f"failed: {', '.join(lost)}; the notes in {where} say why", err=True)
+        click.echo(f"failed: {', '.join(found.failed)}; the notes in {where} say why", err=True)
         ctx.exit(1)
+
+
+def _show(console: Console, found: Tuning) -> None:
+    """The tables of all methods, and their final tests."""
+    from rich.text import Text
+
+    from atoll.present.tables import rich_table
+    from atoll.studies.tune.printed import final_table, trials_table
+
+    for tuned in found.methods.values():
+        table = trials_table(tuned)
+        console.print(Text(f"{table.title}\n", style="bold"))
+        console.print(rich_table(table))
+        for note in table.notes:
+            console.print(Text(note))
+        console.print()
+    final = final_table(found)
+    console.print(rich_table(final))
+    for line in ("", final.caption, *final.notes):
+        console.print(Text(line, style="dim"))
 
 
 def _asked(
@@ -139,14 +164,15 @@ def _asked(
 
     from atoll.core.errors import ConfigError
     from atoll.experiment.config import make_config
-    from atoll.studies.tune.tuning import SEEDS, TRIALS, Asked, read_asked
+    from atoll.studies.tune.result import SEEDS, TRIALS, Asked
+    from atoll.studies.tune.tuning import read_asked
 
     trials = chosen.pop("trials", None)
     if resume_from is not None:
         if chosen or methods or config_file or out:
             raise ConfigError(
                 "--resume goes on with a tuning as it was begun; leave out everything but "
-                "--trials, --json and --quiet"
+                "--trials, --jobs, --json and --quiet"
             )
         before = read_asked(resume_from)
         more = before.trials if trials is None else trials

@@ -19,10 +19,12 @@ EVENTS = "events.jsonl"
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """All whole lines of a study; none if nothing was begun."""
     path = folder / EVENTS
-    if not path.exists():
-        return []
+    return _parse(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
+
+
+def _parse(text: str) -> list[dict[str, Any]]:
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
@@ -50,3 +52,22 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             cut = file.read(1) != b"\n"
         file.write((("\n" if cut else "") + json.dumps(event) + "\n").encode())
+
+
+class NewEvents:
+    """Reads the lines that appear in events.jsonl from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / EVENTS
+        self.place = self.path.stat().st_size if self.path.exists() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The whole lines since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self.place += len(text)
+        return _parse(text.decode(errors="replace"))

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from atoll.experiment.config import (
     read_config,
     resolve,
 )
-from atoll.experiment.history import empty_history, restored_scores
+from atoll.experiment.history import History, empty_history, restored_scores
 from atoll.experiment.model import (
     SelectedModel,
     from_export,
@@ -119,7 +120,14 @@ class RunFolder:
 
     def write_seed(self, run: Run) -> None:
         """Write the arrays of a finished seed."""
-        history = run.history
+        few = len(run.history.nodes) <= MAX_CLIENTS
+        known = relations(run.experiment.method, run.server) if few else {}
+        self.write_clients(run.experiment.seed, run.history, known)
+
+    def write_clients(
+        self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> None:
+        """Write the clients' sizes, the seconds of each round, and how the clients relate."""
         cached = [(i, number) for i, rounds in enumerate(history.cached) for number in rounds]
         found = {
             "nodes": history.nodes,
@@ -127,10 +135,8 @@ class RunFolder:
             "seconds": np.array(history.seconds),
             "cached": np.array(cached, dtype=np.int64).reshape(-1, 2),
         }
-        if len(history.nodes) <= MAX_CLIENTS:
-            known = relations(run.experiment.method, run.server)
-            found |= {name: value.double().cpu().numpy() for name, value in known.items()}
-        _write_arrays(self.seed(run.experiment.seed) / SEED_DATA[0], found)
+        found |= {name: value.double().cpu().numpy() for name, value in known.items()}
+        _write_arrays(self.seed(seed) / SEED_DATA[0], found)
 
     def write_model(self, run: Run, about: Mapping[str, object]) -> None:
         """Write the model of the selected round of a finished seed, if the run kept it."""

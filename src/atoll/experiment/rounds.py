@@ -317,8 +317,8 @@ class Run:
             seconds: What each of them took.
             after: The trees after each of them.
         """
-        deployed = _numbers(found.deployed)
-        local = None if found.local is None else _numbers(found.local)
+        deployed = score_numbers(found.deployed)
+        local = None if found.local is None else score_numbers(found.local)
         for row, played in enumerate(rounds):
             positions = found.positions[row].tolist()
             problem = played.problem(None if found.finite is None else found.finite[row], positions)
@@ -408,7 +408,7 @@ def cached_rounds(method: Method, server: Tree) -> list[list[int]]:
     return found
 
 
-def _numbers(scores: Scores) -> np.ndarray:
+def score_numbers(scores: Scores) -> np.ndarray:
     """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
     confusion = scores.confusion.numpy()
     numbers = from_confusion(confusion)

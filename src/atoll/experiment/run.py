@@ -497,7 +497,7 @@ def check_objects(config: RunConfig, given: Mapping[str, object]) -> None:
 
 
 def name_configuration(
-    config: RunConfig, method: Method | None = None, data: Data | None = None
+    config: RunConfig, method: object | None = None, data: Data | None = None
 ) -> str:
     """A short name of everything that decides the numbers, for checkpoints."""
     # Where a run happens does not change it (engines agree only to rounding, so they are named).

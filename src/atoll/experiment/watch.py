@@ -141,7 +141,7 @@ class Watch:
     def _states(
         self, cells: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
     ) -> dict[str, str]:
-        last = {event["cell"]: event["event"] for event in events}
+        last = {event["cell"]: event["event"] for event in events if event["event"] != "notes"}
         states = {}
         for cell in cells:
             name = cell["name"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 import time
+from collections.abc import Container
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import numpy as np
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +22,8 @@ from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.result import Result
 from atoll.experiment.selection import BEST_CACHED
+from atoll.present.tables import Table as TableValue
+from atoll.present.tables import rich_table
 
 
 class CtrlC:
@@ -220,3 +224,21 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"about {max(1, round(seconds))} s"
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def noted_table(table: TableValue, plain: Container[str] = ()) -> Group:
+    """A table between its title and its notes; notes are dim but for the `plain` ones."""
+
+    def style(note: str) -> str:
+        return "yellow" if note.startswith("Failed: ") else "" if note in plain else "dim"
+
+    notes = [Text(note, style=style(note)) for note in table.notes]
+    return Group(Text(table.title, style="bold"), Text(), rich_table(table), Text(), *notes, Text())
+
+
+def plain_text(*parts: RenderableType, width: int = 88) -> str:
+    """The parts as a terminal without colours shows them."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, no_color=True)
+    with console.capture() as captured:
+        console.print(Group(*parts))
+    return captured.get().rstrip()

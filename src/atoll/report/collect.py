@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import AtollError, ConfigError
+from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.config import RunConfig
 from atoll.experiment.events import failures
 from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
@@ -228,7 +229,9 @@ def _name(shown: list[Shown]) -> None:
 
 def _method(one: Shown) -> str:
     preset = str(one.config.set.get("preset", ""))
-    return str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
+    name = str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
+    scored = one.run.result.scored
+    return f"{name} ({scored})" if scored in BASELINE_KINDS else name
 
 
 def _data(name: str) -> str:

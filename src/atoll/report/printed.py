@@ -25,8 +25,7 @@ from atoll.present.chart_svg import chart_html, key_html, scale_html, strip_svg
 from atoll.present.tables import Cell, Column, Number, ResultTable, html, make_table
 from atoll.report.collect import Collection
 from atoll.report.results import csv_link
-from atoll.studies.reproduce.recipes import STRICT
-from atoll.studies.reproduce.show import (
+from atoll.studies.reproduce.printed import (
     METRIC_WORDS,
     heading,
     how,
@@ -34,7 +33,8 @@ from atoll.studies.reproduce.show import (
     value_text,
     with_runs,
 )
-from atoll.studies.reproduce.table import TOLERANCE, Reproduction, Row
+from atoll.studies.reproduce.recipes import STRICT
+from atoll.studies.reproduce.table import TOLERANCE, ReproducedRow, Reproduction
 
 COLOURS = {"reproduced": "c2", "above": "c0", "below": "c1", "shortened": "c6"}
 """Of a verdict; anything else is a failure."""
@@ -48,7 +48,7 @@ def printed(found: Collection) -> str:
 
 def _table(found: Reproduction) -> str:
     told = [row for row in found.rows if row.ours or row.errors]
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[ReproducedRow]] = {}
     for row in told:
         groups.setdefault(_problem(row), []).append(row)
     lines = "".join(f"<p>{escape(line)}</p>" for line in summary_lines(found)[:1])
@@ -67,12 +67,12 @@ def _about(found: Reproduction) -> str:
     return f"{found.paper.recipe.title}. {words[0].upper()}{words[1:]}."
 
 
-def _problem(row: Row) -> tuple[str, ...]:
+def _problem(row: ReproducedRow) -> tuple[str, ...]:
     one = row.printed
     return one.dataset, one.setting, one.clients, one.metric
 
 
-def where(found: Reproduction, row: Row) -> str:
+def where(found: Reproduction, row: ReproducedRow) -> str:
     """The data and clients of a row, and what is measured where a table has several metrics."""
     one = row.printed
     words = [one.dataset, f"{one.clients} clients"]
@@ -83,7 +83,7 @@ def where(found: Reproduction, row: Row) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _group(found: Reproduction, rows: Sequence[Row]) -> str:
+def _group(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
     """The methods on the same clients: marks on one scale, and the numbers."""
     axis = _axis(rows)
     strips = Column("shade: tolerance", below=scale_html(axis))
@@ -96,7 +96,7 @@ def _group(found: Reproduction, rows: Sequence[Row]) -> str:
     return html(table, label=f"{name}: printed, ours")
 
 
-def _line(found: Reproduction, row: Row, axis: Axis) -> list[Cell]:
+def _line(found: Reproduction, row: ReproducedRow, axis: Axis) -> list[Cell]:
     one = row.printed
     cells = [Cell(one.method), Cell(html=_strip(found, row, axis))]
     cells.append(_number(one.value, one.std, one.metric))
@@ -116,7 +116,7 @@ def _number(value: float, std: float | None, metric: str) -> Cell:
     return Cell(mean.replace("-", "−"), spread)
 
 
-def _axis(rows: Sequence[Row]) -> Axis:
+def _axis(rows: Sequence[ReproducedRow]) -> Axis:
     """An axis that holds all means, spreads and tolerances of some rows."""
     values = [(row.printed.value, row.printed.std) for row in rows]
     values += [(o.mean, o.std) for row in rows for o in row.ours.values()]
@@ -134,7 +134,7 @@ LANES = (0.78, 0.48, 0.18)
 """Heights of the print, ours and ours under `strict` in a strip."""
 
 
-def _strip(found: Reproduction, row: Row, axis: Axis) -> str:
+def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
     """The print as a ring with its tolerance as a shade, ours as a dot, strict as a square."""
     one = row.printed
     near, far = one.value - row.tolerance, one.value + row.tolerance
@@ -153,7 +153,7 @@ def _strip(found: Reproduction, row: Row, axis: Axis) -> str:
     return strip_svg("strip lanes", replace(axis, ticks=()), marks)
 
 
-def _chart(found: Reproduction, told: Sequence[Row]) -> str:
+def _chart(found: Reproduction, told: Sequence[ReproducedRow]) -> str:
     """All percentages at once: ours against the print."""
     own, key = found.rules[0], _key(found)
     rows = [
@@ -165,7 +165,7 @@ def _chart(found: Reproduction, told: Sequence[Row]) -> str:
     return f'<div class="charts">{chart_html(chart, height=320)}</div>{key}'
 
 
-def against_print(found: Reproduction, rows: Sequence[Row]) -> Chart:
+def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
     """A dot for each number: ours over the printed one, coloured by the verdict."""
     pairs = [(row.printed.value, row.ours[found.rules[0]].mean) for row in rows]
     values = [v for pair in pairs for v in pair]

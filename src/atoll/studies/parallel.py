@@ -1,251 +1,474 @@
-"""Cells of a study in several processes: what a worker does, and what its parent makes of it.
+"""The runs of a study in several processes, which report through the study's own files.
 
-A worker runs a cell as one process alone would, and writes its files and events itself. It tells
-the parent what an observer is told, at most a few times a second, and only what is new.
+The parent hands out groups of runs over a one-way pipe. A worker runs a group as one process alone
+would: it writes the run's folder, `progress.json` and the study's `events.jsonl`. The parent reads
+these files, as `atoll watch` does, and notifies its observers.
+
+A worker is a fresh Python process that never runs the caller's own script, so a script needs no
+guard. When its pipe closes, the parent is gone, and the worker ends at once. SIGTERM asks it to
+stop after the round. A worker that dies costs only the run that it had begun.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-import numpy as np
-
+from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
+from atoll.experiment.events import NewEvents
 from atoll.experiment.hardware import available_memory, cores
-from atoll.experiment.history import History
 from atoll.experiment.loggers.base import share_logs
-from atoll.experiment.result import Result
-from atoll.experiment.run import Observer, Stopped
+from atoll.experiment.observers import PROGRESS
+from atoll.experiment.run import Observer, Silent, Stopped
+from atoll.studies.batch_runs import on_gpu
+from atoll.studies.costs import cost_of, memory_of
 from atoll.studies.federations import SHARE, Federations, group_of
-from atoll.studies.schedule import Schedule, cost_of
-from atoll.studies.study import (
-    Cell,
-    Outcome,
+from atoll.studies.study_run import (
+    Json,
+    ReadsFiles,
+    RunOutcome,
     SeesProcesses,
+    Settings,
+    SilentStudy,
     StudyObserver,
+    StudyRun,
     fail,
     note,
-    read_cell,
+    read_outcome,
     run_group,
     stop_without_device,
 )
-from atoll.studies.workers import Talk, Task, run_tasks
 
 logger = logging.getLogger(__name__)
-EVERY = 0.25
-"""Least seconds between two reports of a cell."""
+AUTO = "auto"
+WORTH = 20.0
+"""Processor seconds below which a study is over before other processes have begun to help."""
+DEAR = 4.0
+"""A group that takes so many times the median is scheduled by itself."""
+TICK = 0.1
+"""Seconds between two looks at the files."""
+TRIES = 2
+"""Workers that may die before a run begins; then the run counts as failed."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""The variables that torch, numpy and scipy read when they are loaded."""
+BOOT = (
+    "import json, sys; path, fd = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "from atoll.studies.parallel import work; work(fd)"
+)
 
 
-def run_side_by_side(
-    folder: Path,
-    groups: Sequence[Sequence[Cell]],
-    observer: StudyObserver,
-    *,
-    jobs: int,
-    log: str | Sequence[str] = (),
-) -> dict[str, Outcome]:
-    """Run groups of cells (`studies.study.run_group`) in so many processes; the folder is `held`.
+def check_jobs(wish: int | str) -> None:
+    """Refuse anything but a number of processes or "auto"."""
+    if wish != AUTO and not (str(wish).isdigit() and int(wish)):
+        raise ConfigError(f"jobs is '{wish}'; give a number of processes, 1 or more, or auto")
 
-    Returns:
-        What became of each, by name; without those whose objects no other process can have.
 
-    Raises:
-        Stopped: An observer stopped it; all that was done is saved.
+def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
+    """The number of processes for these configurations.
+
+    "auto" is one for each core, but no more than memory allows; one if a GPU is used, which one
+    process keeps busy, or if all runs end before other processes have begun.
     """
-    share_logs(log)
-    threads = max(1, cores() // jobs)
-    if isinstance(observer, SeesProcesses):
-        observer.side_by_side(jobs, threads)
-    study = _Study(folder, groups, observer)
-    try:
-        run_tasks(
-            study,
-            _RunCells(folder, log, available_memory() // SHARE // jobs),
-            jobs=jobs,
-            threads=threads,
-        )
-    finally:
-        for name in study.running:  # their processes are gone
-            note(folder, "stopped", study.cells[name])
-    if study.refused_cells:
-        logger.warning(
-            "another process cannot have what %s is made of (%s); it is run in this one",
-            ", ".join(study.refused_cells),
-            next(iter(study.refused_cells.values())),
-        )
-    if study.stopped is not None:
-        raise study.stopped
-    return study.outcomes
-
-
-class _Study:
-    """The parent's side: gives out cells, and passes on what workers say (`workers.Lead`)."""
-
-    def __init__(
-        self, folder: Path, groups: Sequence[Sequence[Cell]], observer: StudyObserver
-    ) -> None:
-        self.folder, self.observer = folder, observer
-        self.cells = {cell.name: cell for group in groups for cell in group}
-        self.schedule = Schedule(
-            [
-                Task(
-                    group[0].name,
-                    list(group),
-                    group_of(group[0].config),
-                    sum(cost_of(cell.config) for cell in group),
-                )
-                for group in groups
-            ]
-        )
-        self.running: dict[str, Observer] = {}
-        self.histories: dict[tuple[str, int], History] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        self.refused_cells: dict[str, str] = {}
-        self.stopped: Stopped | None = None
-
-    def next(self, last: Task | None) -> Task | None:
-        return self.schedule.take(last)
-
-    def should_stop(self) -> bool:
-        study = isinstance(self.observer, SeesProcesses) and self.observer.should_stop()
-        stop = study or True in [heard.should_stop() for heard in self.running.values()]
-        if stop and self.stopped is None:
-            self.stopped = Stopped(None, 0, 0)  # a worker will say where
-        return stop
-
-    def said(self, task: Task, what: Any) -> None:
-        kind, name, *more = what
-        if kind == "cell":
-            self.running[name] = self.observer.cell(self.cells[name])
-        elif kind == "begin":
-            self.running[name].begin(*more)
-        elif kind == "rounds":
-            self._rounds(name, *more)
-        elif kind == "stopped":
-            self.stopped = Stopped(*more)
-            for cell in task.load:
-                self.running.pop(cell.name, None)
-        else:
-            self._ended(Outcome(self.cells[name], self.folder / "cells" / name, *more))
-
-    def _rounds(self, name: str, seed: int, news: _News) -> None:
-        if (name, seed) not in self.histories:
-            self.histories[name, seed] = History(news.counts, news.nodes)
-        history = self.histories[name, seed]
-        for scored, tables in news.scores.items():
-            history.scores[scored] += tables
-        history.seconds += news.seconds
-        self.running[name].round(seed, history)
-
-    def _ended(self, outcome: Outcome) -> None:
-        name = outcome.cell.name
-        self.running.pop(name, None)
-        for key in [key for key in self.histories if key[0] == name]:
-            del self.histories[key]
-        self.outcomes[name] = outcome
-        self.observer.ended(outcome)
-
-    def refused(self, task: Task, why: str) -> None:
-        self.refused_cells |= {cell.name: why for cell in task.load}
-
-    def died(self, task: Task, how: str) -> None:
-        for cell in task.load:
-            if cell.name not in self.outcomes:
-                found = read_cell(self.folder, cell)  # it may have died after the last line
-                self._ended(replace(found, fresh=True) if found else fail(self.folder, cell, how))
-
-
-@dataclass
-class _RunCells:
-    """The worker's side: runs a group of cells, and keeps what the next ones share.
-
-    Attributes:
-        folder: The study's.
-        log: As for `run_cells`.
-        memory: Bytes of federations to keep.
-    """
-
-    folder: Path
-    log: str | Sequence[str]
-    memory: int
-    federations: Federations | None = None
-
-    def __call__(self, group: Sequence[Cell], talk: Talk) -> None:
-        self.federations = self.federations or Federations(limit=self.memory)
-        heard = _Reporting(talk)
-        how = {"divide": self.federations, "log": self.log}
-        try:
-            for outcome in run_group(self.folder, group, heard, **how):
-                talk.say(("ended", outcome.cell.name, outcome.summary, outcome.error))
-                stop_without_device(outcome)  # another process takes the place of this one
-        except Stopped as stop:
-            talk.say(("stopped", group[0].name, stop.out, stop.seed, stop.rounds))
+    if wish != AUTO:
+        return max(1, min(int(wish), len(configs)))
+    if len(configs) < 2 or any(on_gpu(config) for config in configs):
+        return 1
+    if sum(map(cost_of, configs)) < WORTH:
+        return 1
+    room = available_memory() // max(map(memory_of, configs))
+    return max(1, min(cores(), len(configs), room))
 
 
 @dataclass(frozen=True)
-class _News:
-    """Rounds of a seed that the parent does not know yet."""
+class Task:
+    """A group of runs for one worker.
 
-    counts: np.ndarray
-    nodes: np.ndarray
-    scores: dict[str, list[np.ndarray]]
-    seconds: list[float]
+    Attributes:
+        runs: The group (`study_run.run_group`).
+        kin: Tasks of equal kin share the federations that a worker keeps.
+        cost: Estimated seconds.
+    """
+
+    runs: tuple[StudyRun, ...]
+    kin: str = ""
+    cost: float = 0.0
+
+
+class Schedule:
+    """Orders tasks so that all processes stay busy to the end and share their caches.
+
+    Dear tasks come by themselves. Otherwise a process continues with tasks of its last kin, then
+    takes a kin that no process has begun, then helps with the rest of one.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, dearest_first: bool = True) -> None:
+        sign = -1 if dearest_first else 1
+        order = sorted(tasks, key=lambda task: sign * task.cost)
+        usual = sorted(task.cost for task in tasks)[len(tasks) // 2] if tasks else 0.0
+        self.dear = [task for task in order if task.cost > DEAR * usual]
+        self.kins: dict[str, list[Task]] = {}
+        for task in order:
+            if task.cost <= DEAR * usual:
+                self.kins.setdefault(task.kin, []).append(task)
+        self.begun: set[str] = set()
+        self.returned: list[Task] = []
+        self.dearest_first = dearest_first
+
+    def take(self, last: Task | None) -> Task | None:
+        """The next task for a process with this last task; None if none is left."""
+        if self.returned:
+            return self.returned.pop()
+        if self.dear and (self.dearest_first or not self.kins):
+            return self.dear.pop(0)
+        if not self.kins:
+            return None
+        kin = last.kin if last is not None and last.kin in self.kins else self._other_kin()
+        self.begun.add(kin)
+        tasks = self.kins[kin]
+        task = tasks.pop(0)
+        if not tasks:
+            del self.kins[kin]
+        return task
+
+    def put_back(self, task: Task) -> None:
+        """Schedule a task again that no process has begun; it comes next."""
+        self.returned.append(task)
+
+    def _other_kin(self) -> str:
+        fresh = [kin for kin in self.kins if kin not in self.begun]
+        if fresh and not self.dearest_first:
+            return min(fresh, key=lambda kin: self.kins[kin][-1].cost)
+        return max(fresh or self.kins, key=lambda kin: sum(t.cost for t in self.kins[kin]))
+
+
+def run_parallel(
+    groups: Sequence[Sequence[StudyRun]],
+    observer: StudyObserver,
+    settings: Settings,
+    *,
+    jobs: int,
+    dearest_first: bool = True,
+    crew: Crew | None = None,
+) -> dict[str, RunOutcome]:
+    """Run groups in so many processes, or by the workers of a `crew` with the same settings.
+
+    Returns:
+        Outcomes by name, without those of runs whose objects no other process can load.
+
+    Raises:
+        Stopped: An observer stopped it; everything done so far is saved.
+        AtollError: No process could be started.
+    """
+    tasks = [
+        Task(tuple(g), group_of(g[0].config), sum(cost_of(run.config) for run in g)) for g in groups
+    ]
+    parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first), tasks)
+    try:
+        with contextlib.ExitStack() as stack:
+            parent.run(crew or stack.enter_context(Crew(settings, observer, jobs)))
+    finally:
+        for name in parent.running:  # their processes are gone
+            note(settings.folder, "stopped", name)
+    if parent.refused:
+        logger.warning(
+            "another process cannot have what %s is made of (%s); it is run in this one",
+            ", ".join(parent.refused),
+            next(iter(parent.refused.values())),
+        )
+    if parent.stopped is not None:
+        raise parent.stopped
+    return parent.outcomes
+
+
+class _Parent:
+    """Hands out tasks, and notifies observers of what the files say."""
+
+    def __init__(
+        self, observer: StudyObserver, settings: Settings, schedule: Schedule, tasks: Sequence[Task]
+    ) -> None:
+        self.observer, self.settings, self.schedule = observer, settings, schedule
+        self.runs = {run.name: run for task in tasks for run in task.runs}
+        self.events, self.start = NewEvents(settings.folder), time.time()
+        self.running: dict[str, Observer] = {}
+        self.begun: set[str] = set()
+        self.seen: dict[str, float] = {}
+        self.lost: dict[str, int] = {}
+        self.outcomes: dict[str, RunOutcome] = {}
+        self.refused: dict[str, str] = {}
+        self.stopped: Stopped | None = None
+
+    def run(self, crew: Crew) -> None:
+        """Work until no worker has a task any more."""
+        while True:
+            if self.stopped is None and self._should_stop():
+                self.stopped = Stopped(self.settings.folder, 0, 0)
+                crew.stop()
+            for worker in crew.idle() if self.stopped is None else ():
+                self._give(worker)
+            if not crew.busy():
+                return
+            time.sleep(TICK)
+            dead = [worker for worker in crew.workers if worker.process.poll() is not None]
+            for event in self.events.read():  # after `dead`, so that no last event is missed
+                self._take(event)
+            self._read_progress()
+            for worker in crew.workers:
+                if worker.task and all(map(self._is_over, worker.task.runs)):
+                    worker.task = None
+            for worker in dead:
+                self._replace(worker, crew)
+
+    def _should_stop(self) -> bool:
+        study = isinstance(self.observer, SeesProcesses) and self.observer.should_stop()
+        return study or True in [heard.should_stop() for heard in self.running.values()]
+
+    def _give(self, worker: _Worker) -> None:
+        while (task := self.schedule.take(worker.last)) is not None:
+            if worker.give(task):
+                return
+            self.refused |= {run.name: "it cannot be pickled" for run in task.runs}
+
+    def _is_over(self, run: StudyRun) -> bool:
+        return run.name in self.outcomes or run.name in self.refused
+
+    def _take(self, event: Json) -> None:
+        name, kind = event["cell"], event["event"]
+        if name not in self.runs or name in self.outcomes:  # or this process wrote it
+            return
+        run, folder = self.runs[name], self.settings.folder_of(self.runs[name])
+        if kind == "begin":
+            self.begun.add(name)
+            self.running[name] = self.observer.run(run)
+        elif kind == "notes":
+            heard = self.running[name]
+            if isinstance(heard, ReadsFiles):
+                heard.notes(event["notes"])
+        elif kind == "end":
+            found = read_outcome(self.settings.folder, run)
+            assert found is not None
+            self._end(replace(found, fresh=True))
+        elif kind == "pruned":
+            self._end(RunOutcome(run, folder, pruned=True))
+        elif kind == "failed":
+            self._end(RunOutcome(run, folder, error=event["error"]))
+        elif kind == "refused":
+            self.refused[name] = event["error"]
+        elif kind == "stopped":
+            self.running.pop(name, None)
+
+    def _end(self, outcome: RunOutcome) -> None:
+        self.running.pop(outcome.run.name, None)
+        self.outcomes[outcome.run.name] = outcome
+        self.observer.ended(outcome)
+
+    def _read_progress(self) -> None:
+        for name, heard in self.running.items():
+            path = self.settings.folder_of(self.runs[name]) / PROGRESS
+            with contextlib.suppress(FileNotFoundError):
+                changed = path.stat().st_mtime
+                # An older file is of an earlier call.
+                if isinstance(heard, ReadsFiles) and changed > self.seen.get(name, self.start):
+                    self.seen[name] = changed
+                    heard.progress(json.loads(path.read_text(encoding="utf-8")))
+
+    def _replace(self, worker: _Worker, crew: Crew) -> None:
+        """Fail what a dead worker had begun, reschedule the rest, and start another worker."""
+        how = worker.how_it_ended()
+        left = [run for run in worker.runs if not self._is_over(run)]
+        useful = worker.used or any(run.name in self.begun for run in left)
+        crew.remove(worker)
+        if self.stopped is not None:
+            return
+        for run in left:
+            self.lost[run.name] = self.lost.get(run.name, 0) + 1
+            if run.name in self.running or self.lost[run.name] > TRIES:
+                self._end(fail(self.settings.folder, run, how))
+            else:
+                self.schedule.put_back(Task((run,)))
+        if useful:
+            crew.hire(1)
+        elif not crew.workers:
+            raise AtollError(f"no process could begin to work beside this one: {how}")
+
+
+class _Worker:
+    """One process, as its parent sees it."""
+
+    def __init__(self, settings: bytes, threads: int) -> None:
+        self.task: Task | None = None
+        self.last: Task | None = None
+        theirs, self.pipe = Pipe(duplex=False)
+        with theirs, _without_ctrl_c():
+            self.process = subprocess.Popen(
+                # -P: the folder of the caller is searched for modules only if the caller did.
+                [sys.executable, "-P", "-c", BOOT, json.dumps([sys.path, theirs.fileno()])],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+            )
+        self._send(settings)
+
+    @property
+    def used(self) -> bool:
+        """Whether it has finished a task."""
+        return self.last is not self.task
+
+    @property
+    def runs(self) -> tuple[StudyRun, ...]:
+        return () if self.task is None else self.task.runs
+
+    def give(self, task: Task) -> bool:
+        """Send a task; False if it cannot be pickled."""
+        try:
+            names = [run.name for run in task.runs]
+            content = pickle.dumps((names, pickle.dumps(task.runs)))
+        except Exception:  # whatever an object of the user's raises
+            return False
+        self.task = self.last = task
+        self._send(content)
+        return True
+
+    def _send(self, content: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has died, and the parent will find that out
+            self.pipe.send_bytes(content)
+
+    def how_it_ended(self) -> str:
+        code = self.process.wait()
+        if code == -signal.SIGKILL:
+            return "its process was killed, perhaps for want of memory; try fewer --jobs"
+        if code < 0:
+            return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
+        return f"its process ended with status {code}"
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class Crew:
+    """The worker processes; none outlives the `with`."""
+
+    def __init__(self, settings: Settings, observer: StudyObserver, jobs: int) -> None:
+        share_logs(settings.log)
+        self.jobs, self.threads = jobs, max(1, cores() // jobs)
+        if isinstance(observer, SeesProcesses):
+            observer.parallel(jobs, self.threads)
+        if isinstance(settings.divide, Federations):  # each worker has its own, smaller cache
+            limit = available_memory() // SHARE // jobs
+            settings = replace(settings, divide=Federations(limit=limit))
+        self.settings = pickle.dumps(settings)
+        self.workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        self.hire(self.jobs)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def hire(self, count: int) -> None:
+        for _ in range(count):
+            self.workers.append(_Worker(self.settings, self.threads))
+
+    def remove(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        worker.end()
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.process.terminate()
+
+    def idle(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.task is None]
+
+    def busy(self) -> bool:
+        return any(worker.task for worker in self.workers)
+
+
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, because their parent answers it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def work(fd: int) -> None:
+    """The life of a worker: one task after the other, until it is stopped or its parent is gone."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(fd, waiting), daemon=True).start()
+    settings: Settings = pickle.loads(waiting.get())
+    observer = _InWorker(settings.folder, stopping)
+    while True:
+        names, content = pickle.loads(waiting.get())
+        try:
+            group = pickle.loads(content)
+        except Exception as error:  # whatever an object of the user's raises
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            for name in names:
+                note(settings.folder, "refused", name, error=why)
+            continue
+        if stopping.is_set():
+            return
+        try:
+            for outcome in run_group(group, observer, settings):
+                stop_without_device(outcome)
+        except Stopped:
+            return
+        except AtollError:  # the GPU is lost; another process takes the place of this one
+            sys.exit(1)
+        sys.stdout.flush()
+
+
+def _listen(fd: int, waiting: queue.SimpleQueue[bytes]) -> None:
+    pipe = Connection(fd, writable=False)
+    while True:
+        try:
+            waiting.put(pipe.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(1)  # at once, in the middle of a run if need be: the parent is gone
 
 
 @dataclass
-class _Reporting:
-    """Hears how cells go in a worker, and tells the parent (`StudyObserver`)."""
+class _InWorker(SilentStudy):
+    """Follows runs in a worker: notes go to events.jsonl, and SIGTERM stops a run."""
 
-    talk: Talk
+    folder: Path
+    stopping: threading.Event
 
-    def begin(self, cells: Sequence[Cell], finished: int) -> None:
-        pass
-
-    def cell(self, cell: Cell) -> Observer:
-        self.talk.say(("cell", cell.name))
-        return _CellReport(self.talk, cell.name)
-
-    def ended(self, outcome: Outcome) -> None:
-        pass
+    def run(self, run: StudyRun) -> Observer:
+        return _RunInWorker(self, run.name)
 
 
 @dataclass
-class _CellReport:
-    """One cell's rounds (`experiment.run.Observer`)."""
-
-    talk: Talk
+class _RunInWorker(Silent):
+    study: _InWorker
     name: str
-    told: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, History] = field(default_factory=dict)
-    spoke: float = -np.inf
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        self.talk.say(("begin", self.name, config, engine, why, notes))
-
-    def round(self, seed: int, history: History) -> None:
-        self.waiting[seed] = history
-        if time.monotonic() - self.spoke >= EVERY:
-            self._tell()
+        if notes:
+            note(self.study.folder, "notes", self.name, notes=notes)
 
     def should_stop(self) -> bool:
-        return self.talk.should_stop()
-
-    def end(self, result: Result) -> None:
-        """The last rounds (`experiment.observers.HearsTheEnd`)."""
-        self._tell()
-
-    def _tell(self) -> None:
-        for seed, history in self.waiting.items():
-            first = self.told.get(seed, 0)
-            scores = {scored: tables[first:] for scored, tables in history.scores.items()}
-            news = _News(history.counts, history.nodes, scores, history.seconds[first:])
-            if news.seconds:
-                self.talk.say(("rounds", self.name, seed, news))
-            self.told[seed] = history.rounds
-        self.waiting.clear()
-        self.spoke = time.monotonic()
+        return self.study.stopping.is_set()

@@ -19,7 +19,8 @@ from atoll.experiment.config import make_config
 from atoll.experiment.loggers.base import share_logs
 from atoll.experiment.result import Result
 from atoll.experiment.run import Silent, Stopped
-from atoll.studies.study import Cell, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import StudyRun
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
 
@@ -80,8 +81,8 @@ def test_a_run_that_goes_on_is_in_tensorboard_once(tmp_path: Path) -> None:
 
 
 def test_the_cells_of_a_study_are_logged_alike(tmp_path: Path) -> None:
-    cell = Cell("one", make_config(method="fedavg", **SMALL))
-    run_cells(tmp_path, [cell], about={"kind": "compare"}, log=["tensorboard"])
+    cell = StudyRun("one", make_config(method="fedavg", **SMALL))
+    run_study(tmp_path, [cell], about={"kind": "compare"}, log=["tensorboard"])
     assert scalars(tmp_path / "cells" / "one" / "tensorboard" / "seed-0")[0]["bytes_down"]
 
 

@@ -19,12 +19,13 @@ from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
 from atoll.methods import FedAvg, FedProx
 from atoll.nn import GCN
+from atoll.present.tables import tex
+from atoll.present.terminal import noted_table
 from atoll.studies.compare.comparison import command, make_request, read_request, split_names
 from atoll.studies.compare.findings import p_text
-from atoll.studies.compare.plan import make_cells, parse_arm
-from atoll.studies.compare.show import comparison_text, latex, markdown, tex
-from atoll.studies.compare.tables import Comparison, make_comparison
-from atoll.studies.study import Cell, Outcome
+from atoll.studies.compare.plan import make_runs, parse_arm
+from atoll.studies.compare.result import Comparison, make_comparison
+from atoll.studies.study_run import RunOutcome, StudyRun
 
 SMALL: dict[str, Any] = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 2, "seeds": 2}
 RNG = np.random.default_rng(3)
@@ -33,13 +34,13 @@ RNG = np.random.default_rng(3)
 def outcome(
     tmp_path: Path, method: str, test: list[float] | None, *, data: str = "one", clients: int = 5,
     validation: float = 0.5, point: dict[str, Any] | None = None, partition: bytes = b"p",
-) -> Outcome:  # fmt: skip
-    """A cell as `run_cells` gives it, with these scores; None has failed."""
+) -> RunOutcome:  # fmt: skip
+    """A cell as `run_study` gives it, with these scores; None has failed."""
     labels = {"data": data, "clients": clients, "method": method, "point": point or {}}
     name = f"{data}-{clients}-{method}-{point}"
-    cell = Cell(name, make_config(method="fedavg", seeds=len(test or [0, 0])), labels)
+    cell = StudyRun(name, make_config(method="fedavg", seeds=len(test or [0, 0])), labels)
     if test is None:
-        return Outcome(cell, tmp_path / name, error="client 1, step train, round 0: loss is nan")
+        return RunOutcome(cell, tmp_path / name, error="client 1, step train, round 0: loss is nan")
     for seed in range(len(test)):
         (tmp_path / name / f"seed-{seed}").mkdir(parents=True)
         (tmp_path / name / f"seed-{seed}" / "partition.npz").write_bytes(partition)
@@ -54,11 +55,11 @@ def outcome(
         "ledger": {str(seed): {"train": {"up": 5, "down": 5}, "score": {"up": 9, "down": 9}}
                    for seed in range(len(test))},
     }  # fmt: skip
-    return Outcome(cell, tmp_path / name, summary)
+    return RunOutcome(cell, tmp_path / name, summary)
 
 
-def compared(outcomes: list[Outcome], against: str | None = None) -> Comparison:
-    methods = list(dict.fromkeys(o.cell.labels["method"] for o in outcomes))
+def compared(outcomes: list[RunOutcome], against: str | None = None) -> Comparison:
+    methods = list(dict.fromkeys(o.run.labels["method"] for o in outcomes))
     return make_comparison(
         outcomes, methods=methods, against=against, metric=None, alpha=0.05, folder=None,
         asked={"methods": methods, "against": against},
@@ -130,7 +131,7 @@ def test_validation_decides_a_grid_and_test_scores_of_others_stay_unread(tmp_pat
     text = repr(found)
     assert "a: mu=0.1, chosen from 2 points by validation scores; test scores are" in text
     found.to_csv(tmp_path / "c.csv")
-    for page in (text, markdown(found), latex(found), (tmp_path / "c.csv").read_text(),
+    for page in (text, found.markdown(), found.latex(), (tmp_path / "c.csv").read_text(),
                  json.dumps(found.summary())):  # fmt: skip
         assert not re.search(r"0\.9[0-2]?\b|9[0-2]\.\d", page)
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
@@ -138,7 +139,7 @@ def test_validation_decides_a_grid_and_test_scores_of_others_stay_unread(tmp_pat
         ("1", "0.7"), ("1", "0.72"), ("0", ""), ("0", ""), ("1", "0.6"), ("1", "0.62"),
     ]  # fmt: skip
     assert {row["bytes_per_round"] for row in rows} == {"1.0"}  # scoring is not traffic
-    assert "Hyper-parameters were chosen by validation scores" in latex(found)
+    assert "Hyper-parameters were chosen by validation scores" in found.latex()
 
 
 def test_a_failed_point_leaves_the_others_and_is_told(tmp_path: Path) -> None:
@@ -175,9 +176,9 @@ def test_ranks_gaps_and_marks(tmp_path: Path) -> None:
     assert re.search(r"would take (about|more than) \d+ seeds to show", " ".join(
         text.split()))  # fmt: skip
     assert "Friedman's test gives p < 0.001" in " ".join(text.split())
-    assert "$^{\\approx}$" in latex(found)
-    assert latex(found).count("\\textbf") == 1
-    assert markdown(found).count("**") == 4
+    assert "$^{\\approx}$" in found.latex()
+    assert found.latex().count("\\textbf") == 1
+    assert found.markdown().count("**") == 4
 
 
 def test_five_seeds_say_what_they_cannot_tell(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_a_method_that_failed_somewhere_is_not_ranked_over_all(tmp_path: Path) -
     assert [row.finished for row in found.overall.rows] == [True, False, True]
     assert "failed on 1 of 2 problems" in " ".join(repr(found).split())
     assert sum(row.rank for row in found.overall.rows if row.finished) == pytest.approx(3)
-    assert latex(found).count(" -- ") == 2  # its score and its rank
+    assert found.latex().count(" -- ") == 2  # its score and its rank
     against = compared(cells, against="b")
     assert "has no result here" in " ".join(against.sentences())
 
@@ -256,8 +257,8 @@ def test_clients_that_are_not_the_same_are_not_compared(tmp_path: Path) -> None:
     assert "its clients are not those of the other methods" in " ".join(repr(found).split())
 
 
-def cells_of(*methods: str, **given: Any) -> list[Cell]:
-    return make_cells(make_request(methods, **given), {}, {})
+def cells_of(*methods: str, **given: Any) -> list[StudyRun]:
+    return make_runs(make_request(methods, **given), {}, {})
 
 
 def test_a_grid_is_for_the_methods_that_have_it() -> None:
@@ -360,6 +361,6 @@ def test_long_names_are_folded_and_not_cut_off(tmp_path: Path) -> None:
     name = "fedprox:mu=0.1,lr=0.02,weight_decay=0.0001"
     found = compared([outcome(tmp_path, name, noisy(0.8)), outcome(tmp_path, "b", noisy(0.7))])
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(comparison_text(found))
+    console.print(noted_table(found.printed()[0]))
     rows = console.export_text().split("───\n")[1].split("\nb ")[0].splitlines()
     assert "".join(row.split()[0] for row in rows) == name

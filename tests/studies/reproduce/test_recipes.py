@@ -12,7 +12,9 @@ from atoll.core.errors import ConfigError
 from atoll.experiment.build import build_method
 from atoll.experiment.config import resolve
 from atoll.experiment.protocols import PROTOCOLS
-from atoll.studies.reproduce.figures import ALONE, figure_points
+from atoll.studies.costs import estimate_seconds
+from atoll.studies.reproduce.figure_plan import figure_points
+from atoll.studies.reproduce.figures import ALONE
 from atoll.studies.reproduce.recipes import (
     AVERAGE,
     GAINS,
@@ -23,9 +25,8 @@ from atoll.studies.reproduce.recipes import (
     absent,
     find_item,
     read_paper,
-    rough_seconds,
 )
-from atoll.studies.reproduce.table import Wanted, averaged, named_cell
+from atoll.studies.reproduce.table import Wanted, averaged, named_run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PRINTED = {"fedath": 456, "fediih": 852, "fedtad": 239, "gcfl": 78}
@@ -75,7 +76,7 @@ def test_every_printed_cell_has_a_run_or_says_why_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_table_and_figure_is_run_or_says_why_not(name: str, monkeypatch) -> None:
-    for module in ("recipes", "figures"):  # as if all data were here
+    for module in ("recipes", "figure_plan"):  # as if all data were here
         monkeypatch.setattr(f"atoll.studies.reproduce.{module}.absent", lambda data, root: "")
     paper = read_paper(name)
     for number, table in paper.recipe.tables.items():
@@ -93,7 +94,7 @@ def test_every_table_and_figure_is_run_or_says_why_not(name: str, monkeypatch) -
             # Every method and every place on the axes once.
             kinds = {(p.method, p.x.label, p.y.label)[i]: p for p in points for i in range(3)}
             for point in kinds.values():
-                assert figure.draw in ALONE or rough_seconds(point.cell.config) > 0
+                assert figure.draw in ALONE or estimate_seconds(point.run.config) > 0
 
 
 def test_numbers_of_tables_run_from_one_without_gaps() -> None:
@@ -154,7 +155,7 @@ def test_clients_of_a_single_class_are_accepted_where_the_paper_has_them() -> No
     assert config.allow == ("single-class",)
     # What is accepted changes no number, hence no name.
     strictly = msgspec.structs.replace(config, allow=())
-    assert named_cell(config, {}).name == named_cell(strictly, {}).name
+    assert named_run(config, {}).name == named_run(strictly, {}).name
 
 
 def test_strict_keeps_method_and_budget_and_changes_the_rules() -> None:

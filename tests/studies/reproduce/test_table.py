@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from atoll.core.errors import ConfigError
+from atoll.present.tables import rich_table
+from atoll.studies.reproduce.printed import how, terminal_tables, with_runs, write_table
 from atoll.studies.reproduce.recipes import PAPERS, read_paper
-from atoll.studies.reproduce.show import reproduction_table, write_table
 from atoll.studies.reproduce.table import (
     Ours,
     Reproduction,
@@ -25,7 +26,7 @@ from atoll.studies.reproduce.table import (
     unique,
     verdict,
 )
-from atoll.studies.study import Outcome
+from atoll.studies.study_run import RunOutcome
 
 ATH = read_paper("fedath")
 
@@ -119,19 +120,19 @@ def test_a_name_tells_every_configuration_apart_but_not_where_data_lie(
 def test_averages_are_of_all_their_parts(everything_here: None) -> None:
     iih = read_paper("fediih")
     rows = plan_table(iih, "3", Wanted(parse_only(["dataset=AVG(all datasets),method=Local"])))
-    sizes = {row.printed.clients: len(row.cells["fediih"]) for row in rows}
+    sizes = {row.printed.clients: len(row.runs["fediih"]) for row in rows}
     assert sizes == {"5": 5, "10": 5, "20": 5, "all": 15}
     row = next(row for row in rows if row.printed.clients == "5")
     found = {}
-    for place, cell in enumerate(row.cells["fediih"]):
+    for place, cell in enumerate(row.runs["fediih"]):
         spread = {"mean": place / 10, "std": 0.0, "per_seed": [place / 10] * 3}
         metrics = {"test_accuracy": spread, "test_auc": spread}
-        found[cell.name] = Outcome(cell, Path(), {"metrics": metrics})
+        found[cell.name] = RunOutcome(cell, Path(), {"metrics": metrics})
     whole = filled(row, found, None)  # type: ignore[arg-type]  # no gains here
     assert whole.ours["fediih"].mean == pytest.approx(20.0)
     assert row.metrics.count("test_auc") == 3
-    first = row.cells["fediih"][0]
-    found[first.name] = Outcome(first, Path(), error="it broke")
+    first = row.runs["fediih"][0]
+    found[first.name] = RunOutcome(first, Path(), error="it broke")
     assert filled(row, found, None).errors == {"fediih": "Local: it broke"}  # type: ignore[arg-type]
 
 
@@ -146,7 +147,7 @@ def test_gains_bring_their_baseline_and_have_none_under_strict(everything_here: 
     only = parse_only(["dataset=PROTEINS,method=FedAvg"])
     rows = plan_table(read_paper("gcfl"), "3", Wanted(only, both=True))
     assert [row.printed.metric for row in rows] == ["acc", "min_gain", "ratio_improved"]
-    assert [list(row.cells) for row in rows] == [["gcfl", "strict"], ["gcfl"], ["gcfl"]]
+    assert [list(row.runs) for row in rows] == [["gcfl", "strict"], ["gcfl"], ["gcfl"]]
     assert rows[1].baseline is not None
     assert rows[1].baseline.config.method == "local"
     assert len(unique(cell for row in rows for cell in needed(row))) == 3
@@ -155,12 +156,12 @@ def test_gains_bring_their_baseline_and_have_none_under_strict(everything_here: 
 def test_shortened_runs_get_no_verdict(everything_here: None) -> None:
     only = parse_only(["dataset=Cora,clients=10,method=FedAvg"])
     (row,) = plan_table(ATH, "1", Wanted(only))
-    done = type(row)(row.printed, row.cells, ours={"fedath": Ours(73.0, 0.2, 3)})
+    done = type(row)(row.printed, row.runs, ours={"fedath": Ours(73.0, 0.2, 3)})
     whole = Reproduction(ATH, "1", (done,), ("fedath",), None, 3)
     assert (whole.verdict(done), whole.counts()) == ("reproduced", {"reproduced": 1})
     short = Reproduction(ATH, "1", (done,), ("fedath",), 5, 3)
     assert short.verdict(done) == "shortened"
-    failed = type(row)(row.printed, row.cells, errors={"fedath": "it broke"})
+    failed = type(row)(row.printed, row.runs, errors={"fedath": "it broke"})
     assert whole.verdict(failed) == "failed: it broke"
     missing = type(row)(row.printed, reason="no data")
     assert whole.verdict(missing) == "not run: no data"
@@ -176,7 +177,8 @@ def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_
         rows = tuple(replace(row, ours=ours) for row in plan_table(paper, number, wanted))
         found = Reproduction(paper, number, rows, wanted.rules(paper), None, 3)
         console = Console(width=80, record=True, file=io.StringIO())
-        console.print(reproduction_table(found))
+        for drawn in terminal_tables(found):
+            console.print(rich_table(drawn))
         text = console.export_text()
         assert "…" not in text
         assert text.count("80.2 ± 11.2") >= sum(not row.reason for row in rows)
@@ -190,11 +192,9 @@ def test_files_tell_cells_without_a_run_apart(everything_here: None, tmp_path: P
     )
     found = Reproduction(paper, "4", rows, wanted.rules(paper), None, 3)
     markdown = write_table(found, tmp_path, tex=True)[1].read_text()
-    heads = [line.split(" | ")[:4] for line in markdown.splitlines() if line.startswith("| ")][2:]
+    heads = [line.split(" | ")[:4] for line in markdown.splitlines() if line.startswith("| ")][1:]
     assert len({tuple(head) for head in heads}) == len(rows)
     assert ["| MIX", "13", "self-train", "accuracy"] in heads
     assert "MOLECULES," not in markdown  # which is not true of all rows
     assert "MIX & 13 & self-train & accuracy" in (tmp_path / "table-4.tex").read_text()
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(reproduction_table(found))
-    assert "MOLECULES, multiDS, 7 clients" in console.export_text()
+    assert "MOLECULES, multiDS, 7 clients" in how(found, with_runs(found))

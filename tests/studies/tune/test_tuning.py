@@ -17,12 +17,16 @@ from rich.console import Console
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
+from atoll.core.space import OneOf, Real
+from atoll.experiment.baseline import without_test
 from atoll.experiment.run import Silent, Stopped
-from atoll.studies.study import Cell, SilentStudy
-from atoll.studies.tune.runner import Trials, without_test
+from atoll.present.tables import rich_table
+from atoll.studies.study_run import SilentStudy, StudyRun
+from atoll.studies.tune.printed import final_table, trials_table, write_tuning
+from atoll.studies.tune.result import Tuning
+from atoll.studies.tune.runner import Trials
 from atoll.studies.tune.search import Search
-from atoll.studies.tune.show import failed, tuning_text, write_tuning
-from atoll.studies.tune.tuning import Tuning, read_asked, run_tuning
+from atoll.studies.tune.tuning import read_asked, run_tuning
 
 SMALL = {"rounds": 6, "epochs": 1, "set": {"hidden": 8}, "search": {"lr": "1e-3..0.3:log"}}
 
@@ -109,7 +113,7 @@ class Impatient(SilentStudy):
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
-    def cell(self, cell):
+    def run(self, run):
         outer = self
 
         class Counting(Silent):
@@ -202,9 +206,9 @@ def test_a_trial_that_diverges_is_counted_and_not_chosen() -> None:
 def test_a_method_that_never_ends_does_not_cost_the_others_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Trials, cell: Cell, heard: object) -> object:
+    def refuse(self: Trials, cell: StudyRun, heard: object) -> object:
         if cell.labels["method"] == "local":
-            return "diverged", None, "weights are not finite"
+            return "diverged", "weights are not finite"
         return honest(self, cell, heard)
 
     honest = Trials._try
@@ -213,7 +217,7 @@ def test_a_method_that_never_ends_does_not_cost_the_others_their_results(
     found = atoll.tune(["local", "fedavg"], "lagoon:nodes=150", out=tmp_path / "t", **small)
     assert list(found.methods) == ["fedavg"]
     assert found.methods["fedavg"].test is not None
-    assert failed(found) == ["local"]
+    assert found.failed == ["local"]
     said = "no trial of local came to its end; the first said: weights are not finite"
     assert said in found.notes
     names = [cell["name"] for cell in json.loads((tmp_path / "t/study.json").read_text())["cells"]]
@@ -248,7 +252,8 @@ def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: Tuning) 
     elsewhere = {"rounds": 1, "set": {"hidden": 8}, "search": {"lr": "0.1..0.3"}}
     found = tune(clients=2, trials=2, **elsewhere)
     assert not found.methods["fedavg"].defaults
-    console.print(tuning_text(found))
+    console.print(rich_table(trials_table(found.methods["fedavg"])))
+    console.print(rich_table(final_table(found)))
     assert "(its own defaults)" not in console.export_text(clear=False)
     assert re.search(r"^fedavg +2 +– ", console.export_text(), re.MULTILINE)
 
@@ -300,3 +305,40 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[tune\]'"):
         tune()
+
+
+def test_the_number_of_jobs_changes_no_result(whole: Tuning, tmp_path: Path) -> None:
+    both = {"trials": 8, "seeds": 1, "clients": 2, **SMALL}
+    one = atoll.tune(["fedavg", "local"], "lagoon:nodes=150", out=tmp_path / "one", **both)
+    two = atoll.tune(["fedavg", "local"], "lagoon:nodes=150", out=tmp_path / "two", jobs=2, **both)
+    assert outline(one) == outline(two) == outline(whole)
+    assert outline(one, "local") == outline(two, "local")
+    for name in ("fedavg", "local"):
+        assert one.methods[name].test["metrics"] == two.methods[name].test["metrics"]
+    events = (tmp_path / "two" / "events.jsonl").read_text().splitlines()
+    ends = [e["cell"] for e in map(json.loads, events) if e["event"] in ("end", "pruned")]
+    assert set(ends) == {cell.name for cell in (tmp_path / "two" / "cells").iterdir()}
+    with pytest.raises(ConfigError, match="jobs is '0'"):
+        tune(jobs=0)
+
+
+def test_settings_that_depend_on_no_result_are_known_before(tmp_path: Path) -> None:
+    space = {"lr": Real(1e-3, 0.3, log=True), "mu": OneOf((0.1, 1.0))}
+    file, first = tmp_path / "optuna.db", [{"lr": 0.01, "mu": 0.1}]
+    search = Search(file, "m", space, seed=3, rounds=4, pruner="median", first=first)
+    known = search.known(12)
+    assert len(known) == 10  # the blind draws; what comes after learns from them
+    assert search.known(4) == known[:4]
+    assert search.frozen == []
+    for number in range(12):
+        settings = search.ask()
+        assert settings is not None
+        if number < 10:
+            assert settings == known[number]
+        else:
+            assert search.known(12) == [settings]
+        search.ask()
+        failed = number == 3
+        value = None if failed else 0.1 * number
+        search.tell("failed" if failed else "complete", [0.1 * number], value=value)
+    assert search.known(12) == []

@@ -18,16 +18,18 @@ beside it hold the tables; they appear when all cells have ended.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
+from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.source import GraphGroup, GraphSet, Source
@@ -35,16 +37,18 @@ from atoll.experiment.command import in_python, option_words
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.problem import Data
-from atoll.studies.compare.plan import Request, check, make_cells
-from atoll.studies.compare.show import write_study
+from atoll.studies.compare.plan import Request, check, make_runs
+from atoll.studies.compare.result import Comparison, make_comparison
 from atoll.studies.compare.statistics import ALPHA
-from atoll.studies.compare.tables import Comparison, make_comparison
 from atoll.studies.federations import Federations
-from atoll.studies.study import Outcome, StudyObserver, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import Json, RunOutcome, StudyObserver
 
 SEEDS = 5
 Grid = Mapping[str, Sequence[Value]]
 Methods = Iterable[str | Method] | Mapping[str, str | Method]
+Key = TypeVar("Key")
+Given = TypeVar("Given")
 Several = str | Data | Iterable[str | Data]
 
 
@@ -67,27 +71,25 @@ def compare(
     """Run methods on the same partitions and seeds, and test whether they differ.
 
     Args:
-        methods: Names, with settings if wanted (`fedprox:mu=0.1`), or method objects; a mapping
-            gives them labels of their own, and so does `strong=fedprox:mu=1`.
+        methods: Names of methods or baselines, with settings (`fedprox:mu=0.1`) and labels
+            (`strong=fedprox:mu=1`), or objects; a mapping gives them labels, too.
         data: Names or paths, what `atoll.load` gave, or finished federations; one or several.
         clients: Numbers of clients; one or several.
-        seeds: How many, the same for all.
-        grid: Values to try by hyper-parameter, for every method that has it, or for one alone
-            (`"fedprox:mu"`); the winner is chosen by validation scores.
+        seeds: How many.
+        grid: Values by hyper-parameter (`"mu"`, or `"fedprox:mu"` for one); validation chooses.
         against: Label of the method to test the others against; None takes the best.
-        metric: "accuracy", "macro_f1", "weighted_f1" or "auc"; None takes the data's own.
+        metric: One of `METRICS`; None takes the data's own.
         alpha: Chance of a false alarm that the tests allow.
-        out: Folder of the study, which continues what it holds; None saves nothing.
-        observer: Hears about progress.
-        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
-        jobs: Processes that run cells side by side; "auto" chooses by cores and memory.
+        out: Folder of the study, which may contain a stopped one; None saves nothing.
+        observer: Is notified of progress.
+        log: Further loggers: "tensorboard", "mlflow", or both.
+        jobs: Number of processes; "auto" chooses by cores and memory.
         **options: The same for all, as in `atoll.run`: protocol, rounds, epochs, set, ...
 
     Example:
         >>> import atoll
         >>> found = atoll.compare(["local", "fedavg"], "lagoon:nodes=200", rounds=3, seeds=3)
-        >>> (test,) = found.tests()
-        >>> test["pairs"]  # one for each seed
+        >>> found.tests()[0]["pairs"]  # one for each seed
         3
     """
     arms, sources = _arms(methods), _unique("data set", _named_data(data))
@@ -117,7 +119,7 @@ def make_request(
     data: Several = "lagoon",
     *,
     clients: int | Sequence[int] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Json | None = None,
     grid: Grid | None = None,
     against: str | None = None,
     metric: str | None = None,
@@ -150,33 +152,36 @@ def run_request(
     log: str | Sequence[str] = (),
     jobs: int | str = 1,
     keep: bool = True,
-    tested: Mapping[str, Any] | None = None,
+    tested: Json | None = None,
 ) -> Comparison:
     """Run what is not finished in the folder, compare, and write the tables beside it.
 
     `tested` is how to test for once: against, metric, alpha. Study and tables keep their own.
     """
     shown = msgspec.structs.replace(request, **(tested or {}))
-    cells = make_cells(request, methods or {}, data or {})
+    runs = make_runs(request, methods or {}, data or {})
     federations = Federations()
     check_folder(folder, resuming=True)
-    check(shown, cells, folder, federations)
+    check(shown, runs, folder, federations)
     about = {
         "kind": "compare",
         "command": command(request, folder),
         "request": msgspec.to_builtins(request),
     }
-    outcomes = run_cells(
-        folder, cells, about=about, observer=observer, federations=federations, log=log, jobs=jobs
+    outcomes = run_study(
+        folder, runs, about=about, observer=observer, federations=federations, log=log, jobs=jobs
     )
     where = folder if keep else None
     found = _compared(outcomes, request, where)
     if keep:
-        write_study(found, folder)
+        found.to_csv(folder / "compare.csv")
+        found.to_markdown(folder / "compare.md")
+        content = json.dumps(found.summary(), indent=2, allow_nan=False) + "\n"
+        write_atomically(folder / "compare.json", content.encode())
     return found if shown == request else _compared(outcomes, shown, where)
 
 
-def _compared(outcomes: Sequence[Outcome], request: Request, folder: Path | None) -> Comparison:
+def _compared(outcomes: Sequence[RunOutcome], request: Request, folder: Path | None) -> Comparison:
     return make_comparison(
         outcomes,
         methods=list(request.methods),
@@ -272,8 +277,8 @@ def split_names(text: str) -> list[str]:
     return [name for name in names if name]
 
 
-def _unique(what: str, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+def _unique(what: str, pairs: Iterable[tuple[Key, Given]]) -> dict[Key, Given]:
+    found: dict[Key, Given] = {}
     for key, value in pairs:
         if key in found:
             raise ConfigError(f"{what} '{key}' is given twice; give each once")

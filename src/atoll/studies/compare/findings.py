@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from atoll.experiment.baseline import KINDS, POOLED
 from atoll.present.terminal import counted
 from atoll.studies.compare.statistics import (
     ALPHA,
@@ -13,10 +14,10 @@ from atoll.studies.compare.statistics import (
     least_pairs,
     smallest_wilcoxon,
 )
-from atoll.studies.compare.tables import Comparison, Row, Table
+from atoll.studies.compare.tables import ComparisonTable
 
 
-def where(table: Table) -> str:
+def where(table: ComparisonTable) -> str:
     """`cora, 10 clients`, or all problems."""
     if not table.data:
         return f"all {table.problems} problems"
@@ -25,22 +26,24 @@ def where(table: Table) -> str:
     )
 
 
-def remarks(found: Comparison) -> Iterator[tuple[Table, list[str], list[str]]]:
-    """Each table with what its tests say and with notes; a note on several is given once."""
-    told: set[str] = set()
-    for table in found:
-        notes = [*which_test(table, found.alpha), *scored_models(table)]
-        notes = [note for note in notes if note not in told]
-        told.update(notes)
-        yield table, findings(table, found.alpha), [*chosen_points(table), *notes]
+def remarks(
+    tables: Iterable[ComparisonTable], alpha: float
+) -> Iterator[tuple[ComparisonTable, list[str], list[str]]]:
+    """Each table with its findings and its notes; a note on several tables is given once."""
+    given: set[str] = set()
+    for table in tables:
+        notes = [*which_test(table, alpha), *scored_models(table), *baselines(table)]
+        notes = [note for note in notes if note not in given]
+        given.update(notes)
+        yield table, findings(table, alpha), [*chosen_points(table), *notes]
 
 
-def sentences(table: Table, alpha: float) -> list[str]:
+def sentences(table: ComparisonTable, alpha: float) -> list[str]:
     """What the tests of one table say, and by which right."""
     return [*findings(table, alpha), *which_test(table, alpha)]
 
 
-def findings(table: Table, alpha: float) -> list[str]:
+def findings(table: ComparisonTable, alpha: float) -> list[str]:
     """Who differs, who does not as far as can be told, and how many seeds would tell."""
     if sum(row.finished for row in table.rows) < 2:
         return []
@@ -69,7 +72,7 @@ def findings(table: Table, alpha: float) -> list[str]:
     return [*said, *_all_at_once(table, alpha)]
 
 
-def which_test(table: Table, alpha: float) -> list[str]:
+def which_test(table: ComparisonTable, alpha: float) -> list[str]:
     """Why it is not Wilcoxon's test that decides, where it is not."""
     if not table.tests or table.tests[0].by != "t":
         return []
@@ -84,7 +87,7 @@ def which_test(table: Table, alpha: float) -> list[str]:
     ]
 
 
-def _noise(test: PairedTest, table: Table, alpha: float) -> str:
+def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
     begin = f"{test.name} cannot be told from {test.against}: "
@@ -102,7 +105,7 @@ def _noise(test: PairedTest, table: Table, alpha: float) -> str:
     return begin + f"a difference of this size and spread would take {about} {seeds} seeds to show."
 
 
-def _all_at_once(table: Table, alpha: float) -> list[str]:
+def _all_at_once(table: ComparisonTable, alpha: float) -> list[str]:
     found = table.rank_test
     if found is None:
         return []
@@ -115,21 +118,21 @@ def _all_at_once(table: Table, alpha: float) -> list[str]:
     ]
 
 
-def chosen_points(table: Table) -> list[str]:
+def chosen_points(table: ComparisonTable) -> list[str]:
     """Which points of the grids the numbers are of, and who chose them."""
     return [
-        f"{row.method}: {point_text(row)}, chosen from {row.points} points by validation scores; "
-        "test scores are read for it alone."
+        f"{row.method}: {_settings(row.point)}, chosen from {row.points} points by validation "
+        "scores; test scores are read for it alone."
         for row in table.rows
         if row.points > 1 and row.point
     ]
 
 
-def scored_models(table: Table) -> list[str]:
+def scored_models(table: ComparisonTable) -> list[str]:
     """Whose which model is scored, where that differs between methods."""
     kinds: dict[str, list[str]] = {}
     for row in table.rows:
-        if row.finished:
+        if row.finished and row.scored not in KINDS:
             kinds.setdefault(row.scored, []).append(row.method)
     if len(kinds) < 2:
         return []
@@ -137,14 +140,25 @@ def scored_models(table: Table) -> list[str]:
     return [f"Scored: {'; '.join(listed)}."]
 
 
-def failures(table: Table) -> list[str]:
+def baselines(table: ComparisonTable) -> list[str]:
+    """The rows that are no federated methods, and those that break privacy."""
+    names = [row.method for row in table.rows if row.scored in KINDS]
+    pooled = [row.method for row in table.rows if row.scored == POOLED]
+    sentences = (
+        ("Not federated, only to compare with", names),
+        ("Trained on the pooled data of all clients, without privacy", pooled),
+    )
+    return [f"{words}: {_and(rows)}." for words, rows in sentences if rows]
+
+
+def failures(table: ComparisonTable) -> list[str]:
     """The sentence of every method that failed here, wholly or in part."""
     return [f"{row.method}: {row.error}" for row in table.rows if row.error]
 
 
-def point_text(row: Row) -> str:
+def _settings(point: Mapping[str, object]) -> str:
     """`mu=0.1 lr=0.01`."""
-    return " ".join(f"{key}={value}" for key, value in row.point.items())
+    return " ".join(f"{key}={value}" for key, value in point.items())
 
 
 def p_text(p: float, alpha: float = ALPHA) -> str:

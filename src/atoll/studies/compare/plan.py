@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,15 +19,17 @@ from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.public.registry import task_of_data
 from atoll.engines.base import choose_engine
+from atoll.experiment.baseline import AnyBaseline
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config, resolve, saved_header
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.problem import Data, task_of_object
 from atoll.methods import METHODS
+from atoll.studies.baselines import BASELINES, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.compare.tables import METRICS
 from atoll.studies.federations import Federations
-from atoll.studies.study import Cell, Outcome, read_cell
+from atoll.studies.study_run import Json, RunOutcome, StudyRun, read_outcome
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,7 +51,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     data: tuple[str, ...] = ("lagoon",)
     clients: tuple[int | None, ...] = (None,)
     grid: dict[str, tuple[Value, ...]] = {}
-    options: dict[str, Any] = {}
+    options: Json = {}
     against: str | None = None
     metric: str | None = None
     alpha: float = ALPHA
@@ -58,13 +59,13 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One method with its settings, and the values of a grid that it has."""
+class Contender:
+    """One method or baseline with its settings, and the values of a grid that it has."""
 
     label: str
     name: str
     settings: Mapping[str, Value]
-    method: Method | None = None
+    method: Method | AnyBaseline | None = None
     grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
 
     def points(self) -> list[dict[str, Value]]:
@@ -73,49 +74,62 @@ class Arm:
         return [dict(zip(self.grid, values, strict=True)) for values in combined]
 
 
-def make_cells(
-    request: Request, methods: Mapping[str, Method], data: Mapping[str, Data]
-) -> list[Cell]:
+def make_runs(
+    request: Request, methods: Mapping[str, Method | AnyBaseline], data: Mapping[str, Data]
+) -> list[StudyRun]:
     """Every arm and grid point on every problem, in the order of the tables."""
-    shared = dict(request.options.get("set", {}))
-    options = {key: value for key, value in request.options.items() if key != "set"}
     arms = [parse_arm(label, text, methods.get(label)) for label, text in request.methods.items()]
-    cells: list[Cell] = []
+    runs: list[StudyRun] = []
     used: set[str] = set()
     for name, clients in itertools.product(request.data, request.clients):
-        given = data.get(name)
         for arm in arms:
-            objects = [k for k, v in (("method", arm.method), ("data", given)) if v is not None]
-            base = {
-                **options,
-                "method": arm.name,
-                "data": name if given is None else given.name,
-                "clients": clients,
-                "objects": objects,
-            }
-            settings = {**shared, **arm.settings}
-            if arm.method is not None and settings:
-                raise ConfigError(
-                    f"'{arm.label}' is a method object with its own hyper-parameters; leave out "
-                    f"{next(iter(settings))}, or give the method by name"
-                )
-            gridded = _with_grid(arm, request, base, settings, given)
-            for point in gridded.points():
-                config = make_config(**base, set={**settings, **point})
-                labels = {"data": name, "clients": clients, "method": arm.label, "point": point}
-                parts = [name, *([f"{clients}c"] if clients else []), arm.label]
-                parts += [f"{key}={value}" for key, value in point.items()]
-                folder = _folder_name("-".join(parts), config_text(config), used)
-                cells.append(Cell(folder, config, labels, arm.method, given))
-    return cells
+            runs += _runs_of(arm, request, name, clients, data.get(name), used)
+    return runs
 
 
-def parse_arm(label: str, text: str, method: Method | None = None) -> Arm:
+def _runs_of(
+    arm: Contender,
+    request: Request,
+    name: str,
+    clients: int | None,
+    given: Data | None,
+    used: set[str],
+) -> Iterator[StudyRun]:
+    """The runs of one arm on one problem, one for each point of its grid."""
+    shared = dict(request.options.get("set", {}))
+    base = {key: value for key, value in request.options.items() if key != "set"}
+    if arm.name.lower() in BASELINES and arm.method is None:
+        arm = replace(arm, method=make_baseline(arm.name, arm.settings))
+        shared = {}  # hyper-parameters of methods
+    elif arm.method is not None and (shared or arm.settings):
+        raise ConfigError(
+            f"'{arm.label}' is a method object with its own hyper-parameters; leave out "
+            f"{next(iter({**shared, **arm.settings}))}, or give the method by name"
+        )
+    objects = {"method": arm.method, "data": given}
+    base |= {
+        "method": arm.name,
+        "data": name if given is None else given.name,
+        "clients": clients,
+        "objects": [key for key, value in objects.items() if value is not None],
+    }
+    settings = {**shared, **arm.settings}
+    for point in _with_grid(arm, request, base, settings, given).points():
+        config = make_config(**base, set={**settings, **point})
+        labels = {"data": name, "clients": clients, "method": arm.label, "point": point}
+        parts = [name, *([f"{clients}c"] if clients else []), arm.label]
+        parts += [f"{key}={value}" for key, value in point.items()]
+        folder = _folder_name("-".join(parts), config_text(config), used)
+        yield StudyRun(folder, config, labels, arm.method, given)
+
+
+def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Contender:
     """`fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or `my_method.py:Mine:mu=0.1`."""
     before = text.partition("=")[0]
     name, colon, _ = before.rpartition(":")
-    if method is not None or (before == text and name.lower() not in METHODS):
-        return Arm(label, text, {}, method)
+    known = name.lower() in METHODS or name.lower() in BASELINES
+    if method is not None or (before == text and not known):
+        return Contender(label, text, {}, method)
     settings: dict[str, Value] = {}
     for item in text[len(name) + 1 :].split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -125,10 +139,12 @@ def parse_arm(label: str, text: str, method: Method | None = None) -> Arm:
                 f"{name or 'fedprox'}:key=value,key=value"
             )
         settings[key] = value
-    return Arm(label, name, settings)
+    return Contender(label, name, settings)
 
 
-def check(request: Request, cells: Sequence[Cell], folder: Path, federations: Federations) -> None:
+def check(
+    request: Request, cells: Sequence[StudyRun], folder: Path, federations: Federations
+) -> None:
     """Everything that can be known to be wrong before the first cell is run.
 
     Each problem's first federation is made, and every method for it; cells find it again.
@@ -146,7 +162,7 @@ def check(request: Request, cells: Sequence[Cell], folder: Path, federations: Fe
         choose_device(cell.config.device)
     for (name, clients), members in itertools.groupby(cells, _problem):
         group = list(members)
-        finished = [read_cell(folder, cell) for cell in group]
+        finished = [read_outcome(folder, cell) for cell in group]
         try:
             _check_scored(request, finished)
             if None in finished:
@@ -158,7 +174,7 @@ def check(request: Request, cells: Sequence[Cell], folder: Path, federations: Fe
             raise type(error)(f"{where}: {error}") from error
 
 
-def _check_grid_used(request: Request, cells: Sequence[Cell]) -> None:
+def _check_grid_used(request: Request, cells: Sequence[StudyRun]) -> None:
     used = {key for cell in cells for key in cell.labels["point"]}
     for text in request.grid:
         key = text.rpartition(":")[2]
@@ -169,19 +185,19 @@ def _check_grid_used(request: Request, cells: Sequence[Cell]) -> None:
             )
 
 
-def _check_scored(request: Request, finished: Sequence[Outcome | None]) -> None:
+def _check_scored(request: Request, finished: Sequence[RunOutcome | None]) -> None:
     """Refuse a metric that finished cells do not have, rather than show them all as failed."""
     for outcome in finished:
         if request.metric is None or outcome is None or outcome.summary is None:
             continue
         if f"test_{request.metric}" not in outcome.summary["metrics"]:
             raise ConfigError(
-                f"the finished cell '{outcome.cell.name}' has no test {request.metric}; choose "
+                f"the finished cell '{outcome.run.name}' has no test {request.metric}; choose "
                 "another --metric"
             )
 
 
-def _check_problem(request: Request, cells: Sequence[Cell], federations: Federations) -> None:
+def _check_problem(request: Request, cells: Sequence[StudyRun], federations: Federations) -> None:
     first = cells[0]
     config, rules = resolve(first.config, task_of_object(first.data))
     if isinstance(first.data, Federation) and first.config.clients is not None:
@@ -198,17 +214,17 @@ def _check_problem(request: Request, cells: Sequence[Cell], federations: Federat
             build_method(config, federation.features, federation.classes, federation.task)
 
 
-def _problem(cell: Cell) -> tuple[str, int | None]:
+def _problem(cell: StudyRun) -> tuple[str, int | None]:
     return cell.labels["data"], cell.labels["clients"]
 
 
 def _with_grid(
-    arm: Arm,
+    arm: Contender,
     request: Request,
-    base: Mapping[str, Any],
+    base: Json,
     settings: Mapping[str, Value],
     data: Data | None,
-) -> Arm:
+) -> Contender:
     """The arm with the part of the grid that is for it."""
     if not request.grid or arm.method is not None:
         return arm
@@ -231,14 +247,14 @@ def _with_grid(
                 "give one of the two"
             )
         grid[key] = values
-    return Arm(arm.label, arm.name, arm.settings, None, grid)
+    return Contender(arm.label, arm.name, arm.settings, None, grid)
 
 
 def _names(request: Request) -> list[str]:
     return [parse_arm(label, text).name for label, text in request.methods.items()]
 
 
-def _has(method: Any, key: str) -> bool:
+def _has(method: Method, key: str) -> bool:
     """Whether a method, its network, optimizer or base has a hyper-parameter of this name."""
     parts = {name: getattr(method, name, None) for name in ("net", "optimizer", "base")}
     words = [

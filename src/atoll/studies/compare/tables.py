@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from atoll.engines.ledger import SCORE
+from atoll.experiment.baseline import KINDS
 from atoll.experiment.metrics import spread
-from atoll.present.plots import plain_json
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
-from atoll.studies.study import Outcome
+from atoll.studies.study_run import Json, RunOutcome
 
 METRICS = ("accuracy", "macro_f1", "weighted_f1", "auc")
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """One method in one table.
 
     Attributes:
@@ -36,7 +34,8 @@ class Row:
         rank: Mean rank over blocks, among the methods that finished; 1 is best.
         megabytes: What training moved in a round, up and down.
         seconds: Of the median round.
-        scored: The model behind the scores: "global", "personalised" or "local".
+        scored: The model behind the scores: "global", "personalised", "local", or one of a
+            baseline's `KINDS`.
         validation: Mean validation score; NaN where there is none.
         point: What validation chose from the grid.
         points: How many points the grid has; 1 without a grid.
@@ -52,7 +51,7 @@ class Row:
     seconds: float = math.nan
     scored: str = ""
     validation: float = math.nan
-    point: Mapping[str, Any] = field(default_factory=dict)
+    point: Mapping[str, object] = field(default_factory=dict)
     points: int = 1
     error: str | None = None
 
@@ -60,9 +59,20 @@ class Row:
     def finished(self) -> bool:
         return math.isfinite(self.mean)
 
+    @property
+    def marked(self) -> str:
+        """The method's name; that of a baseline says that it is not federated."""
+        return f"{self.method} ({self.scored})" if self.scored in KINDS else self.method
+
+    @property
+    def label(self) -> str:
+        """The method with the point of the grid that was chosen."""
+        point = " ".join(f"{key}={value}" for key, value in self.point.items())
+        return f"{self.method} ({point})" if point else self.marked
+
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """All methods on one problem, or over all of them.
 
     Attributes:
@@ -83,8 +93,8 @@ class Table:
     metric: str
     seeds: int
     problems: int
-    about: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    about: Json
+    rows: tuple[ComparedRow, ...]
     reference: str | None
     tests: tuple[PairedTest, ...]
     rank_test: RankTest | None
@@ -99,166 +109,64 @@ class Table:
         return next((test for test in self.tests if test.name == method), None)
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """What `compare` found.
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a comparison: its table, and its lines of compare.csv."""
 
-    Attributes:
-        tables: One per problem.
-        overall: Over all problems; None if there is only one.
-        alpha: Chance of a false alarm that the tests allow.
-        cells: One row per cell and seed, for `to_csv`.
-        failed: Cells that failed, with their sentences.
-        asked: The request.
-        folder: Where the study is; None if it was not saved.
-    """
-
-    tables: tuple[Table, ...]
-    overall: Table | None
-    alpha: float
-    cells: tuple[Mapping[str, Any], ...]
-    failed: Mapping[str, str]
-    asked: Mapping[str, Any]
-    folder: Path | None
-
-    def __repr__(self) -> str:
-        from atoll.studies.compare.show import plain_text
-
-        return plain_text(self)
-
-    def _repr_markdown_(self) -> str:
-        from atoll.studies.compare.show import markdown
-
-        return markdown(self)
-
-    def __iter__(self) -> Iterator[Table]:
-        """The tables, the one over all last."""
-        return iter((*self.tables, *([self.overall] if self.overall else [])))
-
-    def table(self) -> list[dict[str, Any]]:
-        """One mapping per problem and method; data is None over all problems."""
-        return [
-            {
-                "data": table.data or None,
-                "clients": table.clients,
-                "metric": table.metric,
-                **asdict(row),
-                "scores": row.scores.tolist(),
-                "point": dict(row.point),
-                "best": row.method in table.best,
-            }
-            for table in self
-            for row in table.rows
-        ]
-
-    def tests(self) -> list[dict[str, Any]]:
-        """One mapping per problem and comparison with the reference; data is None over all."""
-        return [
-            {"data": table.data or None, "clients": table.clients, **asdict(test), "p": test.p}
-            for table in self
-            for test in table.tests
-        ]
-
-    def sentences(self) -> list[str]:
-        """What can be told apart and what is noise, in plain words."""
-        from atoll.studies.compare.findings import sentences
-
-        return [text for table in self for text in sentences(table, self.alpha)]
-
-    def summary(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
-        from atoll.studies.compare.findings import sentences
-
-        tables = [
-            {
-                "data": table.data or None,
-                "clients": table.clients,
-                "metric": table.metric,
-                "seeds": table.seeds,
-                **table.about,
-                "reference": table.reference,
-                "rows": [
-                    {**asdict(row), "point": dict(row.point), "best": row.method in table.best}
-                    for row in table.rows
-                ],
-                "tests": [{**asdict(test), "p": test.p} for test in table.tests],
-                "ranks": None if table.rank_test is None else asdict(table.rank_test),
-                "sentences": sentences(table, self.alpha),
-            }
-            for table in self
-        ]
-        whole = {
-            "kind": "compare",
-            "methods": list(self.asked["methods"]),
-            "alpha": self.alpha,
-            "tables": tables[: len(self.tables)],
-            "overall": tables[-1] if self.overall else None,
-            "cells": len({row["cell"] for row in self.cells}),
-            "failed": dict(self.failed),
-            "out": None if self.folder is None else str(self.folder),
-        }
-        return dict(plain_json(whole))
-
-    def to_csv(self, path: str | Path) -> Path:
-        """One row per cell and seed."""
-        from atoll.studies.compare.show import write_csv
-
-        return write_csv(self, Path(path))
-
-    def to_markdown(self, path: str | Path) -> Path:
-        """The tables and what they say, in Markdown."""
-        from atoll.studies.compare.show import markdown, write_text
-
-        return write_text(markdown(self), Path(path))
-
-    def to_tex(self, path: str | Path) -> Path:
-        """One LaTeX table: methods as rows, problems as columns."""
-        from atoll.studies.compare.show import latex, write_text
-
-        return write_text(latex(self), Path(path))
+    table: ComparisonTable
+    lines: list[Json]
 
 
-def make_comparison(
-    outcomes: Sequence[Outcome],
-    *,
+def compare_runs(
+    outcomes: Sequence[RunOutcome],
     methods: Sequence[str],
     against: str | None,
     metric: str | None,
     alpha: float,
-    folder: Path | None,
-    asked: Mapping[str, Any],
-) -> Comparison:
-    """Tables and tests of the cells that finished, sentences of those that failed."""
-    tables, lines = [], []
-    groups = itertools.groupby(
-        outcomes, lambda o: (o.cell.labels["data"], o.cell.labels["clients"])
-    )
-    for (data, clients), members in groups:
-        group = list(members)
-        summaries = [one.summary for one in group if one.summary is not None]
-        chosen = _metric(metric, summaries)
-        picked = {
-            name: _pick([o for o in group if o.cell.labels["method"] == name], chosen)
-            for name in methods
-        }
-        rows = _same_clients([_row(name, *picked[name], chosen) for name in methods], picked)
-        about = {
-            key: summaries[0][key] if summaries else None
-            for key in ("partition", "split", "protocol", "rounds")
-        }
-        seeds = group[0].cell.config.seeds
-        known = summaries[0]["clients"] if summaries else clients
-        problem = (data, known, chosen, seeds, 1, about)
-        tables.append(_tested(*problem, rows, against, alpha))
-        winners = {id(winner) for winner, _ in picked.values()}
-        for outcome in group:
-            lines += _lines(outcome, chosen, known, winner=id(outcome) in winners)
-    overall = _overall(tables, against, alpha) if len(tables) > 1 else None
-    failed = {o.cell.name: o.error for o in outcomes if o.error is not None}
-    return Comparison(tuple(tables), overall, alpha, tuple(lines), failed, asked, folder)
+) -> list[Problem]:
+    """A table for each problem, in the order of the runs."""
+    groups = itertools.groupby(outcomes, lambda o: (o.run.labels["data"], o.run.labels["clients"]))
+    return [
+        _compare_problem(*problem, list(members), methods, against, metric, alpha)
+        for problem, members in groups
+    ]
 
 
-def _metric(asked: str | None, summaries: Sequence[Mapping[str, Any]]) -> str:
+def _compare_problem(
+    data: str,
+    clients: int | None,
+    group: Sequence[RunOutcome],
+    methods: Sequence[str],
+    against: str | None,
+    metric: str | None,
+    alpha: float,
+) -> Problem:
+    summaries = [one.summary for one in group if one.summary is not None]
+    chosen = _metric(metric, summaries)
+    picked = {
+        name: _pick([o for o in group if o.run.labels["method"] == name], chosen)
+        for name in methods
+    }
+    rows = _same_clients([_row(name, *picked[name], chosen) for name in methods], picked)
+    # A baseline has no rounds, so that a method describes the problem if there is one.
+    federated = [one for one in summaries if one["scored"] not in KINDS]
+    shown = next(iter(federated or summaries), None)
+    about = {
+        key: shown[key] if shown else None for key in ("partition", "split", "protocol", "rounds")
+    }
+    known = shown["clients"] if shown else clients
+    seeds = group[0].run.config.seeds
+    table = _tested(data, known, chosen, seeds, 1, about, rows, against, alpha)
+    winners = {id(winner) for winner, _ in picked.values()}
+    lines = [
+        line
+        for outcome in group
+        for line in _lines(outcome, chosen, known, winner=id(outcome) in winners)
+    ]
+    return Problem(table, lines)
+
+
+def _metric(asked: str | None, summaries: Sequence[Json]) -> str:
     """What was asked for, else what the data are scored by, where it is defined."""
     if asked is not None:
         return asked
@@ -266,7 +174,9 @@ def _metric(asked: str | None, summaries: Sequence[Mapping[str, Any]]) -> str:
     return own.pop() if len(own) == 1 else "accuracy"
 
 
-def _pick(outcomes: Sequence[Outcome], metric: str) -> tuple[Outcome | None, list[Outcome]]:
+def _pick(
+    outcomes: Sequence[RunOutcome], metric: str
+) -> tuple[RunOutcome | None, list[RunOutcome]]:
     """The point with the best mean validation score, the first of equals; and all of them."""
     finished = [one for one in outcomes if one.summary is not None]
     if len(outcomes) > 1:
@@ -275,14 +185,16 @@ def _pick(outcomes: Sequence[Outcome], metric: str) -> tuple[Outcome | None, lis
     return best, list(outcomes)
 
 
-def _validation(outcome: Outcome, metric: str) -> float:
+def _validation(outcome: RunOutcome, metric: str) -> float:
     assert outcome.summary is not None
     found = outcome.summary["metrics"].get(f"val_{metric}")
     return math.nan if found is None else float(found["mean"])
 
 
-def _row(name: str, winner: Outcome | None, outcomes: Sequence[Outcome], metric: str) -> Row:
-    seeds, points = outcomes[0].cell.config.seeds, len(outcomes)
+def _row(
+    name: str, winner: RunOutcome | None, outcomes: Sequence[RunOutcome], metric: str
+) -> ComparedRow:
+    seeds, points = outcomes[0].run.config.seeds, len(outcomes)
     errors = [one.error for one in outcomes if one.error is not None]
     error = errors[0] if errors else None
     if errors and points > 1:
@@ -290,14 +202,14 @@ def _row(name: str, winner: Outcome | None, outcomes: Sequence[Outcome], metric:
     nothing = np.full(seeds, math.nan)
     if winner is None or winner.summary is None:
         error = error or f"no validation {metric}, which would choose the point of the grid"
-        return Row(name, nothing, points=points, error=error)
+        return ComparedRow(name, nothing, points=points, error=error)
     found = winner.summary["metrics"].get(f"test_{metric}", {"per_seed": []})["per_seed"]
     if len(found) < seeds:
         error = f"its test {metric} is not defined for every seed"
-        return Row(name, nothing, points=points, error=error)
+        return ComparedRow(name, nothing, points=points, error=error)
     scores = np.array(found, dtype=float)
     rounds = (winner.summary["rounds"] or 1) * winner.summary["seeds"]
-    return Row(
+    return ComparedRow(
         name,
         scores,
         float(scores.mean()),
@@ -307,15 +219,15 @@ def _row(name: str, winner: Outcome | None, outcomes: Sequence[Outcome], metric:
         winner.summary["seconds"]["per_round"],
         winner.summary["scored"],
         _validation(winner, metric),
-        winner.cell.labels["point"],
+        winner.run.labels["point"],
         points,
         error,
     )
 
 
 def _same_clients(
-    rows: list[Row], picked: Mapping[str, tuple[Outcome | None, list[Outcome]]]
-) -> list[Row]:
+    rows: list[ComparedRow], picked: Mapping[str, tuple[RunOutcome | None, list[RunOutcome]]]
+) -> list[ComparedRow]:
     """Drop a row whose clients are not the first one's: its data changed in between."""
     first: dict[str, bytes] | None = None
     checked = []
@@ -331,7 +243,7 @@ def _same_clients(
             checked.append(row)
         else:
             error = "its clients are not those of the other methods: the data have changed since"
-            checked.append(Row(row.method, np.full_like(row.scores, math.nan), error=error))
+            checked.append(ComparedRow(row.method, np.full_like(row.scores, math.nan), error=error))
     return checked
 
 
@@ -341,11 +253,11 @@ def _tested(
     metric: str,
     seeds: int,
     problems: int,
-    about: Mapping[str, Any],
-    rows: Sequence[Row],
+    about: Json,
+    rows: Sequence[ComparedRow],
     wanted: str | None,
     alpha: float,
-) -> Table:
+) -> ComparisonTable:
     """Ranks and tests of the rows that have all scores."""
     there = [row for row in rows if row.finished]
     scores = {row.method: row.scores for row in there}
@@ -356,7 +268,7 @@ def _tested(
     placed = ranks(stacked).mean(0) if scores else []
     rank_of = dict(zip(scores, placed, strict=True))
     ranked = tuple(replace(row, rank=float(rank_of.get(row.method, math.nan))) for row in rows)
-    return Table(
+    return ComparisonTable(
         data,
         clients,
         metric,
@@ -370,7 +282,9 @@ def _tested(
     )
 
 
-def _overall(tables: Sequence[Table], wanted: str | None, alpha: float) -> Table:
+def compare_overall(
+    tables: Sequence[ComparisonTable], wanted: str | None, alpha: float
+) -> ComparisonTable:
     """Methods over all problems: those that finished on each of them."""
     rows = []
     for position, first in enumerate(tables[0].rows):
@@ -379,11 +293,11 @@ def _overall(tables: Sequence[Table], wanted: str | None, alpha: float) -> Table
         lost = sum(not row.finished for row in own)
         if lost:
             error = f"failed on {lost} of {len(tables)} problems"
-            rows.append(Row(first.method, np.full_like(scores, math.nan), error=error))
+            rows.append(ComparedRow(first.method, np.full_like(scores, math.nan), error=error))
             continue
         by_seed = np.mean([row.scores for row in own], axis=0)
         rows.append(
-            Row(
+            ComparedRow(
                 first.method,
                 scores,
                 float(by_seed.mean()),
@@ -400,14 +314,12 @@ def _overall(tables: Sequence[Table], wanted: str | None, alpha: float) -> Table
     return _tested("", None, metric, tables[0].seeds, len(tables), {}, rows, wanted, alpha)
 
 
-def _lines(
-    outcome: Outcome, metric: str, clients: int | None, *, winner: bool
-) -> list[dict[str, Any]]:
+def _lines(outcome: RunOutcome, metric: str, clients: int | None, *, winner: bool) -> list[Json]:
     """A cell in compare.csv: one line per seed; a failed one has one line."""
-    labels, config = outcome.cell.labels, outcome.cell.config
+    labels, config = outcome.run.labels, outcome.run.config
     point = " ".join(f"{key}={value}" for key, value in labels["point"].items())
     start = {
-        "cell": outcome.cell.name,
+        "cell": outcome.run.name,
         "data": labels["data"],
         "clients": clients,
         "method": labels["method"],

@@ -1,9 +1,9 @@
-"""Every look at a paper in one folder, and the tables that they make together.
+"""Every call of `atoll reproduce` in one folder, and the tables that they make together.
 
-A look is one call of `atoll reproduce`: a table, perhaps some cells of it, so many seeds. The
-study's "looks" remember all of them. So a look at a part leaves the files of a table as full as
-they were, and `atoll report` finds what was reproduced, finished or not. Looks with fewer rounds
-than published make tables of their own.
+A call asks for a table, perhaps for some of its cells, with so many seeds. study.json lists all
+calls under "looks". So a call for a part leaves the files of a table complete, and `atoll report`
+finds everything that was reproduced, finished or not. Calls with fewer rounds than published make
+separate tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,23 +20,23 @@ from atoll.experiment.folder import read_json
 from atoll.studies.reproduce.recipes import STRICT, Paper, Printed, read_paper
 from atoll.studies.reproduce.table import (
     Gains,
+    ReproducedRow,
     Reproduction,
-    Row,
     Wanted,
     filled,
     in_order,
     needed,
     plan_table,
 )
-from atoll.studies.study import Cell, Outcome, read_cell
+from atoll.studies.study_run import Json, RunOutcome, StudyRun, read_outcome
 
 
 def read_tables(folder: Path) -> list[Reproduction]:
-    """Every table that was asked for in a folder, in the order of the first look at each."""
+    """Every table that was asked for in a folder, in the order of the first call for each."""
     about = read_json(folder / "study.json")
     paper = read_paper(str(about.get("paper")))
-    looks = [(str(one["item"]), wanted_of(one, folder)) for one in about.get("looks", [])]
-    asked = dict.fromkeys((item, wanted.rounds) for item, wanted in looks)
+    calls = [(str(one["item"]), wanted_of(one, folder)) for one in about.get("looks", [])]
+    asked = dict.fromkeys((item, wanted.rounds) for item, wanted in calls)
     found = [
         whole_table(folder, paper, item.removeprefix("table"), rounds)
         for item, rounds in asked
@@ -46,9 +45,9 @@ def read_tables(folder: Path) -> list[Reproduction]:
     return [table for table in found if table.rows]
 
 
-def wanted_of(look: Mapping[str, Any], folder: Path) -> Wanted:
-    """What a look asked for."""
-    given = {key: value for key, value in look.items() if key not in ("item", "command")}
+def wanted_of(call: Json, folder: Path) -> Wanted:
+    """The request of a call."""
+    given = {key: value for key, value in call.items() if key not in ("item", "command")}
     try:
         return msgspec.convert(given, Wanted)
     except (AtollError, msgspec.ValidationError) as error:
@@ -58,40 +57,40 @@ def wanted_of(look: Mapping[str, Any], folder: Path) -> Wanted:
 def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> Reproduction:
     """All numbers of a table whose runs a folder holds, and why others have none.
 
-    Of several looks at a cell (on another device, say) the last one that has a number counts.
+    Of several calls for a cell (on another device, say) the last one with a number counts.
     """
-    looks = [
+    calls = [
         wanted_of(one, folder)
         for one in read_json(folder / "study.json").get("looks", [])
         if one["item"] == f"table{table}" and one["rounds"] == rounds
     ]
-    rows: dict[Printed, Row] = {}
+    rows: dict[Printed, ReproducedRow] = {}
     gains, failed = Gains(), failures(folder)
     done = {path.parent.name for path in folder.glob("cells/*/result.json")}
-    for wanted in looks:
+    for wanted in calls:
         for row in plan_table(paper, table, wanted, done):
-            found = {cell.name: _outcome(folder, cell, failed) for cell in needed(row)}
+            found = {run.name: _outcome(folder, run, failed) for run in needed(row)}
             known = {name: outcome for name, outcome in found.items() if outcome is not None}
             new = filled(row, known, gains)
             rows[row.printed] = _joined(rows.get(row.printed), new)
     ordered = [rows[one] for one in in_order(paper.cells(table)) if one in rows]
     told = [row for row in ordered if row.ours or row.errors or row.reason]
-    both = any(wanted.both for wanted in looks)
+    both = any(wanted.both for wanted in calls)
     rules = (paper.recipe.protocol, *([STRICT] if both else []))
-    seeds = max((wanted.seeds for wanted in looks), default=0)
+    seeds = max((wanted.seeds for wanted in calls), default=0)
     return Reproduction(paper, table, tuple(told), rules, rounds, seeds)
 
 
-def _outcome(folder: Path, cell: Cell, failed: Mapping[str, str]) -> Outcome | None:
-    """What became of a run, as far as the folder knows."""
-    if cell.name in failed:
-        return Outcome(cell, folder / "cells" / cell.name, error=failed[cell.name])
-    # An earlier look may have asked for fewer seeds than there are, never for more.
-    return read_cell(folder, replace(cell, config=msgspec.structs.replace(cell.config, seeds=1)))
+def _outcome(folder: Path, run: StudyRun, failed: Mapping[str, str]) -> RunOutcome | None:
+    """How a run ended, as far as the folder knows."""
+    if run.name in failed:
+        return RunOutcome(run, folder / "cells" / run.name, error=failed[run.name])
+    # An earlier call may have asked for fewer seeds than there are, never for more.
+    return read_outcome(folder, replace(run, config=msgspec.structs.replace(run.config, seeds=1)))
 
 
-def _joined(before: Row | None, now: Row) -> Row:
-    """A row with what an earlier look has found beside it."""
+def _joined(before: ReproducedRow | None, now: ReproducedRow) -> ReproducedRow:
+    """A row together with the numbers of an earlier call."""
     if before is None:
         return now
     lost = {rules: error for rules, error in before.errors.items() if rules not in now.ours}
@@ -99,7 +98,7 @@ def _joined(before: Row | None, now: Row) -> Row:
     return replace(
         now,
         ours=ours,
-        cells={**before.cells, **now.cells},
+        runs={**before.runs, **now.runs},
         reason="" if ours else now.reason,
         errors={rules: e for rules, e in (lost | dict(now.errors)).items() if rules not in ours},
     )

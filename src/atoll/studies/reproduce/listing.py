@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.present.terminal import duration
-from atoll.studies.reproduce.figures import figure_cells
-from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper, rough_seconds
+from atoll.studies.costs import estimate_seconds
+from atoll.studies.reproduce.figure_plan import figure_runs
+from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 
 
@@ -39,19 +40,19 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> Group:
                 recipe.shows,
                 str(len(rows)),
                 _data(paper, known, root),
-                _time(sum(rough_seconds(cell.config) for cell in cells)),
+                _time(sum(estimate_seconds(cell.config) for cell in cells)),
             )
         for number, figure in paper.recipe.figures.items():
             if figure.reason:
                 table.add_row(f"fig{number}", figure.shows, "–", _short_reason(figure.reason), "–")
                 continue
-            own = unique(figure_cells(paper, number, wanted))
+            own = unique(figure_runs(paper, number, wanted))
             table.add_row(
                 f"fig{number}",
                 figure.shows,
                 str(len(own)),
                 _data(paper, figure.datasets, root),
-                _time(sum(rough_seconds(cell.config) for cell in own)),
+                _time(sum(estimate_seconds(cell.config) for cell in own)),
             )
         title = f"{name}: {paper.recipe.title}"
         parts += [Text(title, style="bold"), table, Text()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -270,7 +269,7 @@ def _of_file(template: str, data: str, settings: bool) -> Options:
     return {name: raw[name] for name in names if name in raw}
 
 
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
+def _merged(first: Options, second: Options) -> Options:
     """Options with more of them on top; hyper-parameters one by one."""
     both = {**first, **second}
     if "set" in first and "set" in second:
@@ -300,22 +299,6 @@ def _under_strict(asked: RunConfig, division: Options, more: Options) -> RunConf
         kept["clients"] = None
     options = {**kept, "protocol": STRICT, **division}
     return make_config(**{**{k: v for k, v in options.items() if v is not None}, **more})
-
-
-@cache
-def _costs() -> dict[str, dict[str, float]]:
-    return tomllib.loads((RECIPES / "costs.toml").read_text(encoding="utf-8"))
-
-
-def rough_seconds(config: RunConfig) -> float:
-    """Processor seconds of a run, roughly; what the list of tables says, and the time left."""
-    costs, (full, _) = _costs(), resolve(config)
-    work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
-    base = str(full.set.get("base", ""))
-    method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
-    name = plain_name(full.data).lower()
-    sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
-    return work * method * sum(costs["data"].get(one.lower(), 5.0) for one in sets)
 
 
 def describe_rules(name: str) -> str:

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +23,8 @@ from atoll.experiment.command import option_words
 from atoll.experiment.config import RunConfig, config_text, make_config
 from atoll.experiment.folder import open_run, read_json
 from atoll.studies.reproduce.recipes import AVERAGE, GAINS, METRICS, STRICT, Paper, Printed
-from atoll.studies.study import Cell, Outcome, StudyObserver, run_cells
+from atoll.studies.study import run_study
+from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun
 
 TOLERANCE = 1.5
 """Points that a reproduced number may lie from the printed one, if its own spread is no larger."""
@@ -43,12 +43,12 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReproducedRow:
     """One printed cell and what stands beside it.
 
     Attributes:
         printed: What the paper says.
-        cells: The runs behind it by protocol, the paper's first; several where the paper prints a
+        runs: The runs behind it by protocol, the paper's first; several where the paper prints a
             mean over others of its cells, and none if it has no run.
         metrics: Our name of what is read from each of these runs.
         baseline: The run over which clients gain, where the paper prints gains.
@@ -60,9 +60,9 @@ class Row:
     """
 
     printed: Printed
-    cells: Mapping[str, tuple[Cell, ...]] = field(default_factory=dict)
+    runs: Mapping[str, tuple[StudyRun, ...]] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    baseline: Cell | None = None
+    baseline: StudyRun | None = None
     reason: str = ""
     ours: Mapping[str, Ours] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class Reproduction:
 
     paper: Paper
     table: str
-    rows: tuple[Row, ...]
+    rows: tuple[ReproducedRow, ...]
     rules: tuple[str, ...]
     rounds: int | None
     seeds: int
 
-    def difference(self, row: Row, rules: str) -> float | None:
+    def difference(self, row: ReproducedRow, rules: str) -> float | None:
         """Ours less the print; None if there is no number of ours."""
         return row.ours[rules].mean - row.printed.value if rules in row.ours else None
 
-    def verdict(self, row: Row) -> str:
+    def verdict(self, row: ReproducedRow) -> str:
         """What to make of a row, under the paper's own protocol."""
         rules = self.rules[0]
         if row.reason:
@@ -151,7 +151,7 @@ class Wanted:
         own = paper.recipe.protocol
         return (own, STRICT) if self.both else (own,)
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """What every run gets."""
         given = {
             "seeds": self.seeds,
@@ -217,7 +217,9 @@ def _other(paper: Paper, name: str, column: str) -> list[str]:
     return name.split(";") if column == "setting" else []
 
 
-def plan_table(paper: Paper, table: str, wanted: Wanted, done: Collection[str] = ()) -> list[Row]:
+def plan_table(
+    paper: Paper, table: str, wanted: Wanted, done: Collection[str] = ()
+) -> list[ReproducedRow]:
     """The rows of a table before anything is run; runs in `done` need no data any more."""
     reason = paper.recipe.tables[table].reason
     if reason:
@@ -235,32 +237,34 @@ def in_order(cells: Sequence[Printed]) -> list[Printed]:
 
 def _planned(
     paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Collection[str]
-) -> Row:
+) -> ReproducedRow:
     parts = averaged(one, table) if one.metric == AVERAGE else [one]
     own = paper.recipe.protocol
     reasons = {
         part.dataset: paper.why_not(part.dataset, part.method, wanted.root)
         for part in parts
-        if not done or _cell(paper, part, own, wanted).name not in done
+        if not done or _run(paper, part, own, wanted).name not in done
     }
     lacking = [name for name, reason in reasons.items() if reason]
     if lacking and one.metric == AVERAGE:
-        return Row(one, reason=f"a mean over data sets that are not all here: {', '.join(lacking)}")
+        return ReproducedRow(
+            one, reason=f"a mean over data sets that are not all here: {', '.join(lacking)}"
+        )
     if lacking:
-        return Row(one, reason=reasons[one.dataset])
+        return ReproducedRow(one, reason=reasons[one.dataset])
     gains = one.metric in GAINS
     cells = {
-        rules: tuple(_cell(paper, part, rules, wanted) for part in parts)
+        rules: tuple(_run(paper, part, rules, wanted) for part in parts)
         for rules in wanted.rules(paper)
         # Clients differ from seed to seed under strict, so that none of them gains.
         if rules != STRICT or not gains
     }
     base = replace(one, method=paper.recipe.baseline) if gains else None
-    return Row(
+    return ReproducedRow(
         one,
         cells,
         tuple(METRICS.get(part.metric, part.metric) for part in parts),
-        _cell(paper, base, own, wanted) if base else None,
+        _run(paper, base, own, wanted) if base else None,
         tolerance=tolerance(paper, one.metric, one.std),
         note=paper.recipe.methods[one.method].note,
     )
@@ -285,7 +289,7 @@ def averaged(one: Printed, table: Sequence[Printed]) -> list[Printed]:
     ]
 
 
-def _cell(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> Cell:
+def _run(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> StudyRun:
     config = paper.config(
         one.dataset,
         one.setting,
@@ -301,10 +305,10 @@ def _cell(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> Cell:
         "clients": one.clients,
         "protocol": rules,
     }
-    return named_cell(config, labels)
+    return named_run(config, labels)
 
 
-def named_cell(config: RunConfig, labels: Mapping[str, Any]) -> Cell:
+def named_run(config: RunConfig, labels: Json) -> StudyRun:
     """A cell whose name says what it is and tells it from every other configuration.
 
     Where the data lie is no part of it, nor which clients would be accepted, nor the number of
@@ -313,35 +317,35 @@ def named_cell(config: RunConfig, labels: Mapping[str, Any]) -> Cell:
     text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1, allow=()))
     words = [plain_name(config.data).lower(), config.clients, config.method, config.protocol]
     stem = "-".join(str(word) for word in words if word is not None)
-    return Cell(f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", config, dict(labels))
+    return StudyRun(f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", config, dict(labels))
 
 
-def unique(cells: Iterable[Cell]) -> list[Cell]:
+def unique(cells: Iterable[StudyRun]) -> list[StudyRun]:
     """Each run once, in the order of its first use."""
     return list({cell.name: cell for cell in cells}.values())
 
 
-def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> dict[str, Any]:
+def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> Json:
     """What a study's folder says of itself, with the command that goes on with it.
 
-    "looks" are this call and those before it, each with its command (`reproduce_looks`).
+    "looks" are this call and those before it, each with its command (`history`).
     """
     words = ["atoll", "reproduce", paper.name, item]
     if wanted.only:
         words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]
     words += option_words({"both": wanted.both, **wanted.options(), "out": folder})
     command, path = shlex.join(words), folder / "study.json"
-    look = {"item": item, **msgspec.to_builtins(wanted), "command": command}
-    look["only"] = [list(pair) for pair in wanted.only]  # as JSON gives it back
+    call = {"item": item, **msgspec.to_builtins(wanted), "command": command}
+    call["only"] = [list(pair) for pair in wanted.only]  # as JSON gives it back
     before = read_json(path).get("looks", []) if path.exists() else []
     same = ("seeds", "root", "command")  # may differ: the later call has the last word
-    looks = [one for one in before if any(one[k] != look[k] for k in look if k not in same)]
+    calls = [one for one in before if any(one[k] != call[k] for k in call if k not in same)]
     return {
         "kind": "reproduce",
         "command": command,
         "paper": paper.name,
         "item": item,
-        "looks": [*looks, look],
+        "looks": [*calls, call],
     }
 
 
@@ -356,30 +360,30 @@ def reproduce_table(
 ) -> Reproduction:
     """Run what a table needs and is not there yet, and put it beside the print."""
     rows = plan_table(paper, table, wanted)
-    cells = unique(cell for row in rows for cell in needed(row))
+    runs = unique(run for row in rows for run in needed(row))
     about = about_study(paper, f"table{table}", wanted, folder)
-    outcomes = run_cells(folder, cells, about=about, observer=observer, adds=True, jobs=jobs)
-    found, gains = {outcome.cell.name: outcome for outcome in outcomes}, Gains()
+    outcomes = run_study(folder, runs, about=about, observer=observer, adds=True, jobs=jobs)
+    found, gains = {outcome.run.name: outcome for outcome in outcomes}, Gains()
     done = tuple(filled(row, found, gains) for row in rows)
     return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)
 
 
-def needed(row: Row) -> list[Cell]:
+def needed(row: ReproducedRow) -> list[StudyRun]:
     """Every run that a row needs."""
-    own = [cell for cells in row.cells.values() for cell in cells]
+    own = [run for runs in row.runs.values() for run in runs]
     return own if row.baseline is None else [*own, row.baseline]
 
 
-def filled(row: Row, found: Mapping[str, Outcome], gains: Gains) -> Row:
+def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) -> ReproducedRow:
     """A row with what its runs say; a protocol of which one is not there says nothing."""
     ours, errors = {}, {}
-    for rules, cells in row.cells.items():
+    for rules, runs in row.runs.items():
         base = () if row.baseline is None else (row.baseline,)
-        behind = [found[cell.name] for cell in (*cells, *base) if cell.name in found]
-        if len(behind) < len(cells) + len(base):
+        behind = [found[run.name] for run in (*runs, *base) if run.name in found]
+        if len(behind) < len(runs) + len(base):
             continue
-        outcomes = behind[: len(cells)]
-        failed = [f"{o.cell.labels['method']}: {o.error}" for o in behind if o.error is not None]
+        outcomes = behind[: len(runs)]
+        failed = [f"{o.run.labels['method']}: {o.error}" for o in behind if o.error is not None]
         if failed:
             errors[rules] = failed[0]
         elif row.baseline is not None:
@@ -394,7 +398,7 @@ def _mean(parts: Sequence[Ours]) -> Ours:
     return Ours(float(np.mean([part.mean for part in parts])), None, parts[0].seeds)
 
 
-def ours_of(outcome: Outcome, metric: str) -> Ours:
+def ours_of(outcome: RunOutcome, metric: str) -> Ours:
     """A metric of a finished run, in percent."""
     assert outcome.summary is not None
     metrics = outcome.summary["metrics"]
@@ -413,7 +417,7 @@ class Gains:
     def __init__(self) -> None:
         self.clients: dict[Path, np.ndarray] = {}
 
-    def of(self, outcome: Outcome, base: Outcome, metric: str) -> Ours:
+    def of(self, outcome: RunOutcome, base: RunOutcome, metric: str) -> Ours:
         """The least gain in points, or the number of clients that lose nothing."""
         accuracy = self._of_clients(outcome.folder)
         gain = Gain("", accuracy, accuracy.mean(0) - self._of_clients(base.folder).mean(0))

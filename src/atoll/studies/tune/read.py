@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.experiment.config import read_config
 from atoll.experiment.events import read_events
 from atoll.experiment.folder import read_json
+from atoll.studies.study_run import Json
 from atoll.studies.tune.search import Trial
 
 STATES = {"end": "complete", "pruned": "pruned", "failed": "failed"}
@@ -67,7 +67,7 @@ def read_tried(folder: Path) -> list[Tried]:
     return [Tried(name, trials.get(name, []), count, command) for name, count in budget.items()]
 
 
-def _trial(folder: Path, number: int, event: Mapping[str, Any], fixed: Mapping[str, Any]) -> Trial:
+def _trial(folder: Path, number: int, event: Json, fixed: Json) -> Trial:
     asked = folder / "asked.toml"
     settings = read_config(asked).get("set", {}) if asked.exists() else {}
     drawn = {key: value for key, value in settings.items() if key not in fixed}

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 
-from atoll.core.errors import AtollError, ConfigError, DataError, StepError
-from atoll.core.federation import Federation, each
-from atoll.core.files import write_atomically
-from atoll.core.graph import Graph
+from atoll.core.errors import ConfigError, DataError, StepError
+from atoll.core.federation import Federation
 from atoll.core.space import Range, Value
 from atoll.data.public.registry import task_of_data
+from atoll.experiment.baseline import without_test
 from atoll.experiment.config import RunConfig, config_text, resolve, saved_header
 from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import Data, make_federation, task_of_object
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result
-from atoll.experiment.run import Observer, Stopped, run_config, selection
+from atoll.experiment.run import Observer, selection
 from atoll.experiment.selection import BEST_CACHED, weight_of
 from atoll.experiment.sweep import SeedFailed
-from atoll.studies.study import Cell, Outcome, StudyObserver, note, read_cell, run_cell
+from atoll.studies.parallel import Crew, run_parallel
+from atoll.studies.study import write_about
+from atoll.studies.study_run import (
+    RunOutcome,
+    SeesProcesses,
+    Settings,
+    SilentStudy,
+    StudyObserver,
+    StudyRun,
+    read_outcome,
+    run_one,
+)
 from atoll.studies.tune.search import Search, Trial
 from atoll.studies.tune.search_space import defaults_of, grid_of, parse_range, space_of
 
@@ -46,7 +54,7 @@ class Budget(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """One method's part of a tuning, checked before anything is run.
 
     Attributes:
@@ -80,28 +88,30 @@ class Plan:
         fixed = isinstance(data, Federation) or saved_header(self.asked) is not None
         return not fixed and self.rules.data_seed is None and self.config.split != "given"
 
-    def cell(self, number: int, settings: Mapping[str, Value]) -> Cell:
-        """The cell of a trial."""
+    def trial(self, number: int, settings: Mapping[str, Value]) -> StudyRun:
+        """The run of a trial."""
         labels = {"method": self.name, "role": "trial", "trial": number}
-        return Cell(f"{_safe(self.name)}-{number:04d}", self.with_settings(settings), labels)
+        return StudyRun(
+            f"{safe_name(self.name)}-{number:04d}", self.with_settings(settings), labels
+        )
 
-    def test(self, settings: Mapping[str, Value], seeds: int, again: int = 1) -> Cell:
-        """The cell of the final test; its seeds are behind those of the trials."""
+    def test(self, settings: Mapping[str, Value], seeds: int, again: int = 1) -> StudyRun:
+        """The run of the final test; its seeds come after those of the trials."""
         fresh = {"seed": self.asked.seed + self.asked.seeds, "seeds": seeds}
         config = msgspec.structs.replace(self.with_settings(settings), **fresh)
-        name = f"test-{_safe(self.name)}" + (f"-{again}" if again > 1 else "")
-        return Cell(name, config, {"method": self.name, "role": "test"})
+        name = f"test-{safe_name(self.name)}" + (f"-{again}" if again > 1 else "")
+        return StudyRun(name, config, {"method": self.name, "role": "test"})
 
     def with_settings(self, settings: Mapping[str, Value]) -> RunConfig:
         return msgspec.structs.replace(self.asked, set={**self.asked.set, **settings})
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
     """A method's name as a folder's; one's own may be a path."""
     return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in name)
 
 
-def make_plan(asked: RunConfig, budget: Budget, data: Data | None) -> Plan:
+def make_plan(asked: RunConfig, budget: Budget, data: Data | None) -> SearchPlan:
     """What will be tried for a method; everything that cannot be is refused here."""
     config, rules = resolve(asked, task_of_object(data))
     if selection(config, rules) == BEST_CACHED:
@@ -118,38 +128,44 @@ def make_plan(asked: RunConfig, budget: Budget, data: Data | None) -> Plan:
         notes.append(f"{asked.method}: the space has {trials} points, and each is tried once")
     first = [defaults_of(config, task, space)] if points is None else points
     whole = points is not None
-    return Plan(asked, config, rules, space, first, whole, trials, budget.pruner, notes)
+    return SearchPlan(asked, config, rules, space, first, whole, trials, budget.pruner, notes)
 
 
 class Trials:
     """Spends every method's budget, then tests the best of each.
 
+    Trials are judged one after the other, in order, so that the result does not depend on the
+    number of jobs. With several jobs, other processes run ahead: first the trials whose settings
+    depend on no open result (`Search.known`), then the next trial of each method.
+
     Attributes:
-        searches: What is known, by method.
+        searches: The search of each method.
         spent: Methods whose space had nothing left to try.
         chosen: The best configuration of each method, as it is tested.
         tests: The final test of each method.
-        lost: Methods of which no trial came to its end, each with a sentence.
+        lost: Methods without a complete trial, each with a sentence.
         notes: For the user.
     """
 
     def __init__(
         self,
         folder: Path,
-        about: Mapping[str, Any],
-        plans: Sequence[Plan],
+        about: Mapping[str, object],
+        plans: Sequence[SearchPlan],
         seeds: int,
         data: Data | None,
         observer: StudyObserver,
         blinded: Blinded,
+        jobs: int = 1,
     ) -> None:
         self.folder, self.about, self.plans, self.seeds = folder, about, plans, seeds
-        self.data, self.observer = data, observer
-        self.blinded = blinded
+        self.data, self.observer, self.blinded, self.jobs = data, observer, blinded, jobs
+        self.settings = Settings(folder, blinded)
+        self.seconds: dict[str, float] = {}
         self.spent: set[str] = set()
         self.chosen: dict[str, RunConfig] = {}
-        self.tests: dict[str, Outcome] = {}
-        self.finals: dict[str, Cell] = {}
+        self.tests: dict[str, RunOutcome] = {}
+        self.finals: dict[str, StudyRun] = {}
         self.lost: dict[str, str] = {}
         self.notes: list[str] = []
         self.searches = {
@@ -166,107 +182,117 @@ class Trials:
         }
 
     def run(self) -> None:
-        cells = self._describe()
+        runs = self._describe()
         done = sum(len(search.frozen) for search in self.searches.values())
-        self.observer.begin(cells, done)
+        self.observer.begin(runs, done)
+        if self.jobs > 1 and any(map(self._is_open, self.plans)):
+            self._spend_in_waves()
         for plan in self.plans:
-            self._spend(plan)
-        for plan in self.plans:
+            self._spend(plan, plan.trials)
+        tested = [plan for plan in self.plans if self._choose(plan)]
+        if self.jobs > 1:
+            finals = [self.finals[plan.name] for plan in tested]
+            self._run_ahead(finals, Settings(self.folder))
+        for plan in tested:
             self._test(plan)
         self._describe()
         if len(self.lost) == len(self.plans):
             raise ConfigError(next(iter(self.lost.values())))
         self.notes += self.lost.values()
 
-    def _describe(self) -> list[Cell]:
-        """Write study.json: what was asked for, and the cells that are there or to come."""
-        cells = []
+    def _describe(self) -> list[StudyRun]:
+        """Write study.json: the request, and the runs that are there or to come."""
+        runs = []
         for plan in self.plans:
             done = len(self.searches[plan.name].frozen)
             count = done if plan.name in self.spent else max(done, plan.trials)
-            cells += [plan.cell(number, {}) for number in range(count)]
+            runs += [plan.trial(number, {}) for number in range(count)]
         if self.seeds:
             left = [plan for plan in self.plans if plan.name not in self.lost]
-            cells += [self.finals.get(p.name, p.test({}, self.seeds)) for p in left]
-        described = [{"name": cell.name, "labels": dict(cell.labels)} for cell in cells]
-        text = json.dumps({**self.about, "cells": described}, indent=2)
-        write_atomically(self.folder / "study.json", text.encode())
-        return cells
+            runs += [self.finals.get(p.name, p.test({}, self.seeds)) for p in left]
+        described = [{"name": run.name, "labels": dict(run.labels)} for run in runs]
+        write_about(self.folder, self.about, described)
+        return runs
 
-    def _spend(self, plan: Plan) -> None:
-        """Run what is left of a method's trials."""
+    def _is_open(self, plan: SearchPlan) -> bool:
+        """Whether trials of a method are left to run."""
+        left = len(self.searches[plan.name].frozen) < plan.trials
+        return left and plan.name not in self.spent
+
+    def _spend_in_waves(self) -> None:
+        """Run trials ahead in other processes, then judge them here, until none is left."""
+        first = self.plans[0]
+        self.blinded(first.config, first.rules, first.asked.seed, self.data, first.asked)
+        with Crew(self.settings, self.observer, self.jobs) as crew:
+            while waiting := [plan for plan in self.plans if self._is_open(plan)]:
+                ahead: list[StudyRun] = []
+                until = {}
+                for plan in waiting:
+                    search = self.searches[plan.name]
+                    known, done = search.known(plan.trials), len(search.frozen)
+                    watch = PruneElsewhere(search, plan, self.blinded) if len(known) == 1 else None
+                    ahead += [
+                        replace(plan.trial(done + n, settings), watch=watch)
+                        for n, settings in enumerate(known)
+                    ]
+                    until[plan.name] = done + max(1, len(known))
+                self._run_ahead(ahead, self.settings, crew)
+                for plan in waiting:
+                    self._spend(plan, until[plan.name])
+
+    def _run_ahead(
+        self, runs: Sequence[StudyRun], settings: Settings, crew: Crew | None = None
+    ) -> None:
+        """Run several unfinished runs in other processes; this one reads them afterwards."""
+        open_runs = [r for r in runs if read_outcome(self.folder, r) is None]
+        if len(open_runs) > 1:
+            groups = [[replace(run, data=self.data)] for run in open_runs]
+            heard = _Ahead(self.observer, self.seconds)
+            run_parallel(groups, heard, settings, jobs=self.jobs, crew=crew)
+
+    def _spend(self, plan: SearchPlan, trials: int) -> None:
+        """Run and judge a method's trials, up to so many in all."""
         search = self.searches[plan.name]
-        while len(search.frozen) < plan.trials:
+        while len(search.frozen) < trials and plan.name not in self.spent:
             settings = search.ask()
             if settings is None:
                 self.spent.add(plan.name)
                 self.notes.append(f"{plan.name}: nothing untried was left in the space")
                 break
-            cell = plan.cell(len(search.frozen), settings)
+            run = replace(plan.trial(len(search.frozen), settings), data=self.data)
             began = time.perf_counter()
-            heard = Pruning(self.observer.cell(cell), search, plan, self.blinded)
-            state, value, problem = self._try(cell, heard)
+            heard = Pruning(self.observer.run(run), search, plan, self.blinded)
+            state, problem = self._try(run, heard)
             search.tell(
                 state,
                 heard.curve,
-                value=value,
-                seconds=time.perf_counter() - began,
+                value=heard.value if state == "complete" else None,
+                seconds=time.perf_counter() - began + self.seconds.get(run.name, 0.0),
                 problem=problem,
                 metric=heard.metric,
             )
+            folder = self.settings.folder_of(run)
             # Its numbers are kept; a model that is not chosen is not worth its disk space.
-            for seed in (self.folder / "cells" / cell.name).glob("seed-*"):
+            for seed in folder.glob("seed-*"):
                 shutil.rmtree(seed)
-            self.observer.ended(
-                Outcome(
-                    cell,
-                    self.folder / "cells" / cell.name,
-                    None if value is None else {"validation": value},
-                    problem or None,
-                )
-            )
+            summary = {"validation": heard.value} if state == "complete" else None
+            self.observer.ended(RunOutcome(run, folder, summary, problem or None))
 
-    def _try(self, cell: Cell, heard: Pruning) -> tuple[str, float | None, str]:
-        """Run a trial, or go on with it: its state, its score, and what went wrong."""
-        to = self.folder / "cells" / cell.name
-        note(self.folder, "begin", cell)
-        try:
-            write_atomically(to / "asked.toml", config_text(cell.config).encode())
-            result = run_config(
-                cell.config,
-                out=to,
-                observer=heard,
-                resuming=True,
-                data=self.data,
-                divide=self.blinded,
-            )
-        except Stopped:
-            if heard.pruned:
-                note(self.folder, "pruned", cell)
-                return "pruned", None, ""
-            note(self.folder, "stopped", cell)
-            raise
-        except KeyboardInterrupt:
-            note(self.folder, "stopped", cell)
-            raise
-        except (StepError, SeedFailed) as error:
-            note(self.folder, "failed", cell, error=str(error))
-            return "diverged", None, str(error)
-        except AtollError as error:
-            note(self.folder, "failed", cell, error=str(error))
-            if isinstance(error, DataError) or not heard.search.frozen:
-                raise  # every other trial would meet it as well
-            return "failed", None, str(error)
-        # A trial that had been finished before it was stored was only read, and reported nothing.
-        heard.catch_up(result)
-        if heard.pruned:
-            note(self.folder, "pruned", cell)
-            return "pruned", None, ""
-        note(self.folder, "end", cell)
-        return "complete", float(result.metrics()[f"val_{heard.metric}"]["mean"]), ""
+    def _try(self, run: StudyRun, heard: Pruning) -> tuple[str, str]:
+        """Run a trial, or continue it: its state and its problem."""
+        outcome = run_one(replace(run, watch=lambda _: heard), SilentStudy(), self.settings)
+        if outcome.pruned:
+            return "pruned", ""
+        if outcome.cause is None:
+            return "complete", ""
+        if isinstance(outcome.cause, StepError | SeedFailed):
+            return "diverged", str(outcome.cause)
+        if isinstance(outcome.cause, DataError) or not heard.search.frozen:
+            raise outcome.cause  # every other trial would meet it as well
+        return "failed", outcome.error or ""
 
-    def _test(self, plan: Plan) -> None:
-        """Run the best configuration once, on the whole data with fresh seeds."""
+    def _choose(self, plan: SearchPlan) -> bool:
+        """Choose a method's best configuration; False without a complete trial."""
         best = best_of(self.searches[plan.name].trials)
         if best is None:
             problems = [t.problem for t in self.searches[plan.name].trials if t.problem]
@@ -274,32 +300,62 @@ class Trials:
             self.lost[plan.name] = f"no trial of {plan.name} came to its end" + (
                 f"; the first said: {problems[0]}" if problems else ""
             )
-            return
+            return False
         self.chosen[plan.name] = plan.test(best.settings, max(self.seeds, 1)).config
         if not self.seeds:
-            return
-        again, cell = 1, plan.test(best.settings, self.seeds)
-        while self._other_choice(cell):
+            return False
+        again, run = 1, plan.test(best.settings, self.seeds)
+        while self._is_other_choice(run):
             again += 1
-            cell = plan.test(best.settings, self.seeds, again)
+            run = plan.test(best.settings, self.seeds, again)
         if again > 1:
             self.notes.append(
                 f"{plan.name}: {again - 1} earlier choice was tested as well, in cells/; say so "
                 "where you report the number"
             )
-        self.finals[plan.name] = cell
-        outcome = read_cell(self.folder, cell) or run_cell(
-            self.folder, cell, self.observer, data=self.data
+        self.finals[plan.name] = run
+        return True
+
+    def _test(self, plan: SearchPlan) -> None:
+        """Run the best configuration once, on the whole data with fresh seeds."""
+        run = replace(self.finals[plan.name], data=self.data)
+        outcome = read_outcome(self.folder, run) or run_one(
+            run, self.observer, Settings(self.folder)
         )
         self.observer.ended(outcome)
         if outcome.error:
             self.notes.append(f"{plan.name}: the final test failed: {outcome.error}")
         self.tests[plan.name] = outcome
 
-    def _other_choice(self, cell: Cell) -> bool:
+    def _is_other_choice(self, run: StudyRun) -> bool:
         """Whether this name's test was of another configuration, before there were more trials."""
-        path = self.folder / "cells" / cell.name / "asked.toml"
-        return path.exists() and path.read_text(encoding="utf-8") != config_text(cell.config)
+        path = self.settings.folder_of(run) / "asked.toml"
+        if not path.exists():
+            return False
+        asked, _, _ = path.read_text(encoding="utf-8").partition("# objects ")
+        return asked != config_text(run.config)
+
+
+@dataclass
+class _Ahead(SilentStudy):
+    """Follows runs that are judged later, and measures their time."""
+
+    observer: StudyObserver
+    seconds: dict[str, float]
+
+    def run(self, run: StudyRun) -> Observer:
+        self.seconds[run.name] = -time.perf_counter()
+        return self.observer.run(run)
+
+    def ended(self, outcome: RunOutcome) -> None:
+        self.seconds[outcome.run.name] += time.perf_counter()
+
+    def parallel(self, jobs: int, threads: int) -> None:
+        if isinstance(self.observer, SeesProcesses):
+            self.observer.parallel(jobs, threads)
+
+    def should_stop(self) -> bool:
+        return isinstance(self.observer, SeesProcesses) and self.observer.should_stop()
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -309,10 +365,20 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 class Blinded:
-    """Makes federations without test nodes, once for each seed (`experiment.run.Divide`)."""
+    """Makes federations without test nodes, once for each seed (`experiment.run.Divide`).
+
+    Attributes:
+        made: By seed, as `make_federation` returns it.
+        metric: The score that the data are judged by.
+    """
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[Federation, list[str], RunConfig]] = {}
+        self.metric = "accuracy"
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which makes its own federations."""
+        return {"made": {}, "metric": self.metric}
 
     def __call__(
         self,
@@ -330,28 +396,27 @@ class Blinded:
                     f"no client of '{config.data}' has validation data to tune on; choose "
                     "another --split"
                 )
-            self.made[seed] = blind, notes, divided
+            self.made[seed], self.metric = (blind, notes, divided), blind.metric
         federation, notes, divided = self.made[seed]
         own = {"method": config.method, "set": config.set, "epochs": config.epochs}
         return federation, notes, msgspec.structs.replace(divided, **own)
 
 
-def without_test(federation: Federation) -> Federation:
-    """The federation with nobody to test on: no test role, and none of those labels."""
-    return replace(federation, graphs=each(_without_test, federation.graphs))
-
-
-def _without_test(graph: Graph) -> Graph:
-    hidden = torch.where(graph.test > 0, torch.zeros_like(graph.y), graph.y)
-    return replace(graph, y=hidden, test=torch.zeros_like(graph.test))
-
-
 class Pruning:
-    """Reports the first seed's validation scores, and stops a trial that is not worth its time."""
+    """Reports the first seed's validation scores, and stops a trial that is not worth its time.
 
-    def __init__(self, observer: Observer, search: Search, plan: Plan, blinded: Blinded) -> None:
+    Attributes:
+        curve: Mean validation score after each round that was reported.
+        value: The validation score by the protocol's rule, of a run that came to its end.
+        metric: The score's name.
+    """
+
+    def __init__(
+        self, observer: Observer, search: Search, plan: SearchPlan, blinded: Blinded
+    ) -> None:
         self.observer, self.search, self.plan, self.blinded = observer, search, plan, blinded
         self.curve: list[float] = []
+        self.value: float | None = None
         self.pruned, self.metric = False, "accuracy"
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
@@ -365,16 +430,17 @@ class Pruning:
     def should_stop(self) -> bool:
         return self.pruned or self.observer.should_stop()
 
-    def catch_up(self, result: Result) -> None:
-        """Report what the run's own calls have not told."""
+    def end(self, result: Result) -> None:
+        """Report the rounds of a run that was only read (`experiment.observers.HearsTheEnd`)."""
         self._report(result.seeds[0].history)
+        self.value = float(result.metrics()[f"val_{self.metric}"]["mean"])
 
     def _report(self, history: History) -> None:
         """Round by round, however many are new, so that a resumed trial ends where it would."""
         scored = self.plan.config.evaluate or "deployed"
-        self.metric = self.blinded.made[self.plan.asked.seed][0].metric
+        self.metric = self.blinded.metric
         values = history.array(scored, self.metric, "val")
-        if np.isnan(values).all():  # as `Result` does where nobody has the data set's own
+        if np.isnan(values).all():  # as `Result` does where no client has the data set's own
             self.metric = "accuracy"
             values = history.array(scored, self.metric, "val")
         means = mean_over_clients(values, weight_of(history, "val", self.plan.rules.weights))
@@ -383,3 +449,16 @@ class Pruning:
                 return
             self.curve.append(float(means[number]))
             self.pruned = self.search.report(number, self.curve[-1])
+
+
+@dataclass(frozen=True)
+class PruneElsewhere:
+    """Prunes a method's next trial in another process (`StudyRun.watch`)."""
+
+    search: Search
+    plan: SearchPlan
+    blinded: Blinded
+
+    def __call__(self, observer: Observer) -> Observer:
+        self.search.ask()  # draws the trial again, to compare it with the others
+        return Pruning(observer, self.search, self.plan, self.blinded)

@@ -12,10 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError
 from atoll.core.space import OneOf, Range, Value, Whole
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
 PRUNERS = ("median", "none")
 STARTUP = 10
@@ -101,8 +105,12 @@ class Search:
         self.stored = optuna.create_study(
             study_name=name, storage=storage, direction="maximize", load_if_exists=True
         )
-        self.frozen: list[Any] = self.stored.get_trials(deepcopy=False)
+        self.frozen: list[FrozenTrial] = self.stored.get_trials(deepcopy=False)
         self.live: Any = None  # the trial under way, in a study of its own in memory
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which asks and reports but stores nothing."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("stored", "live")}
 
     @property
     def trials(self) -> list[Trial]:
@@ -131,6 +139,22 @@ class Search:
             memory.tell(self.live, state=optuna.trial.TrialState.FAIL)
         return None
 
+    def known(self, trials: int) -> list[dict[str, Value]]:
+        """Settings of the next trials, up to so many in all, that depend on no open result.
+
+        These are the given first points and the blind draws; after them, only the next trial.
+        """
+        stored, found = self.frozen, []
+        free = max(STARTUP, len(self.first), len(stored) + 1)
+        self.frozen = list(stored)
+        try:
+            while len(self.frozen) < min(free, trials) and (settings := self.ask()) is not None:
+                found.append(settings)
+                self.frozen.append(self._freeze("failed", ()))
+        finally:
+            self.frozen = stored
+        return found
+
     def report(self, step: int, value: float) -> bool:
         """Note the score after a round; True if the trial is not worth going on with."""
         if math.isnan(value):
@@ -149,26 +173,32 @@ class Search:
         metric: str = "accuracy",
     ) -> Trial:
         """Store how the trial ended."""
+        about = {"seconds": round(seconds, 3), "problem": problem, "metric": metric}
+        frozen = self._freeze(state, curve, value, about)
+        self.stored.add_trial(frozen)
+        self.frozen.append(frozen)
+        return _trial(len(self.frozen) - 1, frozen)
+
+    def _freeze(
+        self,
+        state: str,
+        curve: Sequence[float],
+        value: float | None = None,
+        about: Mapping[str, object] | None = None,
+    ) -> FrozenTrial:
+        """The trial under way, as Optuna keeps it."""
         from optuna.trial import TrialState, create_trial
 
         # One that diverged counts as pruned: so the sampler learns to keep away from there.
         states = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL}
-        frozen = create_trial(
+        return create_trial(
             state=states.get(state, TrialState.PRUNED),
             value=value,
             params=self.settings,
             distributions=self.distributions,
             intermediate_values={i: v for i, v in enumerate(curve) if not math.isnan(v)},
-            user_attrs={
-                "state": state,
-                "seconds": round(seconds, 3),
-                "problem": problem,
-                "metric": metric,
-            },
+            user_attrs={"state": state, **(about or {})},
         )
-        self.stored.add_trial(frozen)
-        self.frozen.append(frozen)
-        return _trial(len(self.frozen) - 1, frozen)
 
     def importance(self) -> dict[str, float]:
         """Share of each hyper-parameter in how far scores differ; empty with too few trials."""
@@ -185,7 +215,7 @@ class Search:
         return {key: float(share) for key, share in found.items()}
 
 
-def _trial(number: int, frozen: Any) -> Trial:
+def _trial(number: int, frozen: FrozenTrial) -> Trial:
     about = frozen.user_attrs
     curve = [value for _, value in sorted(frozen.intermediate_values.items())]
     value = frozen.value if about["state"] == "complete" else None
@@ -201,7 +231,7 @@ def _trial(number: int, frozen: Any) -> Trial:
     )
 
 
-def _distribution(wanted: Range) -> Any:
+def _distribution(wanted: Range) -> BaseDistribution:
     from optuna import distributions
 
     if isinstance(wanted, OneOf):
@@ -211,10 +241,9 @@ def _distribution(wanted: Range) -> Any:
     return distributions.FloatDistribution(wanted.low, wanted.high, log=wanted.log)
 
 
-def _rounded(wanted: Range, value: Any) -> Value:
+def _rounded(wanted: Range, value: Value) -> Value:
     """Three digits are enough for a real number, and fit on a command line."""
     if isinstance(value, float) and not isinstance(wanted, OneOf):
         short = float(f"{value:.3g}")
         value = short if short in wanted else value
-    found: Value = value
-    return found
+    return value

@@ -31,9 +31,9 @@ def parse_range(key: str, text: str) -> Range:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (first, last))
     if not numbers or scale not in ("", "log"):
         raise _unreadable(key, text)
-    kind: Any = Whole if isinstance(first, int) and isinstance(last, int) else Real
-    made: Range = kind(first, last, log=scale == "log")
-    return made
+    if isinstance(first, int) and isinstance(last, int):
+        return Whole(first, last, log=scale == "log")
+    return Real(first, last, log=scale == "log")  # type: ignore[arg-type]  # both are numbers
 
 
 def _unreadable(key: str, text: str) -> ConfigError:

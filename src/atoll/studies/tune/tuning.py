@@ -13,7 +13,7 @@ import contextlib
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,92 +22,16 @@ import msgspec
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
 from atoll.experiment.command import config_options, in_python, option_words, what_differs
-from atoll.experiment.config import RunConfig, make_config
+from atoll.experiment.config import make_config
 from atoll.experiment.folder import read_json
 from atoll.experiment.problem import Data
-from atoll.studies.study import SilentStudy, StudyObserver, held
-from atoll.studies.tune.runner import Blinded, Budget, Plan, Trials, make_plan
-from atoll.studies.tune.search import PRUNERS, Trial, need_optuna
-
-TRIALS, SEEDS = 30, 5
-
-
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was asked for, as `study.json` keeps it; only `trials` may change when a tuning goes on.
-
-    Attributes:
-        methods: Names, each tuned for itself.
-        config: Everything else that decides a run; its `seeds` are those of one trial.
-        trials: Budget of each method.
-        seeds: Of the final test; 0 leaves it out.
-        preset: One of the methods' `grids`.
-        search: Ranges by the user, as text.
-        pruner: One of `PRUNERS`.
-    """
-
-    methods: tuple[str, ...]
-    config: RunConfig
-    trials: int = TRIALS
-    seeds: int = SEEDS
-    preset: str | None = None
-    search: dict[str, str] = {}
-    pruner: str = "median"
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What the search found for one method.
-
-    Attributes:
-        method: Its name.
-        space: What was searched.
-        trials: All, in order.
-        config: The best configuration, as it is tested.
-        test: What result.json of the final test holds; None without one.
-        importance: Share of each hyper-parameter in how far scores differ.
-        whole: Whether every point of the space was tried.
-        redivided: Whether the final test's seeds divided the data anew.
-        defaults: Whether the first trial is the method as it is by itself; not so where the ranges
-            leave a default out, or where all points are tried.
-    """
-
-    method: str
-    space: Mapping[str, Range]
-    trials: Sequence[Trial]
-    config: RunConfig
-    test: dict[str, Any] | None
-    importance: Mapping[str, float]
-    whole: bool
-    redivided: bool
-    defaults: bool
-
-    @property
-    def ranking(self) -> list[Trial]:
-        """Complete trials, best first; of equals the earlier."""
-        complete = [trial for trial in self.trials if trial.value is not None]
-        return sorted(complete, key=lambda trial: -(trial.value or 0))
-
-    @property
-    def best(self) -> Trial:
-        return self.ranking[0]
-
-    @property
-    def metric(self) -> str:
-        """What validation scores are: "accuracy" or "auc"."""
-        return self.best.metric
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What `tune` returns: one `Tuned` for each method, and where everything is saved.
-
-    A method of which no trial came to its end is not there; `notes` say why.
-    """
-
-    asked: Asked
-    methods: Mapping[str, Tuned]
-    notes: Sequence[str]
-    folder: Path | None
+from atoll.studies.parallel import check_jobs, choose_jobs
+from atoll.studies.study import lock_folder
+from atoll.studies.study_run import SilentStudy, StudyObserver
+from atoll.studies.tune.printed import write_tuning
+from atoll.studies.tune.result import SEEDS, TRIALS, Asked, Tuned, Tuning
+from atoll.studies.tune.runner import Blinded, Budget, SearchPlan, Trials, make_plan
+from atoll.studies.tune.search import PRUNERS, need_optuna
 
 
 def tune(
@@ -122,6 +46,7 @@ def tune(
     pruner: str = "median",
     out: str | Path | None = None,
     observer: StudyObserver | None = None,
+    jobs: int | str = 1,
     **options: Any,
 ) -> Tuning:
     """Search for the best hyper-parameters on validation scores, then test them once.
@@ -136,7 +61,9 @@ def tune(
         search: Ranges in the place of the method's own or beside them: {"lr": "1e-4..1e-1:log"}.
         pruner: "median" gives up bad trials early, "none" does not.
         out: Folder; one that holds a tuning of the same kind goes on. None keeps nothing.
-        observer: Hears about progress.
+        observer: Is notified of progress.
+        jobs: Processes that run trials at the same time; "auto" chooses by cores and memory. The
+            result does not depend on it (`runner.Trials`).
         **options: As in `RunConfig`.
 
     Example:
@@ -150,36 +77,42 @@ def tune(
         5
     """
     given = None if isinstance(data, str) else data
+    ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
+    budget = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
+    asked = _make_asked(methods, data, {"seeds": trial_seeds}, options, search=ranges, **budget)
+    with contextlib.ExitStack() as stack:
+        folder = Path(out) if out is not None else None
+        where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = replace(
+            run_tuning(asked, where, data=given, observer=observer, jobs=jobs), folder=folder
+        )
+    if folder is not None:
+        write_tuning(found, folder)
+    return found
+
+
+def _make_asked(
+    methods: str | Sequence[str],
+    data: str | Data,
+    trial: Mapping[str, int],
+    options: Mapping[str, object],
+    **how: Any,
+) -> Asked:
+    """The request, checked."""
     for taken in ("seeds", "method"):
         if taken in options:
             raise unknown("option", taken, ("methods", "trial_seeds"))
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
-    asked = Asked(
-        methods=names,
-        config=make_config(
-            method=names[0],
-            data=data if isinstance(data, str) else data.name,
-            seeds=trial_seeds,
-            objects=[] if given is None else ["data"],
-            **options,
-        ),
-        trials=trials,
-        seeds=seeds,
-        preset=preset,
-        pruner=pruner,
-        search={key: str(wanted) for key, wanted in (search or {}).items()},
+    config = make_config(
+        method=names[0],
+        data=data if isinstance(data, str) else data.name,
+        objects=[] if isinstance(data, str) else ["data"],
+        **trial,
+        **options,
     )
-    with contextlib.ExitStack() as stack:
-        folder = Path(out) if out is not None else None
-        where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = replace(run_tuning(asked, where, data=given, observer=observer), folder=folder)
-    if folder is not None:
-        from atoll.studies.tune.show import write_tuning  # it imports what this file defines
-
-        write_tuning(found, folder)
-    return found
+    return Asked(methods=names, config=config, **how)
 
 
 def read_asked(folder: Path) -> Asked:
@@ -197,7 +130,12 @@ def read_asked(folder: Path) -> Asked:
 
 
 def run_tuning(
-    asked: Asked, folder: Path, *, data: Data | None = None, observer: StudyObserver | None = None
+    asked: Asked,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    observer: StudyObserver | None = None,
+    jobs: int | str = 1,
 ) -> Tuning:
     """Bring a tuning to its end, from wherever it is.
 
@@ -205,6 +143,7 @@ def run_tuning(
         Stopped: The user stopped it; all that was done is saved.
     """
     need_optuna()
+    check_jobs(jobs)
     _check(asked)
     if "data" in asked.config.objects and data is None:
         raise ConfigError(
@@ -219,14 +158,16 @@ def run_tuning(
     blinded, first = Blinded(), plans[0]
     if not folder.exists():  # data that cannot be used leave no folder behind
         blinded(first.config, first.rules, first.asked.seed, data, first.asked)
-    with held(folder):
+    with lock_folder(folder):
         _check_same(asked, folder)
         about = {
             "kind": "tune",
             "command": tune_command(asked, folder),
             "asked": msgspec.to_builtins(asked),
         }
-        trials = Trials(folder, about, plans, asked.seeds, data, observer or SilentStudy(), blinded)
+        count = choose_jobs(jobs, [plan.asked for plan in plans for _ in range(plan.trials)])
+        heard = observer or SilentStudy()
+        trials = Trials(folder, about, plans, asked.seeds, data, heard, blinded, count)
         trials.run()
         found = {plan.name: _tuned(plan, trials) for plan in plans if plan.name in trials.chosen}
         notes = [note for plan in plans for note in plan.notes]
@@ -252,7 +193,7 @@ def tune_command(asked: Asked, folder: Path) -> str:
     return shlex.join(["atoll", "tune", *asked.methods, *words])
 
 
-def _tuned(plan: Plan, trials: Trials) -> Tuned:
+def _tuned(plan: SearchPlan, trials: Trials) -> Tuned:
     search, tested = trials.searches[plan.name], trials.tests.get(plan.name)
     return Tuned(
         plan.name,

@@ -1,45 +1,48 @@
-"""`atoll reproduce` for people: a table again in the terminal, and its files."""
+"""The printed tables of a reproduction and their files, as values of `atoll.present.tables`."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
-from atoll.core.files import write_atomically
+from atoll.present.files import write_all
+from atoll.present.tables import (
+    DASH,
+    NEEDS_BOOKTABS,
+    Align,
+    Cell,
+    Column,
+    Table,
+    latex,
+    make_table,
+    markdown,
+    record_table,
+)
 from atoll.present.terminal import counted
-from atoll.studies.compare.show import tex as escaped
-from atoll.studies.reproduce.figures import Drawn
 from atoll.studies.reproduce.recipes import STRICT, describe_rules
-from atoll.studies.reproduce.table import TOLERANCE, Reproduction, Row
+from atoll.studies.reproduce.table import TOLERANCE, ReproducedRow, Reproduction
+from atoll.studies.study_run import Json
 
 
 def value_text(value: float | None, std: float | None, metric: str) -> str:
     """`77.9 ± 0.4`; clients are counted."""
     if value is None:
-        return "–"
+        return DASH
     if metric == "ratio_improved":
         return f"{value:.0f}"
     sign = "+" if metric == "min_gain" else ""
     return f"{value:{sign}.1f}" + ("" if std is None else f" ± {std:.1f}")
 
 
-def _cells(found: Reproduction, row: Row) -> list[str]:
+def _texts(found: Reproduction, row: ReproducedRow) -> list[str]:
     """A row as text: printed, ours, difference, verdict, then the same under strict."""
     one, texts = row.printed, []
     texts.append(value_text(one.value, one.std, one.metric))
     for rules in found.rules:
         own = row.ours.get(rules)
         gap = found.difference(row, rules)
-        texts.append("–" if own is None else value_text(own.mean, own.std, one.metric))
-        texts.append("–" if gap is None else f"{gap:+.1f}")
+        texts.append(DASH if own is None else value_text(own.mean, own.std, one.metric))
+        texts.append(DASH if gap is None else f"{gap:+.1f}")
         if rules == found.rules[0]:
             texts.append(found.verdict(row))
     return texts
@@ -58,24 +61,24 @@ METRIC_WORDS = {
 }
 
 
-def _key(row: Row, name: str) -> str:
+def _key(row: ReproducedRow, name: str) -> str:
     text = str(getattr(row.printed, name))
     return METRIC_WORDS[text] if name == "metric" else text
 
 
-def _keys(found: Reproduction, row: Row, names: Sequence[str]) -> list[str]:
+def _keys(found: Reproduction, row: ReproducedRow, names: Sequence[str]) -> list[str]:
     """What tells a row from the others; of the setting only what not all have."""
     common = set.intersection(*(set(one.printed.setting.split(";")) for one in found.rows))
     own = [part for part in row.printed.setting.split(";") if part not in common]
     return [";".join(own) if name == "setting" else _key(row, name) for name in names]
 
 
-def with_runs(found: Reproduction) -> Sequence[Row]:
+def with_runs(found: Reproduction) -> Sequence[ReproducedRow]:
     """The rows that have a run; all if none has."""
     return [row for row in found.rows if not row.reason] or found.rows
 
 
-def _columns(found: Reproduction, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+def _columns(found: Reproduction, rows: Sequence[ReproducedRow]) -> tuple[list[str], list[str]]:
     """Columns that tell these rows apart, and those of numbers."""
     several = [
         name for name in _KEYS if name == "method" or len({_key(row, name) for row in rows}) > 1
@@ -84,7 +87,7 @@ def _columns(found: Reproduction, rows: Sequence[Row]) -> tuple[list[str], list[
     return several, numbers + ([STRICT, "diff."] if STRICT in found.rules else [])
 
 
-def _constant(found: Reproduction, rows: Sequence[Row]) -> str:
+def _constant(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
     """What these rows have in common."""
     names, _ = _columns(found, rows)
     texts = [_key(rows[0], name) for name in _KEYS if name not in names]
@@ -95,35 +98,20 @@ def _constant(found: Reproduction, rows: Sequence[Row]) -> str:
 _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed": "red"}
 
 
-def reproduction_table(found: Reproduction, whole: Reproduction | None = None) -> Group:
-    """The table for the terminal, what it says in one sentence, and why cells are missing.
+def terminal_tables(found: Reproduction) -> list[Table]:
+    """The rows that have a run, as one table; as one for each problem if that is too wide.
 
-    How far `strict` lies from the print is in the files: a terminal is not wide enough for it. They
-    also have what earlier looks found, the `whole`.
+    How far `strict` lies from the print is only in the files: a terminal is not wide enough.
     """
     shown = [row for row in found.rows if not row.reason]
-    parts: list[Any] = [
-        Text(heading(found), style="bold"),
-        Text(how(found, with_runs(found))),
-        Text(),
-    ]
-    parts += [*_tables(found, shown), Text()] if shown else []
-    parts += [Text(line) for line in summary_lines(found)]
-    more = len(whole.rows) - len(found.rows) if whole else 0
-    if more > 0:
-        text = f"The files have {counted(more, 'more cell')} of this table, from earlier looks."
-        parts.append(Text(text, style="dim"))
-    return Group(*parts)
-
-
-def _tables(found: Reproduction, shown: Sequence[Row]) -> list[Any]:
-    """One table; where that is too wide for a terminal, one below each problem's name."""
+    if not shown:
+        return []
     names, numbers = _columns(found, shown)
     head = [*names, *numbers[:5]]
     place = len(names) + 3
     blocks: dict[tuple[str, str, str], list[list[str]]] = {}
     for row in shown:
-        line = [*_keys(found, row, names), *_cells(found, row)][: len(head)]
+        line = [*_keys(found, row, names), *_texts(found, row)][: len(head)]
         line[place] = line[place].partition(":")[0]  # reasons are below the table
         one = row.printed
         blocks.setdefault((one.dataset, one.setting, one.clients), []).append(line)
@@ -131,36 +119,52 @@ def _tables(found: Reproduction, shown: Sequence[Row]) -> list[Any]:
     wide = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     columns = list(range(len(head)))
     if sum(wide) + 2 * (len(wide) - 1) <= WIDTH:
-        return [_table(head, wide, list(blocks.values()), columns)]
-    said = [n for n, name in enumerate(names) if name in ("dataset", "setting", "clients")]
-    parts: list[Any] = []
+        return [_block("", head, wide, list(blocks.values()), columns)]
+    common = [n for n, name in enumerate(names) if name in ("dataset", "setting", "clients")]
+    left = [n for n in columns if n not in common]
+    tables = []
     for block in blocks.values():
-        words = [f"{block[0][n]} clients" if names[n] == "clients" else block[0][n] for n in said]
-        parts += [Text()] if parts else []
-        parts.append(Text(", ".join(word for word in words if word), style="bold"))
-        parts.append(_table(head, wide, [block], [n for n in columns if n not in said]))
-    return parts
+        words = [f"{block[0][n]} clients" if names[n] == "clients" else block[0][n] for n in common]
+        title = ", ".join(word for word in words if word)
+        tables.append(_block(title, head, wide, [block], left))
+    return tables
 
 
-def _table(
+def _block(
+    title: str,
     head: Sequence[str],
     wide: Sequence[int],
     blocks: Sequence[Sequence[Sequence[str]]],
     columns: Sequence[int],
 ) -> Table:
-    """Some columns of some blocks of lines."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for n in columns:
-        left = head[n] in ("dataset", "setting", "method", "metric", "verdict")
-        table.add_column(
-            head[n], justify="left" if left else "right", no_wrap=True, min_width=wide[n]
-        )
-    for block in blocks:
-        table.add_section()
-        for line in block:
-            style = {n: _COLOURS.get(line[n], "") for n in columns if head[n] == "verdict"}
-            table.add_row(*(Text(line[n], style=style.get(n, "")) for n in columns))
-    return table
+    """Some columns of some blocks of lines, with a line between two blocks."""
+    ends = [sum(map(len, blocks[:n])) for n in range(1, len(blocks))]
+    rows = [
+        [
+            Cell(line[n], style=_COLOURS.get(line[n], "") if head[n] == "verdict" else "")
+            for n in columns
+        ]
+        for block in blocks
+        for line in block
+    ]
+    named = [Column(head[n], _align(head[n]), width=wide[n]) for n in columns]
+    return make_table(named, rows, title=title, sections=ends)
+
+
+def _align(name: str) -> Align:
+    return "left" if name in ("dataset", "setting", "method", "metric", "verdict") else "right"
+
+
+def _file_table(found: Reproduction, *, short: bool = False) -> Table:
+    """All rows, for a file; a `short` verdict has no reason."""
+    names, numbers = _columns(found, found.rows)
+    rows = []
+    for row in found.rows:
+        texts = _texts(found, row)
+        if short:
+            texts[3] = texts[3].partition(":")[0]
+        rows.append([*_keys(found, row, names), *texts])
+    return make_table([Column(name, _align(name)) for name in (*names, *numbers)], rows)
 
 
 def heading(found: Reproduction) -> str:
@@ -169,7 +173,7 @@ def heading(found: Reproduction) -> str:
     return f"{found.paper.name}, table {found.table}: {shows}"
 
 
-def how(found: Reproduction, rows: Sequence[Row]) -> str:
+def how(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
     """How it was run, and what these rows have in common."""
     short = f", only {counted(found.rounds, 'round')}" if found.rounds is not None else ""
     common = _constant(found, rows)
@@ -221,7 +225,7 @@ def summary_sentence(found: Reproduction) -> str:
     return text
 
 
-def summary(found: Reproduction) -> dict[str, Any]:
+def summary(found: Reproduction) -> Json:
     """The object that `--json` prints."""
     return {
         "paper": found.paper.name,
@@ -234,9 +238,9 @@ def summary(found: Reproduction) -> dict[str, Any]:
     }
 
 
-def _plain(found: Reproduction, row: Row) -> dict[str, Any]:
+def _plain(found: Reproduction, row: ReproducedRow) -> Json:
     one, own = row.printed, found.rules[0]
-    line: dict[str, Any] = {
+    line: Json = {
         "dataset": one.dataset,
         "setting": one.setting,
         "clients": one.clients,
@@ -252,7 +256,7 @@ def _plain(found: Reproduction, row: Row) -> dict[str, Any]:
         line[f"{prefix}seeds"] = None if ours is None else ours.seeds
         gap = found.difference(row, rules)
         line[f"{prefix}difference"] = None if gap is None else round(gap, 3)
-        line[f"{prefix}cells"] = " ".join(cell.name for cell in row.cells.get(rules, ()))
+        line[f"{prefix}cells"] = " ".join(cell.name for cell in row.runs.get(rules, ()))
     line["verdict"] = found.verdict(row)
     return line
 
@@ -260,68 +264,17 @@ def _plain(found: Reproduction, row: Row) -> dict[str, Any]:
 def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:
     """CSV and Markdown, and LaTeX if asked for now or earlier, in the study's folder."""
     stem = f"table-{found.table}" + (f"-rounds-{found.rounds}" if found.rounds else "")
-    files = {f"{stem}.csv": _csv(found), f"{stem}.md": _markdown(found)}
+    about = f"# {heading(found)}\n\n{found.paper.recipe.title}. {how(found, found.rows)}.\n"
+    files: dict[str, object] = {
+        f"{stem}.csv": record_table([_plain(found, row) for row in found.rows]),
+        f"{stem}.md": "\n".join(
+            [
+                about,
+                markdown(_file_table(found), escaped="|"),
+                *(f"{line}\n" for line in summary_lines(found)),
+            ]
+        ),
+    }
     if tex or (folder / f"{stem}.tex").exists():
-        files[f"{stem}.tex"] = _tex(found)
-    for name, text in files.items():
-        write_atomically(folder / name, text.encode())
-    return [folder / name for name in files]
-
-
-def _csv(found: Reproduction) -> str:
-    lines = [_plain(found, row) for row in found.rows]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def _markdown(found: Reproduction) -> str:
-    names, numbers = _columns(found, found.rows)
-    head = [*names, *numbers]
-    lines = [
-        f"# {heading(found)}",
-        "",
-        f"{found.paper.recipe.title}. {how(found, found.rows)}.",
-        "",
-        _bar(head),
-    ]
-    lines.append(_bar(["---"] * len(head)))
-    for row in found.rows:
-        lines.append(_bar([*_keys(found, row, names), *_cells(found, row)]))
-    return "\n".join([*lines, "", *(f"{line}\n" for line in summary_lines(found))])
-
-
-def _bar(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _tex(found: Reproduction) -> str:
-    names, numbers = _columns(found, found.rows)
-    head = [*names, *numbers]
-    wide = ["l" if n in (*names, "verdict") and n != "clients" else "r" for n in head]
-    lines = [
-        "% Needs \\usepackage{booktabs}.",
-        f"\\begin{{tabular}}{{{''.join(wide)}}}",
-        "\\toprule",
-        " & ".join(map(escaped, head)) + " \\\\",
-        "\\midrule",
-    ]
-    for row in found.rows:
-        texts = [*_keys(found, row, names), *_cells(found, row)]
-        texts[len(names) + 3] = texts[len(names) + 3].partition(":")[0]
-        lines.append(" & ".join(map(escaped, texts)) + " \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def figure_text(drawn: Drawn) -> Group:
-    """What was drawn, and what is not in it."""
-    recipe = drawn.paper.recipe.figures[drawn.number]
-    lines = [Text(f"{drawn.paper.name}, figure {drawn.number}: {recipe.shows}", style="bold")]
-    if not drawn.paths:
-        lines.append(Text("Nothing to draw."))
-    lines += [Text(f"not in it: {one}") for one in drawn.left_out]
-    note = f"{recipe.note} " if recipe.note else ""
-    lines.append(Text(f"{note}The printed figure has no numbers to compare with.", style="dim"))
-    return Group(*lines)
+        files[f"{stem}.tex"] = f"{NEEDS_BOOKTABS}\n{latex(_file_table(found, short=True))}"
+    return write_all(folder, files)

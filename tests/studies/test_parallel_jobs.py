@@ -9,18 +9,19 @@ import pytest
 from atoll.core.errors import ConfigError
 from atoll.experiment import hardware as machine
 from atoll.experiment.config import RunConfig, make_config
-from atoll.studies import schedule
-from atoll.studies.schedule import PROCESS, Schedule, check_jobs, choose_jobs, memory_of
-from atoll.studies.workers import Task
+from atoll.studies import parallel
+from atoll.studies.costs import PROCESS
+from atoll.studies.parallel import Schedule, Task, check_jobs, choose_jobs
+from atoll.studies.study_run import StudyRun
 
 LONG = [make_config(method=name, data="cora", rounds=1000) for name in ("fedavg", "fedath", "moon")]
 
 
 @pytest.fixture
 def _a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "cores", lambda: 4)
-    monkeypatch.setattr(schedule, "available_memory", lambda: 100 * PROCESS)
-    monkeypatch.setattr(schedule, "on_gpu", lambda config: config.device == "cuda")
+    monkeypatch.setattr(parallel, "cores", lambda: 4)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 100 * PROCESS)
+    monkeypatch.setattr(parallel, "on_gpu", lambda config: config.device == "cuda")
 
 
 @pytest.mark.usefixtures("_a_machine")
@@ -31,7 +32,7 @@ def test_auto_takes_what_gains_time_and_the_machine_has(monkeypatch: pytest.Monk
     assert choose_jobs("auto", []) == 1
     assert choose_jobs("auto", [make_config(rounds=2)] * 5) == 1  # over before others begin
     assert choose_jobs("auto", [*LONG, make_config(device="cuda")]) == 1
-    monkeypatch.setattr(schedule, "available_memory", lambda: int(2.5 * PROCESS))
+    monkeypatch.setattr(parallel, "available_memory", lambda: int(2.5 * PROCESS))
     assert choose_jobs("auto", LONG) == 2
     large = make_config(method="fedavg", data="physics", rounds=100)
     assert choose_jobs("auto", [*LONG, large]) == 1
@@ -45,17 +46,6 @@ def test_what_the_user_says_is_done() -> None:
     for wish in (0, -1, "0", "-2", "many", "", 1.5, True):
         with pytest.raises(ConfigError, match="give a number of processes, 1 or more, or auto"):
             check_jobs(wish)  # type: ignore[arg-type]  # what a user may try
-
-
-def test_what_a_run_takes_is_known_roughly(tmp_path: Path) -> None:
-    def of(data: str) -> int:
-        return memory_of(RunConfig(data=data)) - PROCESS
-
-    assert 0 < of("cora") < of("pubmed") < of("physics")
-    assert of("physics") > 6e9
-    assert of("lagoon:nodes=300") == of("no-such-set") == 0
-    (tmp_path / "nodes.csv").write_bytes(bytes(1000))
-    assert of(str(tmp_path)) == of(str(tmp_path / "nodes.csv")) == 6 * 1000
 
 
 def test_a_group_s_share_of_processors_is_kept(
@@ -73,13 +63,13 @@ def taken(order: Schedule, *lasts: str) -> list[str]:
     """Names in the order in which processes with these last tasks' kins get them."""
     found = []
     for kin in lasts:
-        task = order.take(Task("", None, kin) if kin else None)
-        found.append("" if task is None else task.name)
+        task = order.take(Task((), kin) if kin else None)
+        found.append("" if task is None else task.runs[0].name)
     return found
 
 
 def tasks(*rows: tuple[str, str, float]) -> list[Task]:
-    return [Task(name, None, kin, cost) for name, kin, cost in rows]
+    return [Task((StudyRun(name, RunConfig()),), kin, cost) for name, kin, cost in rows]
 
 
 STUDY = tasks(("a1", "a", 2), ("a2", "a", 3), ("b1", "b", 1), ("b2", "b", 2), ("b3", "b", 1.5),
@@ -114,3 +104,11 @@ def test_the_cheapest_come_first_where_time_is_limited() -> None:
         "",
     ]
     assert taken(Schedule([]), "") == [""]
+
+
+def test_a_task_that_no_process_has_begun_comes_next() -> None:
+    order = Schedule(STUDY, dearest_first=False)
+    first = order.take(None)
+    assert first is not None
+    order.put_back(first)
+    assert taken(order, "a", "b") == ["b1", "b3"]

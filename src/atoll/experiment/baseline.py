@@ -1,0 +1,197 @@
+"""Baselines: rows of a comparison that are not federated methods.
+
+A baseline fits any model to a federation and predicts for each client. It sends no message, has no
+rounds, and works neither in an engine nor in a real federation. `run_baseline` gives it the
+clients, the metrics and the files of an ordinary run, so that tables and tests treat it like a
+method. Its results are marked "not federated", and also if it pools the clients' data.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation, each
+from atoll.core.graph import Graph
+from atoll.engines.ledger import Ledger
+from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.evaluate import Evaluator, Scores
+from atoll.experiment.folder import RunFolder, check_folder
+from atoll.experiment.hardware import environment, tuned_process
+from atoll.experiment.history import History, empty_history
+from atoll.experiment.loggers.base import open_logs
+from atoll.experiment.observers import Heard, Progress
+from atoll.experiment.problem import Data, make_federation, task_of_object
+from atoll.experiment.protocols import Protocol
+from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.rounds import score_numbers
+from atoll.experiment.run import Divide, Observer, Silent, Stopped, selection
+
+Model = TypeVar("Model")
+NOT_FEDERATED = "not federated"
+POOLED = "not federated, pools all data"
+KINDS = (NOT_FEDERATED, POOLED)
+"""The model behind a baseline's scores, as results name it."""
+
+
+class Baseline(ABC, Generic[Model]):
+    """Predictions to compare federated methods with; usually a frozen dataclass of settings.
+
+    Attributes:
+        pools: Whether it uses the data of several clients together, which breaks their privacy.
+    """
+
+    pools: ClassVar[bool] = False
+
+    @abstractmethod
+    def fit(self, federation: Federation, seed: int) -> Model:
+        """Fit to all clients, and return the model. Test nodes and their labels are hidden."""
+
+    @abstractmethod
+    def predict(self, model: Model, client: int, graph: Graph) -> Tensor:
+        """Scores of the classes for each node of a client, (N, C); the largest is predicted."""
+
+
+AnyBaseline = Baseline[Any]
+"""A baseline with any kind of model."""
+
+
+def kind_of(baseline: AnyBaseline) -> str:
+    """How results name its model: one of `KINDS`."""
+    return POOLED if baseline.pools else NOT_FEDERATED
+
+
+def without_test(federation: Federation) -> Federation:
+    """The federation without test nodes: no test role, and none of those labels."""
+    return replace(federation, graphs=each(_without_test, federation.graphs))
+
+
+def _without_test(graph: Graph) -> Graph:
+    hidden = torch.where(graph.test > 0, torch.zeros_like(graph.y), graph.y)
+    return replace(graph, y=hidden, test=torch.zeros_like(graph.test))
+
+
+@tuned_process()
+def run_baseline(
+    config: RunConfig,
+    baseline: AnyBaseline,
+    *,
+    out: Path | None = None,
+    observer: Observer | None = None,
+    data: Data | None = None,
+    log: str | Sequence[str] = (),
+    divide: Divide | None = None,
+) -> Result:
+    """Fit a baseline for every seed, score it as a method is scored, and save it as a run.
+
+    Args:
+        config: A configuration with an object in place of the method.
+        baseline: The baseline.
+        out: Folder to save in.
+        observer: Is notified of each seed, as of one round.
+        data: A Python object in place of a data set's name.
+        log: Further loggers (`experiment.loggers.base.LOGS`).
+        divide: Makes federations in place of `make_federation`.
+    """
+    asked, (full, rules) = config, resolve(config, task_of_object(data))
+    if full.dp is not None:
+        raise ConfigError(
+            f"differential privacy protects federated training, but '{config.method}' is a "
+            "baseline without any; leave out dp, or the baseline"
+        )
+    full = msgspec.structs.replace(full, rounds=1, evaluate="deployed")
+    folder = None if out is None else RunFolder(out)
+    if out is not None:
+        check_folder(out, resuming=True)
+    heard = Heard(observer or Silent(), None if out is None else Progress(out), open_logs(log, out))
+    seeds: list[SeedResult] = []
+    began = time.perf_counter()
+    for number in range(full.seed, full.seed + full.seeds):
+        federation, notes, full = (divide or make_federation)(full, rules, number, data, asked)
+        if not seeds:
+            heard.begin(full, "none", "a baseline is not federated", notes)
+        if heard.should_stop():
+            raise Stopped(out, number, 0)
+        history = _fit_and_score(baseline, federation, number)
+        seeds.append(SeedResult(number, history, Ledger()))
+        if folder is not None:
+            if len(seeds) == 1:
+                folder.begin(full, federation)
+            folder.write_partition(number, federation)
+            folder.write_clients(number, history)
+        heard.round(number, history)
+    setup = time.perf_counter() - began - sum(seed.history.seconds[0] for seed in seeds)
+    result = _result(baseline, full, rules, seeds, federation, out, setup)
+    if out is not None:
+        result.save(out)
+    heard.end(result)
+    return result
+
+
+def _result(
+    baseline: AnyBaseline,
+    config: RunConfig,
+    rules: Protocol,
+    seeds: Sequence[SeedResult],
+    federation: Federation,
+    out: Path | None,
+    setup_seconds: float,
+) -> Result:
+    return Result(
+        config=config,
+        seeds=tuple(seeds),
+        deployed=kind_of(baseline),
+        weights=rules.weights,
+        select=selection(config, rules),
+        engine="none",
+        device="cpu",
+        setup_seconds=setup_seconds,
+        environment=environment(),
+        federation=federation.about,
+        out=out,
+        metric=federation.metric,
+        hyperparameters=asdict(baseline) if is_dataclass(baseline) else {},
+    )
+
+
+def _fit_and_score(baseline: AnyBaseline, federation: Federation, seed: int) -> History:
+    began, hidden = time.perf_counter(), without_test(federation)
+    history = empty_history(federation)
+    model = baseline.fit(hidden, seed)
+    evaluator = Evaluator(_Given(), with_auc=federation.classes == 2)  # type: ignore[arg-type]
+    found: list[Scores] = []
+    for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
+        scores = baseline.predict(model, client, blind)
+        if tuple(scores.shape) != (graph.num_nodes, federation.classes):
+            raise ConfigError(
+                f"{type(baseline).__name__}.predict gave scores of shape {tuple(scores.shape)} for "
+                f"client {client}; it must give one row a node and one column a class, "
+                f"{(graph.num_nodes, federation.classes)}"
+            )
+        found.append(evaluator.score(graph, scores, None, torch.zeros(2, dtype=torch.int64))[0])
+    table = score_numbers(
+        Scores(*(torch.stack([getattr(one, name) for one in found]) for name in _FIELDS))
+    )
+    history.scores = {name: [table] for name in history.scores}
+    history.seconds = [time.perf_counter() - began]
+    return history
+
+
+_FIELDS = ("confusion", "loss", "auc")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Predicts the scores that it is given, in the place of a method."""
+
+    def predict(self, graph: Graph, message: Tensor, state: None, noise: None) -> Tensor:
+        return message

@@ -1,0 +1,483 @@
+"""How each kind of figure is drawn: from the runs of a `Drawing` to charts by name, and rows."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from atoll.analyses.clusters import ClusterStudy, study_clusters
+from atoll.analyses.clusters_plots import plot_heterogeneity, plot_losses, plot_norms, plot_tree
+from atoll.analyses.contribution import contribution, mean
+from atoll.analyses.contribution_show import plot as plot_contribution
+from atoll.analyses.similarity import plot_similarities, read_similarities
+from atoll.core.graph import with_views
+from atoll.data.measure.graph_pairs import compare_graphs
+from atoll.data.measure.heterogeneity import embedding_distance
+from atoll.engines.checkpoint import load_checkpoint, unpack_states
+from atoll.experiment.folder import FinishedRun, RunFolder, read_run
+from atoll.present.chart import (
+    BLACK,
+    BLUE,
+    PALETTE,
+    SHAPES,
+    SOFT,
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Heat,
+    Line,
+    Mark,
+    Panels,
+    Rule,
+    Texts,
+    colour_of,
+    in_rows,
+    named,
+    number_text,
+    violin,
+)
+from atoll.present.tables import Table, make_table, record_table
+from atoll.studies.reproduce.figure_plan import Drawing, Point
+from atoll.studies.reproduce.table import Ours, ours_of
+
+Drawn = tuple[Mapping[str, Panels], Table]
+"""Pictures by the ending of their file's name, and the numbers behind them."""
+COLUMNS = {
+    "rounds": "dataset method round mean protocol",
+    "similarity": "dataset of client other similarity",
+    "distance": "dataset method distance std seeds protocol",
+    "contribution": "dataset variation class train_nodes_of_client homophily_at_client "
+    "with without",
+    "norms": "dataset method client round norm norm_of_cluster_mean cluster",
+    "heterogeneity": "dataset method after_round structure features",
+    "losses": "dataset method round mean std_over_clients",
+    "pairs": "dataset X structure_heterogeneity mean std seeds protocol cell",
+    "violins": "dataset method X client gain protocol",
+}
+"""Columns of the CSV; X is the name of the recipe's first axis."""
+
+
+def _table(drawing: Drawing, rows: Sequence[Sequence[object]]) -> Table:
+    names = COLUMNS[drawing.recipe.draw].split()
+    return make_table([drawing.recipe.x_name if n == "X" else n for n in names], rows)
+
+
+def _ours(point: Point, drawing: Drawing) -> Ours:
+    assert point.outcome is not None
+    return ours_of(point.outcome, f"test_{drawing.metric(point.dataset)}")
+
+
+def _folder(point: Point) -> Path:
+    assert point.outcome is not None
+    return point.outcome.folder
+
+
+def _scores(drawing: Drawing) -> Table:
+    """Every run's score as a line of the CSV."""
+    recipe, rows = drawing.recipe, []
+    for point in drawing.points:
+        own = _ours(point, drawing)
+        axes = {recipe.x_name: point.x.label, recipe.y_name: point.y.label}
+        rows.append(
+            {
+                "dataset": point.dataset,
+                "clients": point.run.config.clients,
+                "method": point.method,
+                **{name: label for name, label in axes.items() if name and name != "clients"},
+                "metric": drawing.metric(point.dataset),
+                "mean": round(own.mean, 3),
+                "std": None if own.std is None else round(own.std, 3),
+                "seeds": own.seeds,
+                "protocol": drawing.rules,
+                "cell": point.run.name,
+            }
+        )
+    return record_table(rows)
+
+
+def _panels(
+    drawing: Drawing,
+    charts: Sequence[Chart],
+    *,
+    width: float = 5.4,
+    height: float = 4.4,
+    legend: bool = False,
+) -> Panels:
+    rows = in_rows(charts)
+    wide = len(rows[0])
+    lines = [textwrap.wrap(line, int(13 * width * wide)) for line in drawing.title().splitlines()]
+    title = "\n".join(part for line in lines for part in line)
+    size = (width * wide, height * len(rows) + 0.9)
+    return Panels(title, rows, size, legend=legend)
+
+
+def _score_axis(drawing: Drawing, dataset: str) -> Axis:
+    metric = "AUC" if drawing.metric(dataset) == "auc" else "accuracy"
+    return Axis(f"test {metric}, %")
+
+
+def _line(
+    method: str, methods: Sequence[str], x: np.ndarray, y: np.ndarray, **more: object
+) -> Line:
+    """A method's line; the paper's own method, the last, is black and thick."""
+    place, colours = list(methods).index(method), len(PALETTE) - 1
+    if place == len(methods) - 1:
+        style = {"colour": BLACK, "width": 2.4, "shape": "dot"}
+    else:
+        dash, shape = (place // colours) % 4, SHAPES[place % len(SHAPES)]
+        style = {"colour": colour_of(place % colours), "width": 1.5, "dash": dash, "shape": shape}
+    return Line(x, y, name=method, **{**style, **more})  # type: ignore[arg-type]
+
+
+def draw_lines(drawing: Drawing) -> Drawn:
+    """A score against something that is varied: a line for each method, a panel for each set."""
+    methods, charts = drawing.methods(), []
+    values = sorted({float(variant.label) for variant in drawing.recipe.x})
+    ticks = [(value, f"{value:g}") for value in values]
+    log = values[0] > 0 and values[-1] / values[0] > 50
+    for dataset in drawing.datasets():
+        lines = []
+        for method in methods:
+            own = [p for p in drawing.of(dataset) if p.method == method]
+            at = np.array([float(point.x.label) for point in own])
+            found = [_ours(point, drawing) for point in own]
+            mean, band = np.array([one.mean for one in found]), {}
+            if len(methods) == 1 and found[0].std is not None:
+                spread = np.array([one.std for one in found])
+                band = {"low": mean - spread, "high": mean + spread}
+            lines.append(_line(method, methods, at, mean, **band))
+        x = Axis(drawing.recipe.x_name, log=log, ticks=ticks)
+        charts.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
+    return {"": _panels(drawing, charts, legend=len(methods) > 1)}, _scores(drawing)
+
+
+def draw_rounds(drawing: Drawing) -> Drawn:
+    """A score after every round: mean over seeds, a line for each method."""
+    methods, charts, rows = drawing.methods(), [], []
+    for dataset in drawing.datasets():
+        first: FinishedRun | None = None
+        lines = []
+        for point in drawing.of(dataset):
+            run = read_run(_folder(point), like=first)
+            first = first or run
+            curve = 100 * run.result.curve(drawing.metric(dataset)).mean(0)
+            lines.append(
+                _line(point.method, methods, np.arange(1, len(curve) + 1), curve, shape="")
+            )
+            rows += [
+                (dataset, point.method, number, round(float(value), 3), drawing.rules)
+                for number, value in enumerate(curve, start=1)
+            ]
+        x = Axis("round", whole=True)
+        charts.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
+    return {"": _panels(drawing, charts, legend=len(methods) > 1)}, _table(drawing, rows)
+
+
+def draw_bars(drawing: Drawing) -> Drawn:
+    """A group of bars for each place on the axis."""
+    groups = list(dict.fromkeys(point.group for point in drawing.points))
+    several = len({p.x.methods for p in drawing.points}) > 1
+    methods, ticks, low = drawing.methods(), [], 100.0
+    marks: list[Mark] = []
+    shown: set[str] = set()
+    for group in groups:
+        own = [point for point in drawing.points if point.group == group]
+        for place, point in enumerate(own):
+            found, method = _ours(point, drawing), point.method
+            at, std = group + 0.8 * (place + 0.5) / len(own) - 0.4, found.std or 0.0
+            colour, name = colour_of(methods.index(method)), "" if method in shown else method
+            shown.add(method)
+            bar = Bars([at], [found.mean], 0.0, 0.76 / len(own), colour, name, [std])
+            marks += [bar, Texts([at], [found.mean + std], [f"{found.mean:.1f}"], size=8)]
+            low = min(low, found.mean - std)
+        label = f"{own[0].x.label} {drawing.recipe.x_name}"
+        losses = several and bool(own[0].x.methods)
+        ticks.append((float(group), f"{label}\n(losses)" if losses else label))
+    score = _score_axis(drawing, drawing.points[0].dataset)
+    y = replace(score, low=max(0.0, low - 8), room=0.12)
+    chart = Chart("", Axis(ticks=ticks), y, tuple(marks))
+    width = max(8.0, 2.2 * len(groups))
+    picture = _panels(drawing, [chart], width=width, height=4.8, legend=len(methods) > 1)
+    return {"": picture}, _scores(drawing)
+
+
+def draw_grid(drawing: Drawing) -> Drawn:
+    """A heat map over two things that are varied, for each data set and method."""
+    x = [float(variant.label) for variant in drawing.recipe.x]
+    y = [float(variant.label) for variant in drawing.recipe.y]
+    charts = []
+    for dataset, method in dict.fromkeys((p.dataset, p.method) for p in drawing.points):
+        values = np.full((len(y), len(x)), np.nan)
+        for point in (p for p in drawing.of(dataset) if p.method == method):
+            place = y.index(float(point.y.label)), x.index(float(point.x.label))
+            values[place] = _ours(point, drawing).mean
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        words = np.array([[f"{value:.1f}" for value in row] for row in values])
+        # From the least value on: the differences are what the picture is for.
+        heat = Heat(values, words, low, max(high, low + 1.0), scale="", scale_form="{x:.1f}")
+        across = named(drawing.recipe.x_name, [f"{label:g}" for label in x])
+        down = named(drawing.recipe.y_name, [f"{label:g}" for label in y], down=True)
+        title = f"{dataset}, {method}\n{_score_axis(drawing, dataset).name}"
+        charts.append(Chart(title, across, down, (heat,)))
+    return {"": _panels(drawing, charts)}, _scores(drawing)
+
+
+def draw_similarity(drawing: Drawing) -> Drawn:
+    """How alike clients seem to each method, beside the data's own similarity."""
+    pictures, rows = {}, []
+    for dataset in drawing.datasets():
+        found = read_similarities([_folder(point) for point in drawing.of(dataset)])
+        pictures[dataset.lower()] = plot_similarities(found)
+        matrices = {**{f"data: {kind}": m for kind, m in found.data.items()}, **found.methods}
+        for name, matrix in matrices.items():
+            mean = matrix if matrix.ndim == 2 else matrix.mean(0)
+            rows += [
+                (
+                    dataset,
+                    name,
+                    int(found.clients[i]),
+                    int(found.clients[j]),
+                    round(float(mean[i, j]), 5),
+                )
+                for i, j in zip(*np.triu_indices(len(mean), 1), strict=True)
+            ]
+    return pictures, _table(drawing, rows)
+
+
+def draw_distance(drawing: Drawing) -> Drawn:
+    """How far apart same-class nodes of different clients are, a bar for each method."""
+    methods, charts, rows = drawing.methods(), [], []
+    for dataset in drawing.datasets():
+        marks: list[Mark] = []
+        for place, point in enumerate(drawing.of(dataset)):
+            values = np.array(_distances(_folder(point)))
+            middle, spread = values.mean(), _spread(values)
+            marks.append(Bars([place], [middle], 0.0, 0.6, colour_of(place), spread=[spread]))
+            marks.append(Texts([place], [middle + spread], [f"{middle:.2f}"]))
+            rows.append(
+                (
+                    dataset,
+                    point.method,
+                    round(middle, 4),
+                    round(spread, 4),
+                    values.size,
+                    drawing.rules,
+                )
+            )
+        y = Axis("average Wasserstein distance of the outputs", low=0.0, room=0.12)
+        charts.append(Chart(dataset, named("", methods), y, tuple(marks)))
+    return {"": _panels(drawing, charts)}, _table(drawing, rows)
+
+
+def _spread(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if values.size > 1 else 0.0
+
+
+def _distances(folder: Path) -> list[float]:
+    """Of every seed: the distance between same-class outputs of two clients, mean over pairs."""
+    run, found = read_run(folder), []
+    method = run.method
+    assert method is not None
+    for number, (server, federation) in enumerate(zip(run.servers, run.federations, strict=True)):
+        seed = run.config.seed + number
+        states = unpack_states(load_checkpoint(RunFolder(folder).checkpoint(seed))["states"])
+        message, outputs = method.deploy(server), []
+        for position, bare in enumerate(federation.graphs):
+            graph = with_views(bare, method.views)
+            with torch.no_grad():
+                own = method.predict(graph, message.for_one(position), states[position])
+            outputs.append(own.numpy())
+        labels = [graph.y.numpy() for graph in federation.graphs]
+        found.append(embedding_distance(outputs, labels, seed=seed))
+    return found
+
+
+def draw_contribution(drawing: Drawing) -> Drawn:
+    """What one client does to each class, with one kind of difference at a time."""
+    pictures, rows = {}, []
+    for point in drawing.points:
+        found = contribution(point.run.config, client=0, vary=str(point.x.label))
+        pictures[f"{point.dataset.lower()}-{point.x.label}"] = plot_contribution(found)
+        rows += [
+            (
+                point.dataset,
+                point.x.label,
+                row.name,
+                row.train,
+                number_text(row.homophily, 4),
+                number_text(100 * mean(row.present), 3),
+                number_text(100 * mean(row.absent), 3),
+            )
+            for row in found.classes()
+        ]
+    return pictures, _table(drawing, rows)
+
+
+def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStudy]]:
+    """The clusters of every gcfl run, with its file's name, beside other methods' runs."""
+    for point in drawing.points:
+        if point.run.config.method != "gcfl":
+            continue
+        others = [_folder(other) for other in drawing.of(point.dataset) if other is not point]
+        beside = others if drawing.recipe.draw == "losses" else ()
+        name = f"{point.dataset}-{point.method}".lower().replace("+", "-plus")
+        yield point, name, study_clusters(_folder(point), beside=beside)
+
+
+def draw_norms(drawing: Drawing) -> Drawn:
+    """Norms of updates and the tree of clusters, for each run."""
+    pictures, rows = {}, []
+    for point, name, study in _cluster_studies(drawing):
+        pictures[f"{name}-norms"] = plot_norms(study)
+        pictures[f"{name}-tree"] = plot_tree(study)
+        rows += [
+            (
+                point.dataset,
+                point.method,
+                study.names[client],
+                number,
+                round(float(study.norms[number, client]), 6),
+                round(float(study.together[number, client]), 6),
+                int(study.label[number, client]),
+            )
+            for number in range(study.rounds)
+            for client in range(len(study.names))
+        ]
+    return pictures, _table(drawing, rows)
+
+
+def draw_heterogeneity(drawing: Drawing) -> Drawn:
+    """How different the graphs inside clusters are, for each run."""
+    pictures, rows = {}, []
+    for point, name, study in _cluster_studies(drawing):
+        pictures[name] = plot_heterogeneity(study)
+        rows += [
+            (
+                point.dataset,
+                point.method,
+                "start" if number < 0 else int(number),
+                round(structure, 5),
+                round(features, 5),
+            )
+            for number, structure, features in study.within()
+        ]
+    return pictures, _table(drawing, rows)
+
+
+def draw_losses(drawing: Drawing) -> Drawn:
+    """Test losses over the rounds, a picture for each data set."""
+    pictures, rows = {}, []
+    last = {point.dataset: study for point, _, study in _cluster_studies(drawing)}
+    for dataset in (name for name in drawing.datasets() if name in last):
+        study = last[dataset]
+        pictures[dataset.lower()] = plot_losses(study)
+        for run, gain in zip((study.run, *study.others), study.gains, strict=True):
+            losses = np.concatenate(
+                [one.history.array("deployed", "loss", "test") for one in run.result.seeds], axis=1
+            )
+            rows += [
+                (
+                    dataset,
+                    gain.name,
+                    number,
+                    round(float(np.nanmean(line)), 5),
+                    round(float(np.nanstd(line)), 5),
+                )
+                for number, line in enumerate(losses)
+            ]
+    return pictures, _table(drawing, rows)
+
+
+def draw_pairs(drawing: Drawing) -> Drawn:
+    """The first client's accuracy against how different the other's graphs are (GCFL, Fig. 5)."""
+    marks: list[Mark] = []
+    rows = []
+    for point in drawing.points:
+        run = read_run(_folder(point))
+        own = 100 * run.result.of_clients()[:, 0]
+        gap, middle = float(compare_graphs(run.federations[0]).structure[0, 1]), float(own.mean())
+        alone = run.config.method == "local"
+        rows.append(
+            (
+                point.dataset,
+                point.x.label,
+                "" if alone else round(gap, 5),
+                round(middle, 3),
+                round(_spread(own), 3),
+                own.size,
+                drawing.rules,
+                point.run.name,
+            )
+        )
+        if alone:
+            marks.append(Rule(middle, dash=1, width=1.4, name="alone"))
+        else:
+            marks.append(Dots([gap], [middle], BLUE, spread=[_spread(own)]))
+            marks.append(Texts([gap], [middle], [str(point.x.label)], "corner"))
+    x = Axis("structure heterogeneity to the other data set (nats)", room=0.15)
+    y = Axis(f"test accuracy on {drawing.points[0].dataset}, %", room=0.15)
+    chart = Chart("", x, y, tuple(marks), legend="inside")
+    return {"": _panels(drawing, [chart], width=7.4, height=4.8)}, _table(drawing, rows)
+
+
+def draw_violins(drawing: Drawing) -> Drawn:
+    """What clients gain over training alone: two halves of a violin for each method."""
+    methods, charts, rows = drawing.methods(), [], []
+    sides = [variant.label for variant in drawing.recipe.x]
+    for dataset in drawing.datasets():
+        marks: list[Mark] = [Rule(0.0, colour=SOFT)]
+        bases: dict[object, FinishedRun] = {}
+        for point in drawing.of(dataset):
+            label = point.x.label
+            base = drawing.baselines.get((dataset, label))
+            if base is None:
+                continue
+            fresh = label not in bases
+            first = bases.setdefault(label, read_run(base.folder)) if fresh else bases[label]
+            run = read_run(_folder(point), like=first)
+            gain = 100 * (run.result.of_clients().mean(0) - first.result.of_clients().mean(0))
+            place, side = methods.index(point.method), sides.index(label)
+            name = str(label) if fresh else ""
+            marks += _half_violin(gain[np.isfinite(gain)], place, side, name)
+            rows += [
+                (dataset, point.method, label, client, round(float(value), 4), drawing.rules)
+                for client, value in enumerate(gain)
+            ]
+        y = Axis("points gained over training alone (line: mean)")
+        charts.append(Chart(dataset, named("", methods), y, tuple(marks)))
+    width = max(4.6, 1.5 * len(methods))
+    return {"": _panels(drawing, charts, width=width, legend=len(sides) > 1)}, _table(drawing, rows)
+
+
+def _half_violin(values: np.ndarray, place: int, side: int, name: str) -> list[Mark]:
+    """The left (0) or right (1) half, with a dot for each client and a line at the mean."""
+    sign, colour = (-1, 1)[side], colour_of(side)
+    at = place + sign * np.random.default_rng(side).uniform(0.04, 0.14, values.size)
+    return [
+        *violin(values, place, colour=colour, side=sign, width=0.85),
+        Dots(at, values, colour, name, size=3.5, opacity=0.8),
+        Line([place, place + 0.3 * sign], [values.mean()] * 2, BLACK, width=2.0),
+    ]
+
+
+DRAW: dict[str, Callable[[Drawing], Drawn]] = {
+    "lines": draw_lines,
+    "rounds": draw_rounds,
+    "bars": draw_bars,
+    "grid": draw_grid,
+    "similarity": draw_similarity,
+    "distance": draw_distance,
+    "contribution": draw_contribution,
+    "norms": draw_norms,
+    "heterogeneity": draw_heterogeneity,
+    "losses": draw_losses,
+    "violins": draw_violins,
+    "pairs": draw_pairs,
+}
+"""Every way to draw that a recipe can name."""

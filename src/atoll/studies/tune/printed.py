@@ -1,0 +1,199 @@
+"""The printed tables, the picture and the files of a tuning, as values of `atoll.present`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from atoll.experiment.command import run_command
+from atoll.experiment.config import config_text
+from atoll.present.chart import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    Axis,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Panels,
+    steps,
+)
+from atoll.present.files import write_all
+from atoll.present.plots import plain_json
+from atoll.present.tables import DASH, Column, Table, make_table
+from atoll.present.terminal import counted, percent
+from atoll.studies.study_run import Json
+from atoll.studies.tune.result import Tuned, Tuning
+from atoll.studies.tune.runner import safe_name
+
+SHOWN = 5
+"""Best trials that the table lists; trials.csv has all."""
+
+
+def trials_table(tuned: Tuned) -> Table:
+    """A method's best trials, and its defaults."""
+    best = tuned.ranking[:SHOWN]
+    first = [t for t in tuned.ranking if t.number == 0 and t not in best and tuned.defaults]
+    rows = []
+    for trial in [*best, *first]:
+        note = "  (its own defaults)" if trial.number == 0 and tuned.defaults else ""
+        words = "  ".join(f"{key}={value}" for key, value in trial.settings.items())
+        rows.append((trial.number, f"{100 * (trial.value or 0):.2f}", words + note))
+    shares = [f"{key} {share:.0%}" for key, share in tuned.importance.items()]
+    return make_table(
+        ("trial", "validation", Column("settings", "left", wrap=True)),
+        rows,
+        left=0,
+        title=_heading(tuned),
+        notes=["What made the difference: " + ", ".join(shares)] if shares else [],
+    )
+
+
+def _heading(tuned: Tuned) -> str:
+    states = [trial.state for trial in tuned.trials]
+    kinds = [f"{states.count(s)} {s}" for s in dict.fromkeys(states)]
+    played = sum(len(trial.curve) for trial in tuned.trials)
+    seconds = sum(trial.seconds for trial in tuned.trials)
+    return (
+        f"{tuned.method} on {tuned.config.data}: {counted(len(states), 'trial')} "
+        f"({', '.join(kinds)}), {counted(played, 'round')}, {seconds:.0f} s"
+    )
+
+
+def final_table(found: Tuning) -> Table:
+    """All methods: their defaults, their best trial, and the final test."""
+    tested = bool(found.asked.seeds)
+    names = ["trials", "validation, defaults", "validation, tuned", "test, tuned"]
+    columns = [Column(name, wrap=True) for name in (names if tested else names[:-1])]
+    rows = []
+    for tuned in found.methods.values():
+        first = tuned.trials[0].value
+        row = [
+            tuned.method,
+            len(tuned.trials),
+            DASH if first is None or not tuned.defaults else f"{100 * first:.1f}",
+            f"{100 * (tuned.best.value or 0):.1f}",
+        ]
+        if tested:
+            metrics = {} if tuned.test is None else tuned.test["metrics"]
+            row.append(percent(metrics, f"test_{tuned.metric}"))
+        rows.append(row)
+    return make_table(
+        [Column("method", "left", wrap=True), *columns],
+        rows,
+        caption=_caption(found),
+        notes=found.notes,
+    )
+
+
+def _caption(found: Tuning) -> str:
+    first = next(iter(found.methods.values()))
+    words = f"In percent {first.metric}. Validation: the best of many, so it flatters. "
+    if found.asked.seeds:
+        fresh = counted(found.asked.seeds, "fresh seed")
+        words += (
+            f"Test: the best configuration, run once, with {fresh} from {first.config.seed}; the "
+            "trials had no test data. "
+        )
+    if found.asked.seeds and first.redivided:
+        words += (
+            "Each seed divides the data anew, so some nodes that are tested were training or "
+            "validation nodes of the trials; `atoll partition` makes a file that keeps them apart. "
+        )
+    return words + f"Budget of each method: {counted(found.asked.trials, 'trial')}."
+
+
+def commands(found: Tuning) -> list[str]:
+    """For each method the command that runs it as it was chosen."""
+    return [run_command(tuned.config) for tuned in found.methods.values()]
+
+
+def write_tuning(found: Tuning, out: Path) -> list[Path]:
+    """trials.csv, tune.json, history.png, and a configuration for each method."""
+    files: dict[str, object] = {
+        "trials.csv": all_trials(found),
+        "tune.json": json.dumps(summary(found), indent=2),
+        "history.png": history_chart(list(found.methods.values())),
+    }
+    for tuned in found.methods.values():
+        files[f"best-{safe_name(tuned.method)}.toml"] = config_text(tuned.config)
+    return write_all(out, files)
+
+
+def summary(found: Tuning) -> Json:
+    """The object that `--json` prints."""
+    whole = {
+        tuned.method: {
+            "space": {key: str(wanted) for key, wanted in tuned.space.items()},
+            "trials": len(tuned.trials),
+            "best_trial": tuned.best.number,
+            "settings": dict(tuned.best.settings),
+            "metric": tuned.metric,
+            "validation": tuned.best.value,
+            "importance": dict(tuned.importance),
+            "test": None
+            if tuned.test is None
+            else tuned.test["metrics"].get(f"test_{tuned.metric}"),
+            "command": command,
+        }
+        for tuned, command in zip(found.methods.values(), commands(found), strict=True)
+    }
+    about = {
+        "methods": whole,
+        "trials": found.asked.trials,
+        "seeds": found.asked.seeds,
+        "out": None if found.folder is None else str(found.folder),
+        "notes": list(found.notes),
+    }
+    return dict(plain_json(about))
+
+
+def all_trials(found: Tuning) -> Table:
+    """Every trial with its settings, for trials.csv."""
+    keys = list(dict.fromkeys(key for t in found.methods.values() for key in t.space))
+    rows = [
+        [
+            tuned.method,
+            t.number,
+            t.state,
+            "" if t.value is None else f"{t.value:.6g}",
+            len(t.curve),
+            f"{t.seconds:.3f}",
+            *(t.settings.get(key) for key in keys),
+        ]
+        for tuned in found.methods.values()
+        for t in tuned.trials
+    ]
+    return make_table(["method", "trial", "state", "validation", "rounds", "seconds", *keys], rows)
+
+
+def history_chart(all_tuned: Sequence[Tuned]) -> Panels:
+    """The score of each trial and the best so far, a panel for each method, one scale for all."""
+    charts = []
+    for place, tuned in enumerate(all_tuned):
+        done = [(t.number, 100 * t.value) for t in tuned.trials if t.value is not None]
+        numbers, values = np.array(done).T
+        best = steps(numbers, np.maximum.accumulate(values))
+        pruned = [t for t in tuned.trials if t.value is None and t.curve]
+        marks: list[Mark] = [
+            Dots(numbers, values, BLUE, "complete", size=4),
+            Line(*best, ORANGE, "best so far", width=1.5),
+        ]
+        if pruned:
+            at, top = [t.number for t in pruned], [100 * max(t.curve) for t in pruned]
+            marks.append(Dots(at, top, GREY, "pruned, best round", "cross", 6))
+        chosen = 100 * (tuned.best.value or 0)
+        marks.append(Dots([tuned.best.number], [chosen], RED, "chosen", "star", 11))
+        y = Axis(f"validation {all_tuned[0].metric}, percent" if not place else "")
+        last = place == len(all_tuned) - 1
+        legend = "inside" if last else ""
+        charts.append(
+            Chart(tuned.method, Axis("trial", whole=True), y, tuple(marks), legend=legend)
+        )
+    size = (max(5.0, 3.6 * len(all_tuned)), 3.6)
+    return Panels("", (tuple(charts),), size, shared="y")
