@@ -7,7 +7,8 @@ from click.testing import CliRunner
 import atoll
 from atoll.cli.app import main
 from atoll.core.errors import ConfigError
-from atoll.experiment.problem import nearly_single_class
+from atoll.experiment.config import make_config
+from atoll.experiment.problem import Problem, nearly_single_class
 from tests.experiment.test_run_graphs import group, rings
 
 
@@ -95,3 +96,25 @@ def test_a_score_with_private_layers_is_called_personalised(tmp_path):
     assert result.scored == "personalised"
     assert "personalised_test_accuracy" in result.metrics()
     assert atoll.read_result(tmp_path / "run").summary()["scored"] == "personalised"
+
+
+def test_a_problem_is_resolved_once_and_completed_by_its_data(tmp_path):
+    problem = Problem.of(make_config(data=write_own(tmp_path)))
+    assert problem.given.partition is None
+    assert problem.config.partition == "louvain"  # nothing is loaded yet
+    made = problem.divide(0)
+    assert made.config.partition == "column:owner"
+    assert len(problem.federation(0)) == 2
+
+
+def test_a_protocol_may_fix_the_seed_of_the_data():
+    assert Problem.of(make_config()).seed_of_data(3) == 3
+    fixed = Problem.of(make_config(protocol="fedtad"))
+    assert fixed.seed_of_data(3) == fixed.seed_of_data(4) == 2024
+
+
+def test_a_finished_federation_is_its_own_problem():
+    federation = atoll.partition(atoll.load("lagoon:nodes=300"), "random", clients=2)
+    problem = Problem.of(make_config(objects=["data"]), federation)
+    assert problem.federation(5) is federation
+    assert problem.divide(5).config.partition == "random"

@@ -30,9 +30,9 @@ from atoll.core.method import Method
 from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import choose_device, tuned_process
-from atoll.experiment.problem import make_federation
+from atoll.experiment.problem import Problem
 from atoll.experiment.rounds import check_task
 from atoll.methods.gcfl import GCFL
 
@@ -164,8 +164,8 @@ def tune_clusters(asked: RunConfig, *, on_round: Callable[[int], None] | None = 
     rounds = asked.rounds or ROUNDS
     if rounds < LEAST_ROUNDS:
         raise ConfigError(f"rounds is {rounds}; give at least {LEAST_ROUNDS} to see where it ends")
-    config, rules = resolve(msgspec.structs.replace(asked, rounds=rounds))
-    federation, notes, config = make_federation(config, rules, config.seed, None, asked)
+    made = Problem.of(msgspec.structs.replace(asked, rounds=rounds)).divide(asked.seed)
+    federation, config = made.federation, made.config
     method = clustered(
         build_method(config, federation.features, federation.classes, federation.task), config
     )
@@ -184,7 +184,7 @@ def tune_clusters(asked: RunConfig, *, on_round: Callable[[int], None] | None = 
         together,
         max(method.min_round, waits - 1),
         client_names(federation),
-        tuple(notes),
+        tuple(made.notes),
     )
 
 

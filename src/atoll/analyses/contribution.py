@@ -38,13 +38,12 @@ from atoll.data.measure.heterogeneity import describe
 from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, resolve, saved_header
+from atoll.experiment.config import RunConfig
 from atoll.experiment.evaluate import ROLES, Evaluator
 from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS, mean_over_clients
-from atoll.experiment.problem import load_source, make_federation, need_one_graph, prepare_source
-from atoll.experiment.protocols import Protocol
+from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 
 OnRound = Callable[[int, bool, int], None]
@@ -228,13 +227,14 @@ def contribution(
         ratio: Random edges of the topology variations; None is `RATIO`.
         on_round: Called after each round.
     """
-    config, rules = resolve(asked)
-    ratio = _check_question(config, vary, ratio)
-    first = config.seed if rules.data_seed is None else rules.data_seed
-    divide, config, notes = _divider(config, rules, first, asked)
+    problem = Problem.of(asked)
+    rules = problem.rules
+    ratio = _check_question(problem.config, vary, ratio)
+    first = problem.seed_of_data(problem.config.seed)
+    divide, config, notes = _divider(problem, first)
     train, present, absent, best = [], [], [], []
     for seed in range(config.seed, config.seed + config.seeds):
-        whole = divide(seed if rules.data_seed is None else rules.data_seed)
+        whole = divide(problem.seed_of_data(seed))
         federation = vary_federation(whole, vary, client=client, ratio=ratio, seed=first)
         arms = with_and_without(
             build_method(config, federation.features, federation.classes),
@@ -268,18 +268,19 @@ def contribution(
 
 
 def _divider(
-    config: RunConfig, rules: Protocol, first: int, asked: RunConfig
+    problem: Problem, first: int
 ) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
     """The clients by the seed of their split, the completed configuration, the loader's words.
 
     The partition is always that of the first seed; a federation in one file is what it is.
     """
-    if saved_header(config) is not None:
-        federation, notes, config = make_federation(config, rules, first, None, asked)
-        need_one_graph(federation)
-        return lambda seed: federation, config, notes
-    loaded, notes = load_source(config, rules, first)
-    source, config = prepare_source(one_graph(loaded), config, rules, asked)
+    if problem.divided is not None:
+        made = problem.divide(first)
+        need_one_graph(made.federation)
+        return lambda seed: made.federation, made.config, made.notes
+    loaded, notes = problem.load(first)
+    source, config = problem.prepare(one_graph(loaded))
+    rules = problem.rules
 
     def divide(seed: int) -> Federation:
         return federate(

@@ -24,9 +24,8 @@ from atoll.data.measure.heterogeneity import embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
 from atoll.experiment.build import build_method
-from atoll.experiment.config import make_config, read_config, resolve
-from atoll.experiment.folder import CHECKPOINT
-from atoll.experiment.problem import make_federation
+from atoll.experiment.folder import RunFolder
+from atoll.experiment.problem import Problem
 from atoll.present.chart import (
     BLUE,
     GREY,
@@ -85,14 +84,12 @@ class Explanation:
 
 def explain(folder: Path, seed: int | None = None) -> Explanation:
     """Read a finished run and compute what its clients would see."""
-    if not (folder / "config.toml").exists():
-        raise ConfigError(f"{folder} holds no run (it has no config.toml)")
-    asked = make_config(**read_config(folder / "config.toml"))
-    config, rules = resolve(asked)
-    number = config.seed if seed is None else seed
-    federation, _, config = make_federation(config, rules, number, None, asked)
-    method = build_method(config, federation.features, federation.classes)
-    saved = load_checkpoint(folder / f"seed-{number}" / CHECKPOINT)
+    run = RunFolder(folder)
+    number = run.config.seed if seed is None else seed
+    made = Problem.of(run.config).divide(number)
+    federation = made.federation
+    method = build_method(made.config, federation.features, federation.classes)
+    saved = load_checkpoint(run.checkpoint(number))
     message = method.deploy(saved["server"])
     states = unpack_states(saved["states"])
     clients, plain, weighted = [], [], []
@@ -103,7 +100,7 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
             weight = method.explain_edges(graph, message.for_one(position), state)
             if weight is None:
                 raise ConfigError(
-                    f"{config.method} does not weigh edges; `atoll explain` needs fedath"
+                    f"{made.config.method} does not weigh edges; `atoll explain` needs fedath"
                 )
             weighted.append(method.predict(graph, message.for_one(position), state).numpy())
             plain.append(method.predict(graph, message.for_one(position), None).numpy())

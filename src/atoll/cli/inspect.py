@@ -15,16 +15,15 @@ from atoll.cli.options import FEDERATION, PATH, SEED_OF_DATA, option, options
 def inspect(out: Path | None, own: tuple[str, ...], **given: object) -> None:
     """Show what makes the clients of a federation differ."""
     from atoll.analyses.inspect import inspect_federation
-    from atoll.experiment.config import make_config, resolve
+    from atoll.experiment.config import make_config
     from atoll.experiment.folder import check_folder
-    from atoll.experiment.problem import make_federation, nearly_single_class, need_one_graph
+    from atoll.experiment.problem import Problem, nearly_single_class, need_one_graph
 
-    asked = make_config(**chosen_options(given, own=own))
-    config, rules = resolve(asked)
+    given_config = make_config(**chosen_options(given, own=own))
     if out is not None:
         check_folder(out, resuming=True)
-    federation, notes, _ = make_federation(config, rules, asked.seed, None, asked)
-    need_one_graph(federation)
+    made = Problem.of(given_config).divide(given_config.seed)
+    need_one_graph(made.federation)
     console = make_console(stderr=False)
-    print_notes(console, [*notes, *nearly_single_class(federation)])
-    console.print(inspect_federation(federation, out, seed=asked.seed))
+    print_notes(console, [*made.notes, *nearly_single_class(made.federation)])
+    console.print(inspect_federation(made.federation, out, seed=given_config.seed))

@@ -27,9 +27,8 @@ def partition(out: Path, own: tuple[str, ...], **given: object) -> None:
     from atoll.experiment.config import make_config
     from atoll.experiment.problem import save_divided
 
-    asked = make_config(**chosen_options(given, own=own))
-    path, federation, notes = save_divided(asked, out)
+    path, made = save_divided(make_config(**chosen_options(given, own=own)), out)
     console = make_console(stderr=False)
-    print_notes(console, notes)
+    print_notes(console, made.notes)
     size = path.stat().st_size / 1e6
-    console.print(Text(f"{federation!r} saved in {path} ({size:.1f} MB)"), soft_wrap=True)
+    console.print(Text(f"{made.federation!r} saved in {path} ({size:.1f} MB)"), soft_wrap=True)

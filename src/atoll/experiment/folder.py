@@ -44,7 +44,6 @@ from atoll.experiment.config import (
     config_text,
     make_config,
     read_config,
-    resolve,
 )
 from atoll.experiment.history import History, empty_history, restored_scores
 from atoll.experiment.model import (
@@ -55,7 +54,7 @@ from atoll.experiment.model import (
     write_model,
 )
 from atoll.experiment.observers import PROGRESS
-from atoll.experiment.problem import Data, make_federation, task_of_object
+from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult
 from atoll.experiment.rounds import Run, cached_rounds
@@ -380,16 +379,15 @@ def read_run(
             f"the run in '{folder}' was started in Python with a data object, which its folder "
             "does not hold; read it in Python, and give the data again"
         )
-    config, rules = resolve(found.config, task_of_object(data))
+    problem = Problem.of(found.config, data)
+    config, rules = problem.config, problem.rules
     if like is not None:
         _check_same_clients(folder, config, like.config)
         federations = like.federations
     else:
         count = config.seeds if rules.data_seed is None else 1
-        made = [
-            make_federation(config, rules, seed, data, found.config) for seed in found.seeds[:count]
-        ]
-        federations, config = tuple(one[0] for one in made), made[0][2]
+        made = [problem.divide(seed) for seed in found.seeds[:count]]
+        federations, config = tuple(one.federation for one in made), made[0].config
     if rules.data_seed is not None:
         federations = federations[:1] * config.seeds
     first, method = federations[0], None

@@ -1,8 +1,8 @@
-"""From a configuration to the clients of each seed: load, prepare, divide."""
+"""A problem: source, partition and split of a run, resolved once, and the clients of each seed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -35,50 +35,127 @@ def task_of_object(data: Data | None) -> str | None:
     return "node" if isinstance(data, Source) else "graph"
 
 
-def make_federation(
-    config: RunConfig,
-    rules: Protocol,
-    seed: int,
-    data: Data | None,
-    asked: RunConfig,
-) -> tuple[Federation, list[str], RunConfig]:
-    """The federation of one seed, what the loader has to say, and the completed configuration.
+@dataclass(frozen=True)
+class Division:
+    """The clients of one seed.
 
-    Args:
-        config: Resolved.
-        rules: Its protocol.
-        seed: The run's seed.
-        data: What Python gave in place of a name.
-        asked: The configuration before it was resolved.
+    Attributes:
+        federation: The clients.
+        notes: Sentences of the loader for the user.
+        config: The configuration with every choice named: the data may decide how it is divided.
     """
-    if isinstance(data, Federation):
-        made = {key: data.about.get(key, "given") for key in ("partition", "split")}
-        return data, [], msgspec.structs.replace(config, clients=len(data), ratios=None, **made)
-    header = saved_header(config) if data is None else None
-    if header is not None:
-        return *open_federation(config, header), config
-    data_seed = seed if rules.data_seed is None else rules.data_seed
-    notes: list[str] = []
-    source: Source | GraphSet | GraphGroup | None = data
-    if source is None:
-        source, notes = load_source(config, rules, data_seed)
-    if not isinstance(source, Source):
-        federation = _federate_graphs(config, rules, data_seed, source, asked)
-        made = {"partition": federation.about["partition"], "clients": len(federation)}
-        return federation, notes, msgspec.structs.replace(config, **made)
-    source, config = prepare_source(source, config, rules, asked)
-    federation = federate(
-        source,
-        clients=config.clients,
-        partition=config.partition or rules.partition,
-        split=config.split or rules.split,
-        ratios=config.ratios,
-        seed=data_seed,
-        allow=config.allow,
-    )
-    if data is not None:  # a graph that Python gives may name its owners
-        config = msgspec.structs.replace(config, clients=len(federation))
-    return federation, notes, config
+
+    federation: Federation
+    notes: list[str]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Source, partition and split of a run, resolved once.
+
+    Attributes:
+        given: The configuration that the user gave.
+        config: The same, completed by the protocol.
+        rules: The protocol.
+        data: An object that Python gave in place of a name.
+    """
+
+    given: RunConfig
+    config: RunConfig
+    rules: Protocol
+    data: Data | None = None
+
+    @classmethod
+    def of(cls, given: RunConfig, data: Data | None = None) -> Problem:
+        """Resolve a configuration; no data are loaded yet."""
+        config, rules = resolve(given, task_of_object(data))
+        return cls(given, config, rules, data)
+
+    @property
+    def divided(self) -> Header | None:
+        """The header of data that are a federation in one file; else None."""
+        return saved_header(self.config) if self.data is None else None
+
+    def seed_of_data(self, seed: int) -> int:
+        """The seed of partition and split in a run with this seed."""
+        return seed if self.rules.data_seed is None else self.rules.data_seed
+
+    def federation(self, seed: int) -> Federation:
+        """The clients of one seed."""
+        return self.divide(seed).federation
+
+    def divide(self, seed: int) -> Division:
+        """The clients of one seed, with notes and the completed configuration."""
+        config, data = self.config, self.data
+        if isinstance(data, Federation):
+            made = {key: data.about.get(key, "given") for key in ("partition", "split")}
+            made |= {"clients": len(data), "ratios": None}
+            return Division(data, [], msgspec.structs.replace(config, **made))
+        if self.divided is not None:
+            return Division(*open_federation(config, self.divided), config)
+        source, notes = (data, []) if data is not None else self.load(seed)
+        if not isinstance(source, Source):
+            federation = self._divide_graphs(source, seed)
+            made = {"partition": federation.about["partition"], "clients": len(federation)}
+            return Division(federation, notes, msgspec.structs.replace(config, **made))
+        source, config = self.prepare(source)
+        federation = federate(
+            source,
+            clients=config.clients,
+            partition=config.partition or self.rules.partition,
+            split=config.split or self.rules.split,
+            ratios=config.ratios,
+            seed=self.seed_of_data(seed),
+            allow=config.allow,
+        )
+        if data is not None:  # a graph that Python gives may name its owners
+            config = msgspec.structs.replace(config, clients=len(federation))
+        return Division(federation, notes, config)
+
+    def load(self, seed: int) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
+        """The named data, undivided, and the loader's notes."""
+        return load(
+            self.config.data,
+            clients=self.config.clients or self.rules.clients,
+            seed=self.seed_of_data(seed),
+            root=self.config.data_root,
+            schema=self.config.schema,
+            own=self.config.own,
+        )
+
+    def prepare(self, source: Source) -> tuple[Source, RunConfig]:
+        """One graph as the protocol wants it, and the configuration with its owners' partition."""
+        config = with_own_partition(self.config, source, self.given)
+        for name in self.rules.prepare:
+            source = PREPARATIONS[name](source)
+        return source, config
+
+    def _divide_graphs(self, source: GraphSet | GraphGroup, seed: int) -> Federation:
+        """A federation of clients with many graphs each."""
+        config = self.config
+        # A group divides itself; a wish of the user must be refused then, not overruled.
+        wishes = self.given if isinstance(source, GraphGroup) else config
+        if "undirected" in self.rules.prepare:
+            source = source.undirected_simple()
+        return federate_graphs(
+            source,
+            clients=wishes.clients,
+            partition=wishes.partition,
+            split=config.split or self.rules.split,
+            ratios=config.ratios,
+            seed=self.seed_of_data(seed),
+            allow=config.allow,
+            batch_size=BATCH_SIZE if config.batch_size is None else config.batch_size,
+        )
+
+
+def make_federation(
+    config: RunConfig, rules: Protocol, seed: int, data: Data | None, given: RunConfig
+) -> tuple[Federation, list[str], RunConfig]:
+    """`Problem.divide` for the caches of studies, which find a problem by its parts."""
+    made = Problem(given, config, rules, data).divide(seed)
+    return made.federation, made.notes, made.config
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
@@ -102,26 +179,25 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
 _ORIGIN = ("partition", "split", "seed", "protocol", "sha1")
 
 
-def save_divided(asked: RunConfig, out: Path) -> tuple[Path, Federation, list[str]]:
+def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
     """Divide data as a run with this configuration would, and write the clients into one file."""
-    if saved_header(asked) is not None:
-        raise ConfigError(f"'{asked.data}' is divided already; give data that are not")
+    if saved_header(given) is not None:
+        raise ConfigError(f"'{given.data}' is divided already; give data that are not")
     out = new_file(out)
-    config, rules = resolve(asked)
-    federation, notes, config = make_federation(config, rules, config.seed, None, asked)
-    seed = config.seed if rules.data_seed is None else rules.data_seed
+    problem = Problem.of(given)
+    made = problem.divide(problem.config.seed)
     about = {
-        "data": config.data,
-        "seed": seed,
-        "protocol": rules.name,
-        "ratios": config.ratios,
-        "own": config.own,
+        "data": made.config.data,
+        "seed": problem.seed_of_data(made.config.seed),
+        "protocol": problem.rules.name,
+        "ratios": made.config.ratios,
+        "own": made.config.own,
         "atoll": __version__,
-        **federation.about,
-        "partition": config.partition,
-        "split": config.split,
+        **made.federation.about,
+        "partition": made.config.partition,
+        "split": made.config.split,
     }
-    return save_federation(replace(federation, about=about), out), federation, notes
+    return save_federation(replace(made.federation, about=about), out), made
 
 
 def nearly_single_class(federation: Federation) -> list[str]:
@@ -150,52 +226,3 @@ def need_one_graph(federation: Federation) -> None:
             f"'{federation.name}' is a set of graphs with one label each; this command needs one "
             "graph: see `atoll datasets`"
         )
-
-
-def load_source(
-    config: RunConfig, rules: Protocol, seed: int
-) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
-    """What the configuration names, undivided, and what the loader has to say."""
-    return load(
-        config.data,
-        clients=config.clients or rules.clients,
-        seed=seed,
-        root=config.data_root,
-        schema=config.schema,
-        own=config.own,
-    )
-
-
-def prepare_source(
-    source: Source, config: RunConfig, rules: Protocol, asked: RunConfig
-) -> tuple[Source, RunConfig]:
-    """One graph as the protocol wants it, and the configuration with its owners' partition."""
-    config = with_own_partition(config, source, asked)
-    for name in rules.prepare:
-        source = PREPARATIONS[name](source)
-    return source, config
-
-
-def _federate_graphs(
-    config: RunConfig,
-    rules: Protocol,
-    seed: int,
-    source: GraphSet | GraphGroup,
-    asked: RunConfig,
-) -> Federation:
-    """A federation of clients with many graphs each."""
-    # A group divides itself; what the user asks for beside that must be refused, not overruled.
-    asks = asked if isinstance(source, GraphGroup) else config
-    if "undirected" in rules.prepare:
-        source = source.undirected_simple()
-    size = BATCH_SIZE if config.batch_size is None else config.batch_size
-    return federate_graphs(
-        source,
-        clients=asks.clients,
-        partition=asks.partition,
-        split=config.split or rules.split,
-        ratios=config.ratios,
-        seed=seed,
-        allow=config.allow,
-        batch_size=size,
-    )

@@ -25,7 +25,6 @@ from atoll.experiment.config import (
     config_text,
     make_config,
     read_config,
-    resolve,
     saved_header,
 )
 from atoll.experiment.folder import RunFolder, check_folder
@@ -39,7 +38,7 @@ from atoll.experiment.history import History
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.observers import Heard, Progress
 from atoll.experiment.privacy import privacy_report, with_privacy
-from atoll.experiment.problem import Data, make_federation, nearly_single_class, task_of_object
+from atoll.experiment.problem import Data, Problem, make_federation, nearly_single_class
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
@@ -49,7 +48,7 @@ from atoll.experiment.sweep import can_be_one, run_together
 Divide = Callable[
     [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
 ]
-"""Makes the federation of one seed, as `make_federation` does."""
+"""Makes the clients of one seed, as `make_federation` does."""
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
 
@@ -220,8 +219,17 @@ def run_config(
         log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
         divide: In the place of `make_federation`, for runs that share their federations.
     """
+    check_objects(config, {"method": method, "data": data, "engine": engine})
     plan = Plan(
-        config, out, observer, method, data, resuming, save_every, log, divide, engine=engine
+        Problem.of(config, data),
+        out=out,
+        observer=observer,
+        method=method,
+        engine=engine,
+        resuming=resuming,
+        save_every=save_every,
+        log=log,
+        divide=divide,
     )
     if not (plan.device.type == "cuda" if at_once is None else at_once):
         return plan.result([plan.one_seed(experiment) for experiment in plan.experiments()])
@@ -241,27 +249,26 @@ def run_config(
 class Plan:
     """A configuration on its way to a result: experiments, where they are saved, what they gave.
 
-    The arguments are those of `run_config`.
+    The other arguments are those of `run_config`.
     """
 
     def __init__(
         self,
-        config: RunConfig,
-        out: Path | None = None,
-        observer: Observer | None = None,
+        problem: Problem,
+        *,
+        out: Path | None,
+        observer: Observer | None,
+        resuming: bool,
+        save_every: float,
+        log: str | Sequence[str],
+        divide: Divide | None,
         method: Method | None = None,
-        data: Data | None = None,
-        resuming: bool = False,
-        save_every: float = SAVE_EVERY,
-        log: str | Sequence[str] = (),
-        divide: Divide | None = None,
         engine: EngineFactory | None = None,
     ) -> None:
         self.began, self.setup = time.perf_counter(), 0.0
-        self.out, self.save_every, self.given, self.data = out, save_every, method, data
+        self.out, self.save_every, self.given, self.problem = out, save_every, method, problem
         self.divide: Divide = divide or make_federation
-        check_objects(config, {"method": method, "data": data, "engine": engine})
-        self.asked, (self.config, self.rules) = config, resolve(config, task_of_object(data))
+        self.config, self.rules = config, _ = problem.config, problem.rules
         if engine is None:
             self.engine, self.why = choose_engine(config.engine)
         else:
@@ -287,10 +294,9 @@ class Plan:
     def experiments(self) -> Iterator[Experiment]:
         """One for each seed, made when it is asked for."""
         for number in range(self.config.seed, self.config.seed + self.config.seeds):
-            federation, notes, self.config = self.divide(
-                self.config, self.rules, number, self.data, self.asked
-            )
-            config, method = self.config, self.given
+            given, data = self.problem.given, self.problem.data
+            federation, notes, config = self.divide(self.config, self.rules, number, data, given)
+            self.config, method = config, self.given
             method = method or build_method(
                 config, federation.features, federation.classes, federation.task
             )
@@ -319,7 +325,7 @@ class Plan:
 
     def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
         self.about = federation.about
-        self.fingerprint = name_configuration(self.config, self.given, self.data)
+        self.fingerprint = name_configuration(self.config, self.given, self.problem.data)
         if self.folder is not None:
             self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)

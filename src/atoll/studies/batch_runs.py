@@ -13,7 +13,7 @@ from atoll.core.vmap.varied import Undecided, points
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.hardware import choose_device, tuned_process
-from atoll.experiment.problem import make_federation
+from atoll.experiment.problem import Problem, make_federation
 from atoll.experiment.result import Result
 from atoll.experiment.run import SAVE_EVERY, Divide, Observer, Plan, Silent, Stopped
 from atoll.experiment.sweep import Parted, can_be_one, run_together
@@ -76,8 +76,16 @@ def run_configs(
     folders = outs or [None] * len(configs)
     hearers = observers or [Silent() for _ in configs]
     plans = [
-        Plan(config, out, heard, None, None, resuming, save_every, log, shared)
-        for config, out, heard in zip(configs, folders, hearers, strict=True)
+        Plan(
+            Problem.of(config),
+            out=out,
+            observer=observer,
+            resuming=resuming,
+            save_every=save_every,
+            log=log,
+            divide=shared,
+        )
+        for config, out, observer in zip(configs, folders, hearers, strict=True)
     ]
     rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
     experiments = [experiment for _, experiment in rows]

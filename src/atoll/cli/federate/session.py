@@ -32,11 +32,9 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 def divided(config: RunConfig) -> Federation:
     """The clients that `atoll run` would make."""
-    from atoll.experiment.config import resolve
-    from atoll.experiment.problem import make_federation
+    from atoll.experiment.problem import Problem
 
-    filled, rules = resolve(config)
-    return make_federation(filled, rules, filled.seed, None, config)[0]
+    return Problem.of(config).federation(config.seed)
 
 
 def make_order(
