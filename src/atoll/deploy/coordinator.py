@@ -48,11 +48,13 @@ from atoll.experiment.config import RunConfig, config_text, make_config, parse_c
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
 from atoll.experiment.history import History, restored_scores
+from atoll.experiment.model import about_model
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.result import Result, SeedResult, make_result
 from atoll.experiment.rounds import Experiment, Run, cached_rounds
-from atoll.experiment.run import about_model, make_result, name_configuration, selection_of
+from atoll.experiment.run import name_configuration
+from atoll.experiment.selection import selection_of
 
 ROSTER = "roster.json"
 

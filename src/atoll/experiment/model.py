@@ -9,9 +9,10 @@ A run copies the deployed model only in rounds that are the best so far. A folde
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import DataError, WireError
+from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.graph import Graph, with_views
 from atoll.core.message import Message, ToAll
@@ -30,6 +32,8 @@ from atoll.core.private_layers import private_names
 from atoll.core.tree import Tree, num_bytes, tree_map, unstack
 from atoll.engines.checkpoint import pack_states, unpack_states
 from atoll.engines.codec import decode, encode
+from atoll.experiment.config import RunConfig
+from atoll.experiment.hardware import environment
 from atoll.experiment.history import History
 from atoll.experiment.selection import Improvements, Selection
 
@@ -202,6 +206,35 @@ def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object])
         **about,
     }
     write_atomically(folder / "model.toml", tomli_w.dumps(content).encode())
+
+
+def about_model(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
+    """What model.toml says beside the selected round."""
+    evaluate = config.evaluate or "deployed"
+    plain = json.loads(json.dumps(asdict(method), default=str))
+    names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
+    return {
+        "method": config.method,
+        "data": config.data,
+        "protocol": config.protocol,
+        "task": federation.task,
+        "metric": federation.metric,
+        "deployed": method.scored_as(),
+        "scored": method.scored_as() if evaluate == "deployed" else evaluate,
+        "net": type(method.net).__name__,
+        "features": federation.features,
+        "classes": federation.classes,
+        **({"class_names": list(names)} if names else {}),
+        "hyperparameters": _without_none(plain),
+        "versions": environment(),
+    }
+
+
+def _without_none(value: object) -> object:
+    """TOML has no word for None: such keys are left out."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_none(one) for key, one in value.items() if one is not None}
 
 
 def _named(trees: Sequence[Tree]) -> dict[str, Tree]:

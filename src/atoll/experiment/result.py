@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from atoll.core.files import write_atomically
+from atoll.core.method import Method
 from atoll.engines.ledger import Ledger
 from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text
+from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
-from atoll.experiment.selection import Selection
+from atoll.experiment.privacy import privacy_report
+from atoll.experiment.protocols import Protocol
+from atoll.experiment.selection import Selection, select_rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -227,3 +231,66 @@ def seed_metrics(history: History, rules: Result) -> dict[str, float]:
 def _spread(values: list[float]) -> dict[str, Any]:
     each = [float(v) for v in values]
     return {"mean": float(np.mean(values)), "std": spread(values), "per_seed": each}
+
+
+def make_result(
+    config: RunConfig,
+    rules: Protocol,
+    method: Method,
+    seeds: Sequence[SeedResult],
+    *,
+    engine: str,
+    device: str,
+    setup_seconds: float,
+    federation: Mapping[str, Any],
+    metric: str,
+    out: Path | None,
+    federated: bool = False,
+) -> Result:
+    """The result of all seeds; see `Result`.
+
+    Args:
+        config: Resolved.
+        rules: Its protocol.
+        method: As built, without the wrapper of differential privacy.
+        seeds: One for each seed.
+        engine: The engine that ran.
+        device: The device that ran.
+        setup_seconds: Loading, dividing and preparing.
+        federation: How the first seed's federation was made.
+        metric: The data set's metric.
+        out: The folder of the run.
+        federated: Whether real sites ran all seeds on the same data.
+    """
+    return Result(
+        config=config,
+        seeds=tuple(seeds),
+        deployed=method.scored_as(),
+        weights=rules.weights,
+        select=select_rule(config, rules),
+        engine=engine,
+        device=device,
+        setup_seconds=setup_seconds,
+        environment=environment(),
+        federation=federation,
+        out=out,
+        metric=metric,
+        hyperparameters=asdict(method),
+        privacy=_privacy_of(config, seeds, federated=federated),
+    )
+
+
+def _privacy_of(
+    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
+) -> dict[str, Any] | None:
+    """The report on differential privacy; None if the run had none."""
+    if config.dp is None:
+        return None
+    return privacy_report(
+        config.dp,
+        [seed.ledger for seed in seeds],
+        clients=len(seeds[0].history.nodes),
+        fraction=config.fraction,
+        rounds=config.rounds or 0,
+        federated=federated,
+    )

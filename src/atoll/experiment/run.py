@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from typing import Protocol as TypingProtocol
@@ -30,19 +29,19 @@ from atoll.experiment.config import (
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import (
     choose_device,
-    environment,
     start,
     tuned_process,
 )
 from atoll.experiment.history import History
 from atoll.experiment.loggers.base import open_logs
+from atoll.experiment.model import about_model
 from atoll.experiment.observers import Heard, Progress
-from atoll.experiment.privacy import privacy_report, with_privacy
+from atoll.experiment.privacy import with_privacy
 from atoll.experiment.problem import Data, Problem, make_federation, nearly_single_class
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.result import Result, SeedResult, make_result
 from atoll.experiment.rounds import Experiment, Run
-from atoll.experiment.selection import BEST_CACHED, Selection
+from atoll.experiment.selection import select_rule, selection_of
 from atoll.experiment.sweep import can_be_one, run_together
 
 Divide = Callable[
@@ -384,109 +383,7 @@ class Plan:
         return result
 
 
-def make_result(
-    config: RunConfig,
-    rules: Protocol,
-    method: Method,
-    seeds: Sequence[SeedResult],
-    *,
-    engine: str,
-    device: str,
-    setup_seconds: float,
-    federation: Mapping[str, Any],
-    metric: str,
-    out: Path | None,
-    federated: bool = False,
-) -> Result:
-    """The result of all seeds; see `Result`.
-
-    Args:
-        config: Resolved.
-        rules: Its protocol.
-        method: As built, without the wrapper of differential privacy.
-        seeds: One for each seed.
-        engine: The engine that ran.
-        device: The device that ran.
-        setup_seconds: Loading, dividing and preparing.
-        federation: How the first seed's federation was made.
-        metric: The data set's metric.
-        out: The folder of the run.
-        federated: Whether real sites ran all seeds on the same data.
-    """
-    return Result(
-        config=config,
-        seeds=tuple(seeds),
-        deployed=method.scored_as(),
-        weights=rules.weights,
-        select=selection(config, rules),
-        engine=engine,
-        device=device,
-        setup_seconds=setup_seconds,
-        environment=environment(),
-        federation=federation,
-        out=out,
-        metric=metric,
-        hyperparameters=asdict(method),
-        privacy=_privacy_of(config, seeds, federated=federated),
-    )
-
-
-def selection_of(config: RunConfig, rules: Protocol, metric: str) -> Selection:
-    """How the reported round is picked."""
-    scored = config.evaluate or "deployed"
-    return Selection(scored, metric, rules.weights, selection(config, rules))
-
-
-def about_model(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
-    """What model.toml says beside the selected round."""
-    evaluate = config.evaluate or "deployed"
-    plain = json.loads(json.dumps(asdict(method), default=str))
-    names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
-    return {
-        "method": config.method,
-        "data": config.data,
-        "protocol": config.protocol,
-        "task": federation.task,
-        "metric": federation.metric,
-        "deployed": method.scored_as(),
-        "scored": method.scored_as() if evaluate == "deployed" else evaluate,
-        "net": type(method.net).__name__,
-        "features": federation.features,
-        "classes": federation.classes,
-        **({"class_names": list(names)} if names else {}),
-        "hyperparameters": _without_none(plain),
-        "versions": environment(),
-    }
-
-
-def _without_none(value: object) -> object:
-    """TOML has no word for None: such keys are left out."""
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_none(one) for key, one in value.items() if one is not None}
-
-
-def _privacy_of(
-    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
-) -> dict[str, Any] | None:
-    """The report on differential privacy; None if the run had none."""
-    if config.dp is None:
-        return None
-    return privacy_report(
-        config.dp,
-        [seed.ledger for seed in seeds],
-        clients=len(seeds[0].history.nodes),
-        fraction=config.fraction,
-        rounds=config.rounds or 0,
-        federated=federated,
-    )
-
-
-def selection(config: RunConfig, rules: Protocol) -> str:
-    """How the round is picked: the protocol's rule, unless a compat switch overrules it."""
-    return BEST_CACHED if "test-selection" in config.compat else rules.select
-
-
+selection = select_rule
 _ARTICLE = {"engine": "an"}
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.experiment.config import RunConfig
 from atoll.experiment.evaluate import ROLES
 from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS, best_round, mean_over_clients
+from atoll.experiment.protocols import Protocol
 
 BEST_CACHED = "best-cached-test"
 """Each client's best test score over the models put aside and the last: this leaks test data."""
@@ -110,3 +112,14 @@ def weight_of(history: History, role: str, weights: str) -> np.ndarray:
     if weights == "uniform":
         return np.ones(history.nodes.shape[0])
     return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes
+
+
+def select_rule(config: RunConfig, rules: Protocol) -> str:
+    """How the round is picked: the protocol's rule, unless a compat switch overrules it."""
+    return BEST_CACHED if "test-selection" in config.compat else rules.select
+
+
+def selection_of(config: RunConfig, rules: Protocol, metric: str) -> Selection:
+    """How the reported round is picked."""
+    scored = config.evaluate or "deployed"
+    return Selection(scored, metric, rules.weights, select_rule(config, rules))
