@@ -107,7 +107,7 @@ def test_a_run_with_an_engine_object_needs_it_again(tmp_path) -> None:
         ("xyz", "unknown engine 'xyz'; choose one of: auto, fused, serial, wire"),
         (
             3,
-            "engine cannot be 3; give a name (serial, fused, wire) or a function that takes "
+            "engine cannot be 3; give a name (serial, wire, fused) or a function that takes "
             "EngineInputs and returns an engine",
         ),
     ],

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,22 +15,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.core.errors import StepError, WireError
-from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix, with_views
+from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step, client_step
 from atoll.core.random import dropout, fold, make_key
-from atoll.core.tree import Empty, Tree, inside_transform, leaves, record, structure, take
-from atoll.engines.fused import Fused, make_buckets, outline, stack_graphs, stack_sparse
+from atoll.core.tree import Empty, Tree, inside_transform, leaves, record, structure, take, tree_map
+from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
 from atoll.methods import FedAvg, Local
 from atoll.nn.gcn import GCN
-from atoll.nn.views import sparse_features, training_nodes
+from atoll.nn.views import sparse_features
 from atoll.testing import (
     CLASSES,
     FEATURES,
     double_precision,
     small_federation,
-    small_graph_federation,
 )
 
 
@@ -50,77 +48,6 @@ def assert_same(a: Tree, b: Tree, tolerance: float = 1e-10) -> None:
     assert len(leaves(a)) == len(leaves(b))
     for one, other in zip(leaves(a), leaves(b), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
-# Stacking
-
-
-def test_stacked_graphs_are_padded_with_one_node_more_than_the_largest():
-    graphs = small_federation((13, 5)).graphs
-    edges = [g.edges.shape[1] for g in graphs]
-    whole = stack_graphs(graphs)
-    assert whole.x.shape == (2, 14, FEATURES)
-    assert whole.edges.shape == (2, 2, max(edges))
-    for name in ("y", "train", "val", "test", "real", "ids"):
-        assert getattr(whole, name).shape == (2, 14), name
-        for k, graph in enumerate(graphs):
-            mine = getattr(whole, name)[k]
-            assert torch.equal(mine[: graph.num_nodes], getattr(graph, name))
-            assert not mine[graph.num_nodes :].any()
-    small = min(range(2), key=lambda k: edges[k])
-    assert (whole.edges[small, :, edges[small] :] == 13).all()  # they loop on the padding node
-    assert not whole.edge_weight[small, edges[small] :].any()
-
-
-def random_sparse(seed: int, rows: int, columns: int, entries: int, *, square: bool) -> Sparse:
-    g = torch.Generator().manual_seed(seed)
-    at = [torch.randint(end, (entries,), generator=g) for end in (rows, columns)]
-    return sparse_matrix(*at, torch.rand(entries, generator=g), (rows, columns), square=square)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=4),
-    st.integers(0, 3),
-    st.booleans(),
-)
-@example([(2, 0), (3, 0)], 1, True)
-@settings(max_examples=40, deadline=None)
-def test_stacked_matrices_are_numbered_as_blocks_of_one_matrix(shapes, more, square):
-    parts = [
-        random_sparse(k, rows, rows if square else 4, entries, square=square)
-        for k, (rows, entries) in enumerate(shapes)
-    ]
-    size = max(rows for rows, _ in shapes) + more
-    whole = stack_sparse(parts, size)
-    width = size if square else 4
-    entries = max(count for _, count in shapes)
-    assert whole.values.shape == (len(parts), entries)
-
-    dense = torch.zeros(len(parts) * size, len(parts) * width)
-    at = (whole.rows.flatten().long(), whole.columns.flatten().long())
-    dense.index_put_(at, whole.values.flatten(), accumulate=True)
-    by_hand = torch.zeros_like(dense)
-    for k, part in enumerate(parts):
-        rows, columns = part.shape
-        here = by_hand[k * size : k * size + rows, k * width : k * width + columns]
-        here.copy_(part.to_dense())
-    torch.testing.assert_close(dense, by_hand)
-
-    # Every block starts where the one before it ends, and so do its rows and columns.
-    for starts, groups in ((whole.offsets, whole.rows), (whole.t_offsets, whole.columns)):
-        flat = groups.flatten().long().sort().values
-        count = torch.bincount(flat, minlength=starts.numel())
-        assert torch.equal(starts.flatten().long(), torch.cumsum(count, 0) - count)
-    order = whole.t_order.flatten().long()
-    assert torch.equal(order.sort().values, torch.arange(order.numel()))
-    assert torch.equal(whole.values.flatten()[order], whole.t_values.flatten())
-    assert torch.equal(whole.rows.flatten()[order], whole.t_columns.flatten())
-
-
-def test_dense_and_sparse_matrices_are_not_stacked():
-    graph = small_federation((13,)).graphs[0]
-    with pytest.raises(ValueError, match="dense in all, or sparse in all"):
-        stack_graphs([graph, replace(graph, x=sparse_features(graph.x))])
 
 
 # Padding and chunks change nothing
@@ -169,81 +96,7 @@ def test_a_larger_neighbour_changes_nothing_for_a_client(more):
     assert_same(take(beside, 0), take(alone, 0), 1e-12)
 
 
-# Buckets
-
-
-def hollow(size: int, *, sparse: bool = False) -> Graph:
-    """A graph with a size and no memory."""
-    nodes = torch.zeros(1).expand(size)
-    x: Any = nodes.unsqueeze(1)
-    if sparse:
-        x = sparse_matrix(*torch.zeros(2, 0, dtype=torch.int64), nodes[:0], (1, 1), square=False)
-    none = torch.zeros(2, 0, dtype=torch.int64)
-    return Graph(x, none, nodes[:0], nodes, nodes, nodes, nodes, nodes, nodes, {})
-
-
-sizes_of_clients = st.lists(
-    st.tuples(st.one_of(st.integers(1, 50), st.integers(1, 200_000)), st.booleans()),
-    min_size=1,
-    max_size=30,
-)
-
-
-@given(sizes_of_clients, st.integers(1, 8), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
-def test_the_law_of_buckets(clients, chunk, dice):
-    graphs = [hollow(size, sparse=sparse) for size, sparse in clients]
-    chosen = dice.sample(range(len(graphs)), dice.randint(1, len(graphs)))
-    buckets = make_buckets(outline(graphs), chosen, chunk)
-    assert sorted(p for bucket in buckets for p in bucket) == sorted(chosen)
-    for bucket in buckets:
-        assert list(bucket) == sorted(bucket)
-        assert len(bucket) <= chunk
-        assert len({clients[p][1] for p in bucket}) == 1
-        sizes = [clients[p][0] for p in bucket]
-        waste = len(sizes) * max(sizes) - sum(sizes)
-        assert waste <= max(0.25 * sum(sizes), 4096)
-    assert sorted(make_buckets(outline(graphs), sorted(chosen), chunk)) == sorted(buckets)
-
-
-def test_small_clients_share_one_program_and_a_giant_has_its_own():
-    graphs = [hollow(size) for size in (10, 20, 1_000_000, 30)]
-    assert sorted(make_buckets(outline(graphs), range(4), 256)) == [(0, 1, 3), (2,)]
-
-
-def test_a_client_with_mini_batches_has_a_program_of_its_own():
-    graphs = [replace(hollow(10), batch_size=size) for size in (0, 4, 0, 4, 7)]
-    assert sorted(make_buckets(outline(graphs), range(5), 256)) == [(0, 2), (1,), (3,), (4,)]
-
-
-def test_many_graphs_are_stacked_with_padding_that_stands_for_itself():
-    graphs = [replace(graph, batch_size=0) for graph in small_graph_federation().graphs]
-    whole = stack_graphs(graphs)
-    nodes, count = max(g.num_nodes for g in graphs) + 1, max(len(g.roots) for g in graphs)
-    assert whole.root.shape == (4, nodes)
-    assert whole.roots.shape == (4, count)
-    for k, graph in enumerate(graphs):
-        assert torch.equal(whole.root[k, : graph.num_nodes], graph.root)
-        assert (whole.root[k, graph.num_nodes :] == nodes - 1).all()
-        assert torch.equal(whole.roots[k, : len(graph.roots)], graph.roots)
-        assert (whole.roots[k, len(graph.roots) :] == nodes - 1).all()
-        one = take(whole, k)
-        for by in ("nodes", "train", "uniform"):
-            assert torch.equal(one.size(by), graph.size(by))
-    assert torch.equal(whole.has_classes[0], graphs[0].has_classes)
-
-
-def test_lists_of_nodes_are_padded_to_the_longest_with_the_node_of_padding():
-    graphs = [
-        with_views(graph, {"training": training_nodes})
-        for graph in small_federation((13, 5)).graphs
-    ]
-    found = stack_graphs(graphs).views["training"]
-    lengths = [int(graph.train.sum()) for graph in graphs]
-    assert found.shape == (2, max(lengths))
-    for row, graph, length in zip(found.tolist(), graphs, lengths, strict=True):
-        assert row[:length] == graph.train.nonzero().squeeze(1).tolist()
-        assert row[length:] == [13] * (max(lengths) - length)
+# Programs
 
 
 def test_a_program_of_one_runs_without_vmap():
@@ -490,13 +343,6 @@ def test_ids_decide_noise_not_places():
     assert_same(both.value[0], both.value[1])
 
 
-def test_buckets_are_sorted_by_size():
-    graphs = [hollow(size) for size in (50_000, 10_000, 49_000, 11_000)]
-    assert sorted(make_buckets(outline(graphs), range(4), 2)) == [(0, 2), (1, 3)]
-    sizes = [graphs[bucket[0]].num_nodes for bucket in make_buckets(outline(graphs), range(4), 1)]
-    assert all(a <= b for a, b in pairwise(sizes))
-
-
 # Several cores
 
 
@@ -552,3 +398,33 @@ def test_threads_have_one_core_each_and_errors_name_the_client():
             Threads(fails=True).where, everyone, ToAll(Empty()), keys(everyone), 0
         )
     assert torch.get_num_threads() == 2
+
+
+# Standing in for a recording
+
+
+def test_other_states_and_graphs_stand_in_and_leave_no_trace():
+    fused = Fused(GRAPHS)
+    fused.run(TOY.count, range(4), ZERO, keys(range(4)), 0)
+    assert fused.regroup()
+    before, own = fused.export_states(), fused.program_states()
+    zeros = tree_map(torch.zeros_like, own)
+    with fused.standing_in(zeros):
+        assert_same(list(fused.program_states().values()), list(zeros.values()))
+        fused.run(TOY.count, range(4), ZERO, keys(range(4)), 1)
+    assert_same(fused.export_states(), before)
+    with pytest.raises(StepError, match="KeyError"), fused.standing_in(zeros):
+        fused.run(TOY.broken, range(4), ZERO, keys(range(4)), 1)
+    assert_same(fused.export_states(), before)
+    fused.put_states(zeros)
+    assert_same(list(fused.program_states().values()), list(zeros.values()))
+
+
+def test_states_that_only_some_clients_have_are_not_ready_to_be_recorded():
+    fused = Fused(GRAPHS)
+    assert fused.regroup()
+    assert set(fused.program_states().values()) == {None}
+    fused.run(TOY.count, [1, 2], ZERO, keys([1, 2]), 0)
+    assert not fused.regroup()
+    fused.run(TOY.count, [0, 3], ZERO, keys([0, 3]), 0)
+    assert fused.regroup()

@@ -11,7 +11,7 @@ import atoll
 from atoll.core.errors import AtollError
 from atoll.core.graph import with_views
 from atoll.core.tree import leaves
-from atoll.experiment import replay
+from atoll.engines import replay
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import RunFolder, read_run
 from atoll.experiment.history import History

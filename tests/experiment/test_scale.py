@@ -14,7 +14,8 @@ from atoll.core.tree import num_bytes
 from atoll.data.archive import load_federation, save_federation
 from atoll.data.divide import Induced, federate
 from atoll.data.synthetic import Archipelago, make_lagoon
-from atoll.engines.fused import NODES, Fused, make_buckets, outline
+from atoll.engines.buckets import NODES, make_buckets, outline
+from atoll.engines.fused import Fused
 from atoll.engines.simulation import Simulation
 from atoll.experiment import columns
 from atoll.experiment.rounds import Experiment

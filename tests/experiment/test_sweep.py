@@ -81,7 +81,7 @@ def test_all_methods(name: str, fraction: float) -> None:
 
 
 def test_stopped_and_resumed_in_the_middle(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.experiment.replay.MOMENT", 0.0)
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 0.0)
     asked = experiments(rounds=9)
     files = [(tmp_path / str(e.seed), "x") for e in asked]
     count = iter(range(100))
@@ -240,9 +240,9 @@ def test_no_memory_for_all_at_once(within_a_step: bool, monkeypatch, caplog) -> 
             raise
 
     monkeypatch.setattr(
-        "atoll.experiment.sweep.Sweep._play"
+        "atoll.engines.replay.Replay._play"
         if within_a_step
-        else "atoll.experiment.sweep.stack_graphs",
+        else "atoll.engines.replay.stack_graphs",
         full,
     )
     asked = experiments()

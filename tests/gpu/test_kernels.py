@@ -11,9 +11,9 @@ from atoll.core.optim import Adam
 from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
 from atoll.core.tree import leaves, tree_map
 from atoll.core.vmap.varied import points
-from atoll.engines.fused import stack_graphs
 from atoll.engines.prepare import prepared
 from atoll.engines.recording import Tape
+from atoll.engines.stacking import stack_graphs
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.nn.disengcn import DisenGCN, route

@@ -338,7 +338,7 @@ def test_a_graph_is_mended_once_and_again_after_a_checkpoint(
     assert found[5] > found[4]
     assert found[6:] == [found[5]] * 3
     # Where it is too much to keep it is made for every step, with the same numbers.
-    monkeypatch.setattr("atoll.engines.fused.MOST_DERIVED", 0)
+    monkeypatch.setattr("atoll.engines.programs.MOST_DERIVED", 0)
     calls.clear()
     again = run(plus(), rounds=9)
     assert len(calls) == 3 * 9 * programs

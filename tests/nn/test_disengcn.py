@@ -15,7 +15,7 @@ from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take
-from atoll.engines.fused import stack_graphs
+from atoll.engines.stacking import stack_graphs
 from atoll.methods import FedAvg, Local
 from atoll.nn import disengcn
 from atoll.nn.disengcn import DisenGCN, _Route, neighbours, route

@@ -18,8 +18,8 @@ from atoll.core.losses import cross_entropy
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
-from atoll.engines.fused import stack_graphs
 from atoll.engines.prepare import with_dense_views
+from atoll.engines.stacking import stack_graphs
 from atoll.nn.gin import GraphGIN
 from atoll.nn.views import mean_pool, sparse_features, sum_pool
 from atoll.testing import (

@@ -19,7 +19,8 @@ from atoll.core.losses import cross_entropy
 from atoll.core.method import Net, embedder
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
-from atoll.engines.fused import make_buckets, outline, stack_graphs
+from atoll.engines.buckets import make_buckets, outline
+from atoll.engines.stacking import stack_graphs
 from atoll.nn import NODE_NETS
 from atoll.nn.views import sparse_features
 

@@ -16,7 +16,7 @@ from torch.func import grad, vjp, vmap
 
 from atoll.core.graph import Sparse, sparse_matrix
 from atoll.core.tree import take
-from atoll.engines.fused import stack_sparse
+from atoll.engines.stacking import stack_sparse
 from atoll.nn import ops
 from atoll.nn.ops import (
     at_columns,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from atoll.core.graph import Graph, make_graph, with_views
 from atoll.core.random import fold, make_key
-from atoll.engines.fused import stack_graphs
+from atoll.engines.stacking import stack_graphs
 from atoll.nn import vgae
 from atoll.nn.disengcn import neighbours
 from atoll.nn.vgae import (

@@ -15,6 +15,7 @@ import torch
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves, tree_map
 from atoll.core.vmap.varied import Undecided, points
+from atoll.engines.replay import Replay
 from atoll.experiment.config import make_config
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import Stopped, run_config
@@ -237,7 +238,7 @@ class Impatient:
 
 
 def test_a_stopped_grid_goes_on(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.experiment.replay.MOMENT", 0.0)
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 0.0)
     grid, outs = configs(mu=[0.1, 1.0]), [tmp_path / "one", tmp_path / "two"]
     with pytest.raises(Stopped):
         run_configs(grid, outs=outs, observers=[Impatient(3), Impatient(100)])
@@ -250,15 +251,15 @@ def test_a_stopped_grid_goes_on(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_memory_for_two_runs_of_five(monkeypatch) -> None:
-    fits, tried = Sweep._stacked, []
+    fits, tried = Replay._gather, []
 
-    def full(sweep):
-        tried.append(len(sweep.runs))
-        if len(sweep.runs) > 2:
+    def full(replay):
+        tried.append(len(replay.runs))
+        if len(replay.runs) > 2:
             raise torch.OutOfMemoryError("no memory left")
-        return fits(sweep)
+        return fits(replay)
 
-    monkeypatch.setattr(Sweep, "_stacked", full)
+    monkeypatch.setattr(Replay, "_gather", full)
     experiments = asked([FedProx(NET, mu=mu) for mu in (0.1, 0.2, 0.3, 0.4, 0.5)])
     seen: dict[int, int] = {}
     runs = run_together(experiments, on_round=lambda at, h: seen.update({at: h.rounds}))

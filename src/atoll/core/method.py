@@ -311,7 +311,7 @@ class Method(ABC):
         """What kind of round this is, for a method that looks at `clients.round`.
 
         Rounds of one stage must do the same with other numbers: then they can be recorded once, and
-        several seeds trained at once (`experiment.replay`). None promises nothing.
+        several seeds trained at once (`engines.replay`). None promises nothing.
         """
         return None
 

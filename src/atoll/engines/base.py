@@ -5,7 +5,8 @@ This module imports no torch: the command line lists the engines in its help.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ from atoll.core.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from atoll.core.graph import Graph
     from atoll.core.message import Message
     from atoll.core.method import Step
     from atoll.core.tree import Tree
@@ -41,7 +43,18 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Recordable(Protocol):
-    """An engine whose rounds can be recorded: it runs clients that only the device knows."""
+    """An engine whose rounds can be recorded, of one run or of several at once.
+
+    All that a round of it computes is a function of the programs' private states and graphs, and
+    it can run clients that only the device knows.
+
+    Attributes:
+        graphs: Every client's graph.
+        lazy: Whether graphs are made when they are needed.
+    """
+
+    graphs: Sequence[Graph]
+    lazy: bool
 
     def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
         """Replies of the clients at `positions`, which Python does not know, stacked."""
@@ -49,6 +62,32 @@ class Recordable(Protocol):
     def stacked_states(self) -> Tree:
         """Every client's private state, stacked in the clients' order."""
 
+    def regroup(self) -> bool:
+        """Stack private states as programs of all clients want them; False if some have none."""
+
+    def program_states(self) -> dict[Members, Tree]:
+        """The stacked private states of each program of all clients; None before they begin."""
+
+    def put_states(self, states: Mapping[Members, Tree]) -> None:
+        """Keep private states as `program_states` gives them."""
+
+    def standing_in(
+        self, states: Mapping[Members, Tree], graphs: Mapping[Members, Graph] | None = None
+    ) -> AbstractContextManager[None]:
+        """Inside, clients have these states, and these graphs if any; then their own again."""
+
+    def read_by_programs(self) -> object:
+        """Tensors that programs read beside their inputs: a recording must keep them alive."""
+
+    def forget_stacks(self) -> None:
+        """Free stacked graphs; a program that needs one stacks it again."""
+
+    def record_steps(self, wanted: bool) -> None:
+        """Whether from now on each step's program is recorded and replayed."""
+
+
+Members = tuple[int, ...]
+"""Positions of the clients that share a program."""
 
 EngineFactory = Callable[["EngineInputs"], Engine]
 """Makes an engine for the clients of one run."""
@@ -91,8 +130,8 @@ def _wire(inputs: EngineInputs) -> Engine:
 
 ENGINES: dict[str, EngineFactory] = {
     "serial": BuiltIn(_serial),
-    "fused": BuiltIn(_fused, at_once=True),
     "wire": BuiltIn(_wire),
+    "fused": BuiltIn(_fused, at_once=True),
 }
 """The engines that a name stands for."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from atoll.core.random import fold
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take, tree_map
 from atoll.engines.base import Engine, Recordable
 from atoll.engines.ledger import Ledger
-from atoll.engines.recording import ROUND, NotRecordable, Tape, filled
+from atoll.engines.recording import ROUND, KeyPart, NotRecordable, Tape, filled
 
 
 class Backend(Protocol):
@@ -65,7 +65,7 @@ class Participants:
     simulation: Backend
     number: int
     positions: Tensor
-    replies: dict[str, Any] = field(default_factory=dict)
+    replies: dict[str, Tree] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     tape: Tape | None = None
     drawn: bool = False
@@ -89,7 +89,7 @@ class Participants:
     def __len__(self) -> int:
         return int(self.positions.shape[0])
 
-    def map(self, step: Step, message: Message) -> Any:
+    def map(self, step: Step, message: Message) -> Tree:
         """Run the step on every participant; replies come back stacked, in client order."""
         sim, engine = self.simulation, self.simulation.engine
         call = self.calls.get(step.name, 0)
@@ -141,7 +141,7 @@ class Participants:
         elif not all_finite(tree):
             raise ServerDiverged(self.number, problem)
 
-    def _key(self, *parts: Any) -> Tensor:
+    def _key(self, *parts: KeyPart) -> Tensor:
         if self.tape is not None:
             return self.tape.key(*parts)
         return fold(self.simulation.root, *filled(parts, self.number))

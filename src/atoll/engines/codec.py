@@ -103,7 +103,7 @@ def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
             )
 
 
-def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> Any:
+def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> dict[str, object]:
     """The structure as JSON; tensors are put aside under their paths."""
     name = type(tree).__module__ + "." + type(tree).__qualname__
     if isinstance(tree, Tensor):
@@ -156,7 +156,7 @@ def _current(name: str) -> str:
     return f"{MOVED.get(module, module)}.{kind}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if value is not None and type(value) not in (bool, int, float, str):
         raise TypeError(f"{type(value).__name__} is not a plain value")
     return value

@@ -139,7 +139,7 @@ class FlareFleet:
         self.controller.cancel_all_tasks()
 
 
-def _answer(result: Any) -> Packet | Failure:
+def _answer(result: object) -> Packet | Failure:
     if not isinstance(result, Shareable) or result.get_return_code() != ReturnCode.OK:
         code = result.get_return_code() if isinstance(result, Shareable) else "nothing"
         return Failure(BAD, f"it answered with {code}; see its log")
@@ -152,7 +152,7 @@ def _answer(result: Any) -> Packet | Failure:
     return packet
 
 
-def _line(text: Any) -> str:
+def _line(text: object) -> str:
     """What a site says, as one line that is safe to print and to keep."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
 
@@ -168,7 +168,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         super().__init__()
         self.order = order
         self.fleet: FlareFleet | None = None
-        self.progress: dict[str, Any] = {}
+        self.progress: dict[str, object] = {}
 
     @abstractmethod
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
@@ -296,7 +296,7 @@ class AdminSession:
         """All jobs that the server knows, the newest first."""
         return list(self._ask(lambda: self.session.list_jobs(reverse=True)))
 
-    def progress(self, job: str) -> dict[str, Any]:
+    def progress(self, job: str) -> dict[str, object]:
         """What the running job says of itself; empty where it cannot say anything (yet)."""
         try:
             return dict(self.session.do_app_command(job, PROGRESS, {}) or {})

@@ -104,15 +104,15 @@ class Roster:
     nodes: tuple[int, ...]
     name: str = "federation"
     metric: str = "accuracy"
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
 
 
-def owners_of(method: Method, name: str = "method") -> dict[str, Any]:
+def owners_of(method: Method, name: str = "method") -> dict[str, object]:
     """The method and the methods that it is a plug on, by the names that packets call them."""
-    found: dict[str, Any] = {name: method}
+    found: dict[str, object] = {name: method}
     if isinstance(method, Noised):
         return found  # the steps inside answer without noise: nobody may call them
     for part in fields(method):
@@ -128,7 +128,7 @@ def steps_of(method: Method) -> Iterator[Step]:
         yield from declared_steps(owner)
 
 
-def name_step(step: Step, owners: Mapping[str, Any]) -> dict[str, Any]:
+def name_step(step: Step, owners: Mapping[str, object]) -> dict[str, object]:
     """A step as plain values: whose it is, its name, and the owner's flags that differ."""
     for name, owner in owners.items():
         if type(owner) is type(step.owner) and is_dataclass(owner):
@@ -161,7 +161,7 @@ class Remote:
         self,
         fleet: Fleet,
         names: Sequence[str],
-        owners: Mapping[str, Any],
+        owners: Mapping[str, object],
         probe: Probe,
         *,
         run: str,
@@ -227,12 +227,12 @@ class Remote:
         ordered = [arrived[self.names[position]] for position in positions]
         return stack_replies(ordered, positions, step, round)
 
-    def export_states(self) -> Any:
+    def export_states(self) -> Tree:
         """What the server must remember of the sites; their private states stay with them."""
         templates = [[*case, tree] for case, tree in self.probe.templates.items()]
         return {"committed": self.committed, "templates": templates, "probe": self.probe.states}
 
-    def import_states(self, states: Any) -> None:
+    def import_states(self, states: Tree) -> None:
         """Continue from what `export_states` gave."""
         self.committed = list(states["committed"])
         self.probe.states = list(states["probe"])

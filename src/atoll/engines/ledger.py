@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+
+from atoll.core.tree import Tree
 
 SCORE = "score"
 """The evaluation step's name."""
@@ -90,11 +92,11 @@ class Ledger:
             writer.writerow(["round", "step", "client", "bytes_down", "bytes_up"])
             writer.writerows(self.rows())
 
-    def export(self) -> list[Any]:
+    def export(self) -> Tree:
         """Plain values for a checkpoint."""
         return [[e.round, e.step, torch.tensor(e.runs), e.down, e.up] for e in self.entries]
 
-    def restore(self, exported: list[Any]) -> None:
+    def restore(self, exported: Tree) -> None:
         """Continue from what `export` gave."""
         self.entries = [
             Entry(round, step, tuple(map(tuple, runs.tolist())), down, up)

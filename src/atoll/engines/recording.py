@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE as Pool
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -45,23 +45,25 @@ class Recording:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., tuple[Tree, ...]],
         *inputs: Tree,
         carried: int = 0,
-        pool: Any = None,
-        keeps: Any = None,
+        pool: Pool | None = None,
+        keeps: object = None,
     ) -> None:
         self.keeps = function, keeps
         self.inputs = tree_map(torch.clone, inputs)
         self.targets = leaves(self.inputs)
         self.carried = carried
-        self.replay: Callable[[], Any]
+        self.replay: Callable[[], tuple[Tree, ...]]
         if any(leaf.is_cuda for leaf in self.targets):
             self.replay = self._captured(function, pool)
         else:
             self.replay = lambda: self._settled(function(*self.inputs))
 
-    def _captured(self, function: Callable[..., Any], pool: Any) -> Callable[[], Any]:
+    def _captured(
+        self, function: Callable[..., tuple[Tree, ...]], pool: Pool | None
+    ) -> Callable[[], tuple[Tree, ...]]:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
         device = self.targets[0].device
@@ -85,7 +87,7 @@ class Recording:
                 gc.enable()
             del spare
 
-        def replay() -> Any:
+        def replay() -> tuple[Tree, ...]:
             graph.replay()
             return outputs
 
@@ -106,7 +108,7 @@ class Recording:
             torch._foreach_copy_(leaves(back), leaves(apart[: self.carried]))
         return (*back, *apart[self.carried :])
 
-    def __call__(self, *inputs: Tree) -> Any:
+    def __call__(self, *inputs: Tree) -> tuple[Tree, ...]:
         pairs = zip(self.targets, leaves(inputs), strict=True)
         new = [(target, leaf) for target, leaf in pairs if target is not leaf]
         if new:
@@ -114,12 +116,12 @@ class Recording:
         return self.replay()
 
 
-def new_pool(cuda: bool) -> Any:
+def new_pool(cuda: bool) -> Pool | None:
     """Memory for recordings. One whose recordings are gone cannot be used again."""
     return torch.cuda.graph_pool_handle() if cuda else None
 
 
-def shapes(tree: Tree) -> tuple[Any, ...]:
+def shapes(tree: Tree) -> tuple[object, ...]:
     """All that must be equal for a recording to take a tree in the place of another one.
 
     A number that is no tensor is part of the program: it must be the same.
@@ -162,7 +164,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self.read: dict[int, Tensor] = {}
         self.made: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func in _READS:
             name = str(func).removeprefix("aten.").partition(".")[0]
             raise NotRecordable(f"it reads numbers on the way ({name})")
@@ -197,8 +205,13 @@ _READS = {
     torch.ops.aten.equal.default,
 }
 
-ROUND = ("the round's number",)
-"""Stands for the round's number among the parts of a key."""
+
+class RoundNumber:
+    """Stands for the round's number among the parts of a key."""
+
+
+ROUND = RoundNumber()
+KeyPart = int | str | RoundNumber
 
 
 @dataclass(frozen=True)
@@ -239,13 +252,13 @@ class Tape:
     number: int = -1
     shown: int | None = None
     salts: Tensor | None = None
-    parts: list[tuple[Any, ...]] = field(default_factory=list)
+    parts: list[tuple[KeyPart, ...]] = field(default_factory=list)
     traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
-    def key(self, *parts: Any) -> Tensor:
+    def key(self, *parts: KeyPart) -> Tensor:
         """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""
         self.parts.append(parts)
         if self.salts is None:
@@ -296,6 +309,6 @@ class Tape:
         return None
 
 
-def filled(parts: Sequence[Any], number: int) -> list[int | str]:
+def filled(parts: Sequence[KeyPart], number: int) -> list[int | str]:
     """The parts of a key, with the number of the round for `ROUND`."""
-    return [number if part is ROUND else part for part in parts]
+    return [number if isinstance(part, RoundNumber) else part for part in parts]

@@ -12,7 +12,6 @@ from atoll.engines.base import EngineFactory, engine_factory
 from atoll.engines.clients import Participants
 from atoll.engines.ledger import Ledger
 from atoll.engines.prepare import EngineInputs
-from atoll.engines.recording import Tape
 
 
 class Simulation:
@@ -51,7 +50,7 @@ class Simulation:
         states: list[Tree] = self.engine.export_states()
         return states
 
-    def clients(self, round: int, tape: Tape | None = None) -> Participants:
+    def clients(self, round: int) -> Participants:
         """All clients, in the given round; -1 is the time before the first."""
         everyone = torch.arange(len(self.federation), device=self.root.device)
-        return Participants(self, round, everyone, tape=tape)
+        return Participants(self, round, everyone)

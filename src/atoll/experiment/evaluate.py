@@ -104,3 +104,22 @@ def _auc(score: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
     yes, no = chosen.sum(), ((1 - positive) * mask).sum()
     wins = (rank * chosen).sum() - yes * (yes + 1) / 2
     return torch.where(yes * no > 0, wins / (yes * no).clamp(min=1), -torch.ones_like(wins))
+
+
+@record
+class Outcome:
+    """What one round found, on the device.
+
+    Attributes:
+        positions: Which clients took part.
+        scored: Who scored the deployed model: all clients that are there.
+        deployed: Their scores.
+        local: Scores of the local models of those who took part; None if no client trained.
+        finite: For a round with a tape: which of the numbers that it watched are finite.
+    """
+
+    positions: Tensor
+    scored: Tensor
+    deployed: Scores
+    local: Scores | None = None
+    finite: Tensor | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
 from atoll.core.tree import Tree, take, tree_map
-from atoll.engines.base import EngineFactory
+from atoll.engines.base import EngineFactory, Recordable
 from atoll.engines.checkpoint import (
     load_checkpoint,
     pack_states,
@@ -30,15 +31,14 @@ from atoll.engines.checkpoint import (
     unpack_states,
 )
 from atoll.engines.clients import Backend, Participants
-from atoll.engines.fused import Fused
 from atoll.engines.ledger import Ledger
+from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
 from atoll.engines.simulation import Simulation
 from atoll.experiment.accounting import spent
-from atoll.experiment.evaluate import ROLES, Evaluator, Scores
+from atoll.experiment.evaluate import ROLES, Evaluator, Outcome, Scores
 from atoll.experiment.history import History, empty_history, restored_scores
 from atoll.experiment.metrics import METRICS, from_confusion
 from atoll.experiment.model import ModelKeeper, Trees
-from atoll.experiment.replay import Outcome, Replay, Round, fetched, rounds_ahead
 from atoll.experiment.selection import Selection
 
 
@@ -188,13 +188,11 @@ class Run:
         self.keeper: ModelKeeper | None = None
         if experiment.keep is not None:
             self.keeper = ModelKeeper(experiment.keep, experiment.method, experiment.rounds)
-        self.replay: Replay | None = None
+        self.replay: Replay[Outcome] | None = None
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
-        if wished and isinstance(self.simulation, Simulation) and _is_fused(self.simulation):
-            self.replay = Replay(
-                self.simulation, self.play, experiment.rounds, experiment.method.stage
-            )
+        if wished and isinstance(self.simulation.engine, Recordable):
+            self.replay = Replay([self], experiment.rounds, experiment.method.stage)
 
     def backend(self) -> Backend:
         """Where the clients are: on this machine."""
@@ -236,39 +234,33 @@ class Run:
         """Note what only the end tells, and let go of recordings: they hold memory."""
         self.history.cached = cached_rounds(self.experiment.method, self.server)
         if self.replay is not None:
-            self.replay.forget()
+            self.replay.finish()
 
     def one_round(self) -> None:
         """Train, aggregate, score."""
         began, number = time.perf_counter(), self.history.rounds
         everyone = self.simulation.clients(number)
         self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
-        self._read([Round(number, outcome)], began)
+        self._read([Round(number, outcome)], began, [self.trees])
 
     def advance(self) -> None:
-        """One round, or as many as can be replayed before anybody should look."""
-        if self.replay is None:
+        """One round, or as many as can be replayed before they are read."""
+        began, replay = time.perf_counter(), self.replay
+        copy = None if self.keeper is None else self.keeper.copied
+        if replay and (rounds := replay.advance(self.history.rounds, self.kinds_ahead(), copy)):
+            self._read(rounds, began, [partial(replay.trees, played) for played in rounds])
+        else:
             self.one_round()
-            return
-        began, number = time.perf_counter(), self.history.rounds
-        rounds: list[Round] = []
-        seconds = self.history.seconds
+
+    def kinds_ahead(self, runs: int = 1) -> list[bool]:
+        """For the next rounds, as many as one may wait for: whether the training part is scored."""
+        number, seconds = self.history.rounds, self.history.seconds
         left = self.experiment.rounds - number
-        most = rounds_ahead(left, seconds[-1]) if seconds else 1
-        copies: list[Trees] = []
-        if self.keeper is not None and most > 1:
-            most = self.keeper.rounds_ahead(self.trees(), most)
-        for ahead in range(most):
-            with_train = self.scores_train(number + ahead)
-            if rounds and not self.replay.ready(number + ahead, with_train):
-                break  # what cannot be replayed would be waited for
-            if rounds and self.keeper is not None:
-                copies.append(self.keeper.copied(self.trees()))
-            self.server, played = self.replay.one(self.server, number + ahead, with_train)
-            rounds.append(played)
-            if played.tape is None:
-                break  # it was waited for already
-        self._read(rounds, began, copies)
+        ahead = rounds_ahead(left, runs * seconds[-1]) if seconds else 1
+        if self.keeper is not None and ahead > 1:
+            server, states = self.trees()
+            ahead = self.keeper.rounds_ahead(([server] * runs, [states] * runs), ahead)
+        return [self.scores_train(number + more) for more in range(ahead)]
 
     def trees(self) -> Trees:
         """The server's tree and the clients' private states now."""
@@ -295,16 +287,16 @@ class Run:
         finite = None if everyone.tape is None else everyone.tape.finite()
         return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
 
-    def _read(self, rounds: Sequence[Round], began: float, copies: Sequence[Trees] = ()) -> None:
+    def _read(
+        self, rounds: Sequence[Round[Outcome]], began: float, after: Sequence[Callable[[], Trees]]
+    ) -> None:
         """Fetch what some rounds found and write it down."""
         found = fetched(rounds)
-        after = [lambda copy=copy: copy for copy in copies]
-        seconds = (time.perf_counter() - began) / len(rounds)
-        self.write(rounds, found, seconds, [*after, self.trees])
+        self.write(rounds, found, (time.perf_counter() - began) / len(rounds), after)
 
     def write(
         self,
-        rounds: Sequence[Round],
+        rounds: Sequence[Round[Outcome]],
         found: Outcome,
         seconds: float,
         after: Sequence[Callable[[], Trees]],
@@ -381,10 +373,6 @@ class Run:
         self.ledger.restore(tree["ledger"])
         if self.keeper is not None:
             self.keeper.restore(self.history, tree.get("selected"))
-
-
-def _is_fused(simulation: Simulation) -> bool:
-    return isinstance(simulation.engine, Fused)
 
 
 def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:

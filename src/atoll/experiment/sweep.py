@@ -1,8 +1,6 @@
-"""Several runs at once: those that differ in data, noise and numbers alone are one program.
+"""Several runs at once: those that differ in data, noise and numbers only are one program.
 
-Seeds, and points of a grid of hyper-parameters, are one more axis around the clients: `vmap` of a
-whole round (`Run.play`). Each run's numbers stand in the method as `Varied`. What a round must not
-do to be recorded, it must not do here either; runs for which that fails go on one by one.
+`engines.replay` plays their rounds. Runs for which that fails continue one by one.
 """
 
 from __future__ import annotations
@@ -10,35 +8,21 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.core.graph import Graph
-from atoll.core.tree import Tree, stack, take, tree_map, unstack, vmap_trees
-from atoll.core.vmap.varied import Points, Undecided, points
+from atoll.core.tree import tree_map
+from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.base import engine_name, runs_at_once
-from atoll.engines.fused import Fused, stack_graphs
-from atoll.engines.recording import Recording, Tape, new_pool, no_reads, shapes
-from atoll.engines.simulation import Simulation
+from atoll.engines.replay import Replay, fetched, out_of_memory
+from atoll.experiment.evaluate import Outcome
 from atoll.experiment.history import History
-from atoll.experiment.model import Trees
-from atoll.experiment.replay import (
-    Round,
-    Take,
-    check_place,
-    fetched,
-    first_line,
-    rounds_ahead,
-    shown,
-)
 from atoll.experiment.rounds import Experiment, Run, Saver
 
 log = logging.getLogger(__name__)
@@ -76,225 +60,64 @@ def can_be_one(experiments: Sequence[Experiment]) -> str:
 
 
 class Sweep:
-    """Runs under way, side by side.
+    """Several runs under way.
 
     Attributes:
         runs: Their histories grow together. Server and states of a run are up to date only after
             `settle`.
-        apart: Why the runs go on one by one; "" as long as they are one program.
+        apart: Why the runs continue one by one; "" as long as they are one program.
+        failed: By the place of a run, the error that stopped it.
     """
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = can_be_one(experiments)
         beside = 1 if self.apart else len(experiments)
         self.runs = [Run(experiment, beside=beside) for experiment in experiments]
-        self.programs: list[tuple[int, ...]] = []
-        self.points: Points | None = None
-        self.stage: Hashable = None
-        self.played = 0  # rounds of this stage
         self.failed: dict[int, AtollError] = {}
-        self.carried: tuple[Tree, Tree] | None = None
-        self.fixed: tuple[Tree, Tree, Tree] | None = None
-        self.takes: dict[bool, Take] = {}
-        self.cuda = torch.device(experiments[0].device).type == "cuda"
-        self.pool = new_pool(self.cuda)
-        if self.apart:
-            return
-        self.points = points([experiment.method for experiment in experiments])
-        self.programs = _engine(self.runs[0]).programs()
-        if any(_engine(run).programs() != self.programs for run in self.runs):
-            self.part("their clients do not fall into the same programs")
-        elif any(_engine(run).lazy for run in self.runs):
-            self.part("clients are read when they are needed")
+        self.replay: Replay[Outcome] | None = None
+        if not self.apart:
+            methods = [experiment.method for experiment in experiments]
+            rounds, stage_of = experiments[0].rounds, methods[0].stage
+            self.replay = Replay(self.runs, rounds, stage_of, points(methods))
+            if self.replay.refused:
+                self.part(self.replay.refused)
 
     @property
     def finished(self) -> bool:
         return all(run.finished for run in self.runs)
 
     def advance(self) -> list[int]:
-        """One round, or as many as can be replayed before anybody should look; whose they were."""
-        if self.apart:
+        """One round, or as many as can be replayed before they are read; the places of the runs."""
+        if self.replay is None:
             # As if there had been no sweep: the first comes to its end, then the next begins.
             first = next(place for place, run in enumerate(self.runs) if not run.finished)
             self.runs[first].advance()
             return [first]
-        if self._stage_of(self.runs[0].history.rounds) != self.stage:
-            self._let_go()
-            self.stage, self.played = self._stage_of(self.runs[0].history.rounds), 0
-        # States begin in the first round; until everybody has one, no two runs need be alike.
-        begun = all(_engine(run).states.begun for run in self.runs)
-        if self.played == 0 or (self.carried is None and not begun):
-            for place, run in enumerate(self.runs):
-                with self._noted(place):
-                    run.one_round()
-            self.played += 1
-            self._stop_if_failed()
-            return list(range(len(self.runs)))
-        try:
-            self._advance_together(self.runs[0].history.rounds)
-        except _Apart as reason:
-            self.part(str(reason))
-            return self.advance()
-        return list(range(len(self.runs)))
-
-    def _stage_of(self, number: int) -> Hashable:
-        return self.runs[0].experiment.method.stage(number)
-
-    def _advance_together(self, number: int) -> None:
         lead, began = self.runs[0], time.perf_counter()
-        if self.carried is None:
-            with _or_apart():
-                # Too large, or too different: in halves or one by one they can still be run.
-                carried, fixed = self._stacked()
-                check_place(carried, self.runs[0].simulation.root.device)
-            self.carried, self.fixed = carried, fixed
-        rounds: list[Round] = []
-        copies: list[tuple[Tree, Tree]] = []
-        most = rounds_ahead(
-            lead.experiment.rounds - number, len(self.runs) * lead.history.seconds[-1]
-        )
-        if lead.keeper is not None and self.carried is not None:
-            most = lead.keeper.rounds_ahead(self.carried, most)
-        for ahead in range(most):
-            with_train = lead.scores_train(number + ahead)
-            if self._stage_of(number + ahead) != self.stage:
-                break
-            if rounds and lead.keeper is not None and with_train in self.takes:
-                assert self.carried is not None
-                copies.append(lead.keeper.copied(self.carried))
-            if with_train in self.takes:
-                rounds.append(self._replay(self.takes[with_train], number + ahead))
-            elif rounds:
-                break
-            else:
-                rounds.append(self._rehearse(number, with_train))
-        assert self.carried is not None
-        self._write(rounds, began, [*copies, self.carried])
-
-    def _stacked(self) -> tuple[tuple[Tree, Tree], tuple[Tree, Tree, Tree]]:
-        """Servers and states; graphs, keys and numbers: of all runs, with an axis for them."""
-        for run in self.runs:
-            _engine(run).regroup()
-        self.programs = _engine(self.runs[0]).programs()
-        if any(_engine(run).programs() != self.programs for run in self.runs):
-            raise _Apart("their clients do not fall into the same programs")
-        servers = [run.server for run in self.runs]
-        states = [self._states_of(_engine(run)) for run in self.runs]
-        for kind, trees in (("servers", servers), ("private states", states)):
-            if any(shapes(tree) != shapes(trees[0]) for tree in trees):
-                raise _Apart(f"their {kind} differ in shape")
-        graphs = [self._graphs(members) for members in self.programs]
-        roots = torch.stack([run.simulation.root for run in self.runs])
-        assert self.points is not None
-        numbers = self.points.tensor(roots.device)
-        for run in self.runs:
-            _engine(run).stacked.clear()  # everybody's graphs are in one place now
-        return (stack(servers), stack(states)), (graphs, roots, numbers)
-
-    def _graphs(self, members: tuple[int, ...]) -> Graph:
-        """The graphs of some clients in all runs: an axis for the runs, one for several clients."""
-        found = [_engine(run).graphs[position] for run in self.runs for position in members]
-        axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
-        return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))
-
-    def _states_of(self, engine: Fused) -> list[Tree]:
-        return [engine.states.stacks.get(members) for members in self.programs]
-
-    def _play(self, tape: Tape, with_train: bool, carried: Any, fixed: Any) -> Any:
-        """One round of all runs; the tape's root and sums are each run's own."""
-        lead, points = self.runs[0], self.points
-        engine, simulation = _engine(lead), lead.simulation
-        assert isinstance(simulation, Simulation)
-        assert points is not None
-
-        def one(
-            server: Tree, states: list[Tree], graphs: list[Graph], root: Tensor, numbers: Tree
-        ) -> Any:
-            pairs = zip(self.programs, states, strict=True)
-            engine.stacked = dict(zip(self.programs, graphs, strict=True))
-            engine.states.stacks = {m: state for m, state in pairs if state is not None}
-            simulation.root = root
-            # Every run's tape lists the same; the last one's lists are the ones to read.
-            mine = Tape(root, tape.number, tape.shown, tape.salts)
-            clients = simulation.clients(tape.number, mine)
-            server, outcome = lead.play(server, clients, with_train, points.at(numbers))
-            found.append(mine)
-            return server, self._states_of(engine), outcome
-
-        found: list[Tape] = []
-        kept = engine.stacked, engine.states.copy(), simulation.root
-        try:
-            servers, states, outcome = vmap_trees(one, *carried, *fixed)
-        finally:
-            engine.stacked, states_before, simulation.root = kept
-            engine.states.restore(states_before)
-        return found[-1], (servers, states), outcome
-
-    def _rehearse(self, number: int, with_train: bool) -> Round:
-        assert self.carried is not None
-        root = self.runs[0].simulation.root
-        blank = Tape(root, number, shown(self.stage, number))
-        # Whatever goes wrong: one by one the runs give the same results, or the true error.
-        with _or_apart(), no_reads(root.device) as watch:
-            tape, after, outcome = self._play(blank, with_train, self.carried, self.fixed)
-        if shapes(after) != shapes(self.carried):
-            raise _Apart("what the server or the clients keep changes its shape")
-        tape.sums.clear()  # they are in the outcome, where they have an axis for the runs
-        self._record(after, tape, with_train, watch.besides(self.carried))
-        self.carried = after
-        return Round(number, outcome, tape)
-
-    def _record(
-        self, carried: tuple[Tree, Tree], tape: Tape, with_train: bool, keeps: list[Tensor]
-    ) -> None:
-        def program(servers: Tree, states: Tree, salts: Tensor) -> Tree:
-            blank = Tape(tape.root, shown=tape.shown, salts=salts)
-            _, after, outcome = self._play(blank, with_train, (servers, states), self.fixed)
-            return *after, outcome
-
-        salts = tape.salts_of(range(self.runs[0].experiment.rounds))
-        held = keeps, self.fixed, dict(_engine(self.runs[0]).places)
-        with _or_apart():
-            recording = Recording(
-                program, *carried, salts[0], carried=2, pool=self.pool, keeps=held
-            )
-        if not self.takes:
-            log.info("%d runs are trained at once", len(self.runs))
-        self.takes[with_train] = Take(recording, tape, salts)
-
-    def _replay(self, recorded: Take, number: int) -> Round:
-        assert self.carried is not None
-        *carried, outcome = recorded.recording(*self.carried, recorded.salts[number])
-        self.carried = carried[0], carried[1]
-        return Round(number, tree_map(torch.clone, outcome), recorded.tape)
-
-    def _trees(self, place: int, carried: tuple[Tree, Tree]) -> Trees:
-        """One run's server and its clients' private states."""
-        servers, stacks = carried
-        states: list[Tree] = [None] * len(self.runs[place].history.nodes)
-        for members, stacked in zip(self.programs, stacks or (), strict=bool(stacks)):
-            if stacked is not None:
-                rows = unstack(take(stacked, place), len(members))
-                for position, state in zip(members, rows, strict=True):
-                    states[position] = state
-        return take(servers, place), states
-
-    def _write(
-        self, rounds: Sequence[Round], began: float, after: Sequence[tuple[Tree, Tree]]
-    ) -> None:
-        found = fetched(rounds)
-        seconds = (time.perf_counter() - began) / len(rounds) / len(self.runs)
-        self.played += len(rounds)
+        copy = None if lead.keeper is None else lead.keeper.copied
+        kinds = lead.kinds_ahead(len(self.runs))
+        rounds = self.replay.advance(lead.history.rounds, kinds, copy)
+        if not rounds and self.replay.refused:
+            self.part(self.replay.refused)
+            return self.advance()
+        # Read once for all runs; each then has its row.
+        found = fetched(rounds) if rounds else None
+        seconds = (time.perf_counter() - began) / max(1, len(rounds)) / len(self.runs)
         for place, run in enumerate(self.runs):
             with self._noted(place):
-                mine = tree_map(lambda leaf, p=place: leaf[:, p], found)
-                trees = [partial(self._trees, place, carried) for carried in after]
-                run.write(rounds, mine, seconds, trees)
-        self._stop_if_failed()
+                if found is None:
+                    run.one_round()
+                else:
+                    own = tree_map(lambda leaf, p=place: leaf[:, p], found)
+                    after = [partial(self.replay.trees, played, place) for played in rounds]
+                    run.write(rounds, own, seconds, after)
+        for place, error in self.failed.items():
+            raise SeedFailed(place, self.runs[place].experiment.seed, error)
+        return list(range(len(self.runs)))
 
     @contextmanager
     def _noted(self, place: int) -> Iterator[None]:
-        """What goes wrong with one run waits until the others have come as far."""
+        """An error of one run waits until the others have come as far."""
         try:
             yield
         except AtollError as problem:
@@ -302,42 +125,24 @@ class Sweep:
                 raise
             self.failed[place] = problem
 
-    def _stop_if_failed(self) -> None:
-        for place, error in self.failed.items():
-            raise SeedFailed(place, self.runs[place].experiment.seed, error)
-
     def settle(self) -> None:
-        """Give every run its own server and states, for a checkpoint or to go on alone."""
-        if self.carried is None:
-            return
-        servers, states = tree_map(torch.clone, self.carried)
-        for place, run in enumerate(self.runs):
-            run.server = take(servers, place)
-            for members, state in zip(self.programs, states, strict=True):
-                if state is not None:
-                    _engine(run).states.put(members, take(state, place))
+        """Give every run its server and states, for a checkpoint or to continue alone."""
+        if self.replay is not None:
+            self.replay.settle()
 
     def finish(self) -> None:
-        """Everybody's own server and states, and nothing that was recorded."""
-        self._let_go()
+        """Every run has its server and states, and nothing that was recorded is kept."""
+        if self.replay is not None:
+            self.replay.let_go()
         for run in self.runs:
             run.finish()
 
-    def _let_go(self) -> None:
-        self.settle()
-        self.carried = self.fixed = None
-        self.takes.clear()
-        self.pool = new_pool(self.cuda)
-
     def part(self, reason: str) -> None:
-        """Go on one by one."""
-        self._let_go()
-        self.apart = first_line(reason)
+        """Continue one by one."""
+        if self.replay is not None:
+            self.replay.let_go()
+        self.replay, self.apart = None, reason
         log.info("the runs are trained one by one, because %s", self.apart)
-
-
-class _Apart(Exception):
-    """Why runs cannot be one program."""
 
 
 class SeedFailed(AtollError):
@@ -354,30 +159,6 @@ class SeedFailed(AtollError):
 
 class Parted(Exception):
     """Why runs that were to be one program were not brought to their end."""
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is that the device's memory is full."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__cause__
-    return error is not None
-
-
-@contextmanager
-def _or_apart() -> Iterator[None]:
-    """What goes wrong within keeps runs from being one program; full memory may do for fewer."""
-    try:
-        yield
-    except Exception as reason:
-        if isinstance(reason, _Apart) or out_of_memory(reason):
-            raise
-        raise _Apart(str(reason)) from reason
-
-
-def _engine(run: Run) -> Fused:
-    engine = run.simulation.engine
-    assert isinstance(engine, Fused)
-    return engine
 
 
 def run_together(

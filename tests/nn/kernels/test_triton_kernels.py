@@ -12,7 +12,7 @@ import pytest
 ROUTING = """
 import torch
 from atoll.core.graph import sparse_matrix
-from atoll.engines.fused import stack_sparse
+from atoll.engines.stacking import stack_sparse
 from atoll.nn import disengcn
 from atoll.nn.kernels import routing as routing_kernels
 

@@ -42,7 +42,7 @@ def test_who_is_recorded_whole(name: str) -> None:
 
 
 def test_every_stage_of_a_method_is_recorded(monkeypatch) -> None:
-    monkeypatch.setattr("atoll.experiment.replay.MOMENT", 1e9)
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 1e9)
     made = METHODS["adafgl"](GCN(FEATURES, CLASSES, hidden=5), federated_rounds=4)
     reads = []
     replayed = experiment(made, rounds=10).run(on_round=lambda h: reads.append(h.rounds))
@@ -55,7 +55,7 @@ def test_every_stage_of_a_method_is_recorded(monkeypatch) -> None:
 
 
 def test_rounds_are_read_together(monkeypatch) -> None:
-    monkeypatch.setattr("atoll.experiment.replay.MOMENT", 1e9)
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 1e9)
     reads = []
     run = experiment(rounds=9).run(on_round=lambda history: reads.append(history.rounds))
     # The first alone; the second is rehearsed and recorded, and the rest are replays of it.
@@ -116,7 +116,7 @@ class Breaks(FedAvg):
     ],
 )
 def test_what_diverges_stops_where_it_would_have(what, said, fraction, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.experiment.replay.MOMENT", 1e9)
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 1e9)
     method = Breaks(GCN(FEATURES, CLASSES, hidden=5), what=what)
     for replay in (False, True):
         run = Run(experiment(method, rounds=12, fraction=fraction, replay=replay))
@@ -129,7 +129,7 @@ def test_what_diverges_stops_where_it_would_have(what, said, fraction, monkeypat
 
 
 def test_a_resumed_run_records_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.experiment.replay.MOMENT", 0.0)
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 0.0)
     path = tmp_path / "checkpoint"
     whole = experiment(rounds=9).run()
     count = iter(range(100))
@@ -201,7 +201,9 @@ def test_methods_that_cannot_simply_be_recorded(method, fraction: float) -> None
         np.testing.assert_allclose(scores, runs[1].history.scores[scored], atol=1e-6)
 
 
-def test_a_second_kind_of_round_that_cannot_be_recorded(monkeypatch) -> None:
+@pytest.fixture
+def one_recording(monkeypatch) -> list[int]:
+    """The first recording of a run succeeds, and no other does."""
     made = []
 
     def only_once(*args, **options):
@@ -210,8 +212,29 @@ def test_a_second_kind_of_round_that_cannot_be_recorded(monkeypatch) -> None:
         made.append(1)
         return Recording(*args, **options)
 
-    monkeypatch.setattr("atoll.experiment.replay.Recording", only_once)
-    runs = [experiment(train_every=2, rounds=9, replay=replay).run() for replay in (False, True)]
+    monkeypatch.setattr("atoll.engines.replay.Recording", only_once)
+    return made
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_second_kind_of_round_that_cannot_be_recorded(fraction, one_recording) -> None:
+    runs = [
+        experiment(train_every=2, rounds=9, fraction=fraction, replay=replay).run()
+        for replay in (False, True)
+    ]
+    # Rounds between replays are eager: they leave states where other programs want them.
+    for scored, scores in runs[0].history.scores.items():
+        np.testing.assert_allclose(scores, runs[1].history.scores[scored], atol=1e-6)
+    assert one_recording == [1]
+
+
+def test_eager_rounds_before_a_new_stage_count(one_recording) -> None:
+    made = METHODS["adafgl"](GCN(FEATURES, CLASSES, hidden=5), federated_rounds=5)
+    runs = [
+        experiment(made, train_every=2, rounds=9, replay=replay).run() for replay in (False, True)
+    ]
+    # Round 4 is the last of its stage, and its kind is not recorded: the replays before it must
+    # not overwrite its server when the stage ends.
     for scored, scores in runs[0].history.scores.items():
         np.testing.assert_array_equal(scores, runs[1].history.scores[scored])
-    assert made == [1]
+    assert one_recording == [1]

@@ -1,0 +1,140 @@
+"""What the fused engine keeps of its programs: recordings of steps, and what clients derive."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph
+from atoll.core.method import Step
+from atoll.core.tree import Tree, leaves, num_bytes, take, tree_map, vmap_trees
+from atoll.engines.base import Members
+from atoll.engines.recording import Recording, new_pool, no_reads, shapes
+
+log = logging.getLogger(__name__)
+
+MOST_KEPT = 256
+"""Most lists of positions, and recordings, that are kept."""
+
+MOST_DERIVED = 1 << 29
+"""Most bytes of what clients derive that are kept."""
+
+Program = Callable[..., tuple[Tree, Tree]]
+"""(message, private states, keys) -> (replies, new private states) of clients that run at once."""
+
+
+def at_once(
+    step: Step, graphs: Graph, message: Tree, states: Tree, keys: Tensor, shared: bool
+) -> tuple[Tree, Tree]:
+    """The step for all clients at once; one message is for all of them if `shared`."""
+
+    # A shared message is closed over: `vmap` then computes what depends on it only, once.
+    def one(graph: Graph, state: Tree, key: Tensor, received: Tree = message) -> Tree:
+        reply, state = step(graph, received, state, key)
+        return reply, None if step.keeps_state else state
+
+    own = () if shared else (message,)
+    found: tuple[Tree, Tree] = vmap_trees(one, graphs, states, keys, *own)
+    return found
+
+
+@runtime_checkable
+class Derives(Protocol):
+    """The owner of a step whose clients derive something again and again (`core.method.Method`)."""
+
+    def derived_from(self, state: Tree) -> Tree:
+        """The part of the private state that it is derived from; None if there is none."""
+
+    def derive(self, graph: Graph, part: Tree) -> Tree:
+        """What is derived."""
+
+
+class Derived:
+    """What clients derive from their graphs and private states (`Method.derive`), for programs.
+
+    Kept as long as its sources are the same memory, untouched. Not on a GPU, where to derive it
+    again costs less than to carry it through recordings.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[Members, tuple[list[Tensor], list[tuple[int, int]], Tree]] = {}
+
+    def added(self, owner: object, members: Members, graph: Graph, states: Tree) -> Graph:
+        """The graph with what its clients derive, if the owner of a step derives anything."""
+        if not isinstance(owner, Derives) or (part := owner.derived_from(states)) is None:
+            return graph
+        sources = leaves(part)
+        # As long as the sources are kept here, no other tensor lies in their place.
+        mark = [(leaf.data_ptr(), leaf._version) for leaf in sources]
+        if members not in self.kept or self.kept[members][1] != mark:
+            self.kept.pop(members, None)
+            with torch.no_grad():
+                found = _of_program(owner.derive, len(members), graph, part)
+            kept = sum(num_bytes(tree) for _, _, tree in self.kept.values())
+            if kept + num_bytes(found) > MOST_DERIVED:
+                self.kept.clear()  # of rosters that have gone, or there is too much to keep
+            if num_bytes(found) > MOST_DERIVED:
+                return replace(graph, derived=found)
+            self.kept[members] = sources, mark, found
+        return replace(graph, derived=self.kept[members][2])
+
+
+def _of_program(function: Callable[..., Tree], size: int, graph: Graph, part: Tree) -> Tree:
+    """A function of each client's graph and tree, stacked; a bucket of one has a plain graph."""
+    return vmap_trees(function, graph, part) if size > 1 else function(graph, take(part, 0))
+
+
+class RecordedSteps:
+    """Programs of steps, recorded when they come for the second time.
+
+    For methods whose server reads numbers to decide what to do, so that no round can be recorded
+    whole.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[Hashable] = set()
+        self.recordings: dict[Hashable, Recording | None] = {}
+        self.pool = new_pool(torch.cuda.is_available())
+
+    def run(
+        self, step: Step, members: Members, shared: bool, program: Program, *inputs: Tree
+    ) -> tuple[Tree, Tree]:
+        """Replay the program, or run it if it is new or cannot be recorded."""
+        known = (step, members, shared, *shapes(inputs))
+        try:
+            new = known not in self.recordings
+        except TypeError:  # a method with a list among its hyper-parameters
+            return program(*inputs)
+        if new:
+            if known in self.seen and len(self.recordings) < MOST_KEPT:
+                return self._rehearse(step, known, program, *inputs)
+            if len(self.seen) < 10 * MOST_KEPT:
+                self.seen.add(known)  # drawn clients may never come together again
+            return program(*inputs)
+        recording = self.recordings[known]
+        if recording is None:
+            return program(*inputs)
+        # The next replay overwrites what this one gives, and the server may keep it.
+        copied: tuple[Tree, Tree] = tree_map(torch.clone, recording(*inputs))
+        return copied
+
+    def _rehearse(
+        self, step: Step, known: Hashable, program: Program, *inputs: Tree
+    ) -> tuple[Tree, Tree]:
+        try:
+            with no_reads(inputs[-1].device) as watch:
+                found = program(*inputs)
+            keeps = watch.besides(inputs)
+            self.recordings[known] = Recording(program, *inputs, pool=self.pool, keeps=keeps)
+        except Exception as reason:
+            # Without a recording the program gives the same result, or the true error.
+            log.info("step %s is not recorded: %s", step.name, reason)
+            self.recordings[known] = None
+            self.pool = None  # what failed may have left something in it
+            return program(*inputs)
+        return found

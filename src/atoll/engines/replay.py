@@ -1,0 +1,429 @@
+"""Rounds that are recorded once and replayed, with the same numbers: of one run, or of several.
+
+The first round runs eagerly, because private states begin in it. The second is rehearsed: whatever
+would make Python wait for a number stops it. If nothing does, it counts and is recorded, and all
+later rounds are replays. Otherwise the clients' steps are recorded one by one, and the rest of a
+round runs between their replays. Where a method has several stages (`Method.stage`), each of them
+begins again.
+
+Several runs that differ in data, noise and numbers only are one program: seeds, and points of a
+grid of hyper-parameters, are one more axis around the clients, `vmap` of a whole round. Each run's
+numbers stand in the method as `Varied`. One run needs no such axis; all else is the same for both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError, ServerDiverged
+from atoll.core.graph import Graph
+from atoll.core.method import Method
+from atoll.core.tree import Tree, leaves, stack, take, tree_map, unstack, vmap_trees
+from atoll.core.vmap.varied import Points
+from atoll.engines.base import Members, Recordable
+from atoll.engines.clients import Backend, Participants, client_diverged
+from atoll.engines.recording import NotRecordable, Recording, Tape, new_pool, no_reads, shapes
+from atoll.engines.stacking import stack_graphs
+
+log = logging.getLogger(__name__)
+
+MOMENT = 0.2
+"""Seconds of replays before their results are read."""
+
+MOST_AHEAD = 50
+"""Rounds whose scores wait on the device at most."""
+
+MOST_TRIES = 3
+"""Rehearsals after which a server's tree, or states, that still change their shape always will."""
+
+OTHER_PROGRAMS = "their clients do not fall into the same programs"
+
+T = TypeVar("T")
+Outcome = TypeVar("Outcome")
+Found_co = TypeVar("Found_co", covariant=True)
+
+
+States = dict[Members, Tree]
+Graphs = dict[Members, Graph] | None
+Carried = tuple[Tree, States]
+"""What one round hands to the next: the server's tree and each program's private states."""
+
+
+class Playable(Protocol[Found_co]):
+    """A run whose rounds can be played without reading what they find."""
+
+    server: Tree
+
+    @property
+    def simulation(self) -> Backend:
+        """Where its clients are."""
+
+    def play(
+        self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
+    ) -> tuple[Tree, Found_co]:
+        """One round: the server's next tree, and what the round found, a tree of tensors.
+
+        Args:
+            server: Its tree.
+            everyone: All clients.
+            with_train: Whether the training part is scored, too.
+            method: In the place of the run's method.
+        """
+
+
+@dataclass(frozen=True)
+class Round(Generic[Outcome]):
+    """A round that was played.
+
+    Attributes:
+        number: Of the round.
+        outcome: What it found.
+        tape: What is to be written down of it; None if everything is written already.
+        after: Server and states after it, for `Replay.trees`; None if they were overwritten.
+    """
+
+    number: int
+    outcome: Outcome
+    tape: Tape | None = None
+    after: Carried | None = None
+
+    def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
+        """The error that would have stopped this round, if its numbers had been read at once."""
+        if self.tape is None or finite is None or bool(finite.all()):
+            return None
+        found = self.tape.first_problem(finite)
+        assert found is not None
+        check, name, row = found
+        if check.step:
+            position = positions[row] if check.drawn else row
+            return client_diverged(position, check.step, self.number, name)
+        return ServerDiverged(self.number, check.problem)
+
+
+@dataclass(frozen=True)
+class Take:
+    """A recorded round: its program, its tape, and the salts of every round."""
+
+    recording: Recording
+    tape: Tape
+    salts: Tensor
+
+
+class Replay(Generic[Outcome]):
+    """Plays the rounds of one run, or of several as one program.
+
+    Args:
+        runs: Alike but for seed, data and numbers among the hyper-parameters.
+        rounds: How many they have.
+        stage_of: The stage of a round (`Method.stage`).
+        points: How the methods of several runs differ.
+
+    Attributes:
+        how: How the rounds are played, for the log: a sentence.
+        refused: Why several runs cannot be one program; "" as long as they can.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Playable[Outcome]],
+        rounds: int,
+        stage_of: Callable[[int], Hashable],
+        points: Points | None = None,
+    ) -> None:
+        self.runs, self.rounds, self.stage_of, self.points = runs, rounds, stage_of, points
+        self.lead, self.root = runs[0], runs[0].simulation.root
+        self.engines = [_engine(run) for run in runs]
+        self.stage: Hashable = None
+        self.stage_begun = False
+        self.carried: Carried | None = None
+        self.fixed: tuple[Graphs, Tensor, Tree] = None, self.root, None
+        self.takes: dict[bool, Take] = {}
+        self.tries = 0
+        self.how = self.refused = ""
+        self.pool = new_pool(self.root.is_cuda)
+        if len(runs) == 1:
+            return
+        if any(engine.lazy for engine in self.engines):
+            self.refused = "clients are read when they are needed"
+        elif not self._same_programs():
+            self.refused = OTHER_PROGRAMS
+
+    def advance(
+        self,
+        number: int,
+        kinds: Sequence[bool],
+        copy: Callable[[Carried], Carried] | None = None,
+    ) -> list[Round[Outcome]]:
+        """A round, and as many after it as can be replayed, without reading what they found.
+
+        Empty if the round must be played eagerly; then every run has its server and states.
+
+        Args:
+            number: Of the first round.
+            kinds: For this round and those after it: whether the training part is scored.
+            copy: Copies the wanted part of server and states before a replay overwrites them.
+        """
+        if self.stage_of(number) != self.stage:
+            self.let_go()
+            self.stage, self.stage_begun = self.stage_of(number), False
+        first, self.stage_begun = not self.stage_begun, True
+        if first or not self._can_begin(number, kinds[0]):
+            return []
+        rounds: list[Round[Outcome]] = []
+        for ahead, with_train in enumerate(kinds):
+            here = number + ahead
+            if self.stage_of(here) != self.stage:
+                break
+            if with_train in self.takes:
+                if rounds and copy is not None and self.carried is not None:
+                    rounds[-1] = replace(rounds[-1], after=copy(self.carried))
+                rounds.append(self._replay(self.takes[with_train], here))
+            elif rounds:
+                break  # what cannot be replayed would be waited for
+            else:
+                rounds += self._rehearse(here, with_train)
+                if not rounds:
+                    break
+        if rounds:
+            rounds[-1] = replace(rounds[-1], after=self.carried)
+        if len(self.runs) == 1:
+            self.settle()
+            self.carried = None  # a run by itself may play its next round eagerly
+        return rounds
+
+    def trees(self, played: Round[Outcome], place: int = 0) -> tuple[Tree, list[Tree]]:
+        """One run's server and its clients' private states after a round."""
+        assert played.after is not None
+        server, stacks = played.after if len(self.runs) == 1 else take(played.after, place)
+        states: list[Tree] = [None] * len(self.lead.simulation.federation)
+        for members, stacked in (stacks or {}).items():
+            rows = [None] * len(members) if stacked is None else unstack(stacked, len(members))
+            for position, state in zip(members, rows, strict=True):
+                states[position] = state
+        return server, states
+
+    def _can_begin(self, number: int, with_train: bool) -> bool:
+        """Whether a round can be rehearsed or replayed; if so, all that it needs is at hand."""
+        alone = len(self.runs) == 1
+        if with_train not in self.takes:
+            useless = alone and number == self.rounds - 1
+            if useless or self.refused or self.tries >= MOST_TRIES:
+                return False
+        if alone or self.carried is None:
+            # Until all clients have a state, or none has, programs change from round to round.
+            if not all(engine.regroup() for engine in self.engines):
+                return False
+            self.carried = self._attempt(self._gather)
+        return self.carried is not None
+
+    def _gather(self) -> Carried:
+        """Bring servers and states together, and what rounds only read: graphs, roots, numbers."""
+        servers = [run.server for run in self.runs]
+        states = [engine.program_states() for engine in self.engines]
+        if len(self.runs) == 1:
+            return servers[0], states[0]
+        if not self._same_programs():
+            raise NotRecordable(OTHER_PROGRAMS)
+        for kind, trees in (("servers", servers), ("private states", states)):
+            if any(shapes(tree) != shapes(trees[0]) for tree in trees):
+                raise NotRecordable(f"their {kind} differ in shape")
+        graphs = {members: self._graphs(members) for members in states[0]}
+        roots = torch.stack([run.simulation.root for run in self.runs])
+        assert self.points is not None
+        self.fixed = graphs, roots, self.points.tensor(roots.device)
+        for engine in self.engines:
+            engine.forget_stacks()  # the graphs of all runs are in one place now
+        return stack(servers), stack(states)
+
+    def _same_programs(self) -> bool:
+        return len({tuple(engine.program_states()) for engine in self.engines}) == 1
+
+    def _graphs(self, members: Members) -> Graph:
+        """The graphs of some clients in all runs: an axis for the runs, one for several clients."""
+        found = [engine.graphs[position] for engine in self.engines for position in members]
+        axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
+        return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))
+
+    def _play(self, blank: Tape, with_train: bool, carried: Carried) -> tuple[Tape, Carried, Tree]:
+        """One round of all runs, as a function: no run and no engine is changed by it."""
+        engine, simulation, tapes = self.engines[0], self.lead.simulation, list[Tape]()
+        everyone = torch.arange(len(simulation.federation), device=self.root.device)
+
+        def one(
+            server: Tree,
+            states: States,
+            graphs: dict[Members, Graph] | None,
+            root: Tensor,
+            row: Tree,
+        ) -> Tree:
+            method = None if self.points is None else self.points.at(row)
+            tapes.append(Tape(root, blank.number, blank.shown, blank.salts))
+            with engine.standing_in(states, graphs):
+                clients = Participants(simulation, blank.number, everyone, tape=tapes[-1])
+                server, outcome = self.lead.play(server, clients, with_train, method)
+                return server, engine.program_states(), outcome
+
+        given = (*carried, *self.fixed)
+        played = one(*given) if len(self.runs) == 1 else vmap_trees(one, *given)
+        # Under `vmap` the tape's tensors are of no use any more; its lists hold for every run.
+        tapes[-1].root = blank.root
+        tapes[-1].sums.clear()  # they are in the outcome
+        return tapes[-1], (played[0], played[1]), played[2]
+
+    def _rehearse(self, number: int, with_train: bool) -> list[Round[Outcome]]:
+        """The round, recorded for those to come; empty if it must be played eagerly."""
+        assert self.carried is not None
+        # A recorded round may see only the number of a round of the same stage.
+        blank = Tape(self.root, number, None if self.stage is None else number)
+        played = self._attempt(lambda: self._watched(blank, with_train))
+        if played is None:
+            return []
+        (tape, after, outcome), keeps = played
+        if shapes(after) != shapes(self.carried):
+            self.tries += 1
+            if len(self.runs) > 1 or self.tries == MOST_TRIES:
+                self._give_up("what the server or the clients keep changes its shape")
+            return []
+        self.carried = after
+        if number < self.rounds - 1:
+            self._record(tape, with_train, keeps)
+        return [Round(number, outcome, tape)]
+
+    def _watched(
+        self, blank: Tape, with_train: bool
+    ) -> tuple[tuple[Tape, Carried, Tree], list[Tensor]]:
+        """One round that must not read a number, and the tensors it used beside its inputs."""
+        assert self.carried is not None
+        check_place(self.carried, self.root.device)
+        with no_reads(self.root.device) as watch:
+            played = self._play(blank, with_train, self.carried)
+        return played, watch.besides(self.carried)
+
+    def _record(self, tape: Tape, with_train: bool, keeps: list[Tensor]) -> None:
+        assert self.carried is not None
+
+        def program(server: Tree, states: States, salts: Tensor) -> tuple[Tree, ...]:
+            blank = Tape(self.root, shown=tape.shown, salts=salts)
+            _, after, outcome = self._play(blank, with_train, (server, states))
+            return *after, outcome
+
+        salts = tape.salts_of(range(self.rounds))
+        inputs = *self.carried, salts[0]
+        read = keeps, self.fixed, self.engines[0].read_by_programs()
+        recording = self._attempt(
+            lambda: Recording(program, *inputs, carried=2, pool=self.pool, keeps=read)
+        )
+        if recording is None:
+            self.pool = None  # what failed may have left something in it
+            return
+        self.takes[with_train] = Take(recording, tape, salts)
+        many = f"{len(self.runs)} runs are trained at once"
+        self._tell(many if len(self.runs) > 1 else "rounds are recorded and replayed")
+
+    def _replay(self, recorded: Take, number: int) -> Round[Outcome]:
+        assert self.carried is not None
+        server, states, outcome = recorded.recording(*self.carried, recorded.salts[number])
+        self.carried = server, states
+        return Round(number, tree_map(torch.clone, outcome), recorded.tape)
+
+    def settle(self) -> None:
+        """Give every run its server and states, for a checkpoint or to continue without this."""
+        if self.carried is None:
+            return
+        if len(self.runs) == 1:
+            self.lead.server, states = self.carried
+            self.engines[0].put_states(states)
+            return
+        servers, stacks = tree_map(torch.clone, self.carried)
+        for place, (run, engine) in enumerate(zip(self.runs, self.engines, strict=True)):
+            run.server = take(servers, place)
+            engine.put_states(take(stacks, place))
+
+    def let_go(self) -> None:
+        """Settle, and free everything that was recorded."""
+        self.settle()
+        self.carried, self.fixed = None, (None, self.root, None)
+        self.takes.clear()
+        self.pool = new_pool(self.root.is_cuda)
+
+    def finish(self) -> None:
+        """Settle, and free recordings of rounds and of steps."""
+        self.let_go()
+        for engine in self.engines:
+            engine.record_steps(False)
+
+    def _attempt(self, work: Callable[[], T]) -> T | None:
+        """What some work returns; whatever goes wrong in it is a reason not to record.
+
+        Played eagerly, and one by one, the runs give the same results, or the true error. Only a
+        full memory is an error at once where there are several runs: half of them may fit.
+        """
+        try:
+            return work()
+        except Exception as reason:
+            if len(self.runs) > 1 and out_of_memory(reason):
+                raise
+            self._give_up(str(reason))
+            return None
+
+    def _give_up(self, reason: str) -> None:
+        self.tries, reason = MOST_TRIES, first_line(reason)
+        if len(self.runs) > 1:
+            self.refused = reason
+        elif self.takes:
+            log.info("rounds of one kind are not recorded: %s", reason)
+        else:
+            self.engines[0].record_steps(True)
+            self._tell(
+                f"no round is recorded as a whole, because {reason}; the clients' steps are, and "
+                "the server runs between them"
+            )
+
+    def _tell(self, how: str) -> None:
+        if how != self.how:
+            log.info("%s", how)
+        self.how = how
+
+
+def _engine(run: Playable[Outcome]) -> Recordable:
+    engine = run.simulation.engine
+    assert isinstance(engine, Recordable)
+    return engine
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that the device's memory is full."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__
+    return error is not None
+
+
+def first_line(reason: str) -> str:
+    """An error's first line: short enough for the log."""
+    return (reason.strip().splitlines() or ["no reason given"])[0]
+
+
+def rounds_ahead(left: int, seconds: float) -> int:
+    """How many rounds to replay before they are read, if one takes so long: a moment's worth."""
+    return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds, 1e-6))))
+
+
+def check_place(tree: Tree, device: torch.device) -> None:
+    """Refuse tensors in main memory: a recording for a GPU would freeze their numbers."""
+    if any(leaf.device != device for leaf in leaves(tree)):
+        raise NotRecordable("the server or the clients keep tensors in main memory")
+
+
+def fetched(rounds: Sequence[Round[Outcome]]) -> Outcome:
+    """What some rounds found, stacked, where Python can read it."""
+    outcomes = [played.outcome for played in rounds]
+    if any(len(leaves(outcome)) != len(leaves(outcomes[0])) for outcome in outcomes):
+        raise ValueError("only rounds of one kind can be read together")
+    found: Outcome = tree_map(torch.Tensor.cpu, stack(outcomes))
+    return found
