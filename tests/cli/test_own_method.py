@@ -36,9 +36,7 @@ class Mine(Method):
 
     @client_step
     def train(self, graph, model, state, key):
-        def loss(params, key):
-            return cross_entropy(self.net(params, graph, key), graph)
-        model, state = fit(loss, model, self.optimizer, state, self.epochs, key)
+        model, state = fit(self.loss, model, self.optimizer, state, self.epochs, key, graph)
         return Update(model), state
 '''
 SMALL = ("--data", "lagoon:nodes=200", "--clients", 3, "--rounds", 2, "--set", "hidden=8")

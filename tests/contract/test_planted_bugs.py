@@ -25,7 +25,7 @@ from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.private_layers import Private, joined, kept, private
+from atoll.core.private_layers import Private, init_private, join_parts, private_part
 from atoll.core.random import fold, make_key, normal
 from atoll.core.tree import Empty, Tree, leaves, record, tree_map
 from atoll.methods import FedAvg, Local
@@ -62,11 +62,11 @@ def train(method: FedAvg, graph: Graph, model: Tree, state: Tree, key: Tensor, *
     """What FedAvg does."""
     extra = more.get("extra", lambda logits: 0.0)
 
-    def loss(params: Tree, key: Tensor) -> Tensor:
+    def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
         logits = method.net(params, graph, key)
         return cross_entropy(logits, graph) + extra(logits)
 
-    return fit(loss, model, method.optimizer, state, method.epochs, key)
+    return fit(loss, model, method.optimizer, state, method.epochs, key, graph)
 
 
 def noisy(model: Tree, key: Tensor) -> Tree:
@@ -335,9 +335,9 @@ class SendsPrivateLayers(FedAvg):
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Any, key: Tensor) -> Any:
-        own = kept(self.net, graph, state, key)
-        model, moments = train(self, graph, joined(received, own.layers), own.moments, key)
-        layers = private(self.net, model)
+        own = state or Private(init_private(self.net, graph, key), None)
+        model, moments = train(self, graph, join_parts(received, own.layers), own.moments, key)
+        layers = private_part(self.net, model)
         return Update(model, graph.size("nodes")), Private(layers, moments)
 
 

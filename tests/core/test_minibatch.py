@@ -133,9 +133,7 @@ def on_training_graphs(params: Tree, graph: Graph, key: Tensor) -> Tensor:
 
 
 def trained(graph: Graph, epochs: int = 3) -> tuple[Tree, Tree]:
-    return fit(
-        on_training_graphs, NET.init(make_key(4)), Adam(), None, epochs, make_key(9), graph=graph
-    )
+    return fit(on_training_graphs, NET.init(make_key(4)), Adam(), None, epochs, make_key(9), graph)
 
 
 def test_one_batch_that_holds_everything_is_the_full_batch():

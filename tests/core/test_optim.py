@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from atoll.core.fit import fit
+from atoll.core.fit import fit, minimise
+from atoll.core.graph import Graph
 from atoll.core.optim import SGD, Adam, Optimizer
 from atoll.core.random import fold, make_key, normal
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
+from atoll.testing import small_federation
 
 STEPS = 20
 OPTIMIZERS: dict[str, tuple[Optimizer, Any]] = {
@@ -140,7 +142,7 @@ def test_a_model_that_all_clients_share_is_a_start_for_each(name):
 
 @pytest.mark.parametrize("many", [False, True])
 @optimizers
-def test_fit_never_touches_what_it_was_given(name, many):
+def test_training_never_touches_what_it_was_given(name, many):
     ours, _ = OPTIMIZERS[name]
     params = draw(1)
     _, state = ours.update(slope(0), params, ours.init(params))
@@ -148,7 +150,7 @@ def test_fit_never_touches_what_it_was_given(name, many):
     before = tree_map(torch.clone, given_trees)
 
     def train(params: Tree, state: Tree) -> tuple[Tree, Tree]:
-        return fit(lambda p, _: size(p), params, ours, state, 4, make_key(0))
+        return minimise(lambda p, _: size(p), params, ours, state, 4, make_key(0))
 
     after = (batched(train) if many else train)(*given_trees)
     assert_close(given_trees, before, 0)
@@ -167,7 +169,7 @@ def test_an_update_that_owns_nothing_leaves_its_inputs_alone(name):
 
 
 @optimizers
-def test_fit_of_many_equals_fit_of_each_with_and_without_a_state(name):
+def test_training_many_equals_training_each_with_and_without_a_state(name):
     ours, _ = OPTIMIZERS[name]
     many = [draw(k) for k in range(3)]
     keys = fold(make_key(3), torch.arange(3))
@@ -176,8 +178,8 @@ def test_fit_of_many_equals_fit_of_each_with_and_without_a_state(name):
         return size(tree_map(lambda leaf: leaf - normal(key, (1,), torch.float64)[0], p))
 
     def train(p: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        first = fit(loss, p, ours, None, 3, fold(key, "first"))
-        return fit(loss, first[0], ours, first[1], 2, fold(key, "second"))
+        first = minimise(loss, p, ours, None, 3, fold(key, "first"))
+        return minimise(loss, first[0], ours, first[1], 2, fold(key, "second"))
 
     together = batched(train)(stack(many), keys)
     for k in range(3):
@@ -191,7 +193,7 @@ def size(params: Tree) -> Tensor:
 def test_fit_gives_every_epoch_its_own_key_and_adjusts_the_gradient():
     seen, adjusted = [], []
 
-    def loss(p: Tensor, key: Tensor) -> Tensor:
+    def loss(p: Tensor, graph: Graph, key: Tensor) -> Tensor:
         seen.append(int(key))
         return 3 * p
 
@@ -199,7 +201,16 @@ def test_fit_gives_every_epoch_its_own_key_and_adjusts_the_gradient():
         adjusted.append((float(g), float(p)))
         return g - 1
 
-    params, state = fit(loss, torch.tensor(1.0), SGD(lr=0.5), None, 3, make_key(0), adjust)
+    params, state = fit(
+        loss,
+        torch.tensor(1.0),
+        SGD(lr=0.5),
+        None,
+        3,
+        make_key(0),
+        small_federation().graphs[0],
+        adjust,
+    )
     assert float(params) == pytest.approx(1 - 3 * 0.5 * 2)
     assert adjusted == [(3.0, 1.0), (3.0, 0.0), (3.0, -1.0)]
     assert len(set(seen)) == 3
@@ -208,7 +219,7 @@ def test_fit_gives_every_epoch_its_own_key_and_adjusts_the_gradient():
 
 def test_no_epoch_changes_nothing_and_starts_a_state():
     params = torch.tensor([1.0])
-    after, state = fit(lambda p, _: p.sum(), params, Adam(), None, 0, make_key(0))
+    after, state = minimise(lambda p, _: p.sum(), params, Adam(), None, 0, make_key(0))
     assert torch.equal(after, params)
     assert float(state.steps) == 0
 
@@ -222,7 +233,7 @@ def quadratic(w: Tensor, _: Tensor) -> Tensor:
 
 
 def golden(start: Tensor, state: Tree) -> tuple[Tensor, Tree]:
-    return fit(quadratic, start, Adam(lr=0.01, weight_decay=5e-4), state, 3, make_key(0))
+    return minimise(quadratic, start, Adam(lr=0.01, weight_decay=5e-4), state, 3, make_key(0))
 
 
 def test_adam_on_a_quadratic_by_hand():

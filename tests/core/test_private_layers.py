@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from atoll.core.federation import Federation
-from atoll.core.private_layers import Private, joined, kept, own_layers, private, shared, whole
+from atoll.core.graph import with_views
+from atoll.core.private_layers import (
+    Private,
+    fit_received,
+    init_private,
+    init_shared,
+    join_parts,
+    private_part,
+    shared_part,
+    whole_params,
+)
 from atoll.core.random import make_key
 from atoll.core.tree import leaves, named_leaves
 from atoll.engines.base import ENGINES
@@ -29,31 +39,41 @@ NET = GraphGIN(FEATURES, CLASSES, hidden=5)
 
 def test_parts_make_the_whole():
     params = NET.init(make_key(0))
-    common, own = shared(NET, params), private(NET, params)
+    common, own = shared_part(NET, params), private_part(NET, params)
     assert set(common) == {"convolutions"}
     assert set(own) == {"pre", "post", "readout"}
-    assert joined(common, own) == params
+    assert join_parts(common, own) == params
 
 
 def test_a_network_without_private_layers_is_shared_whole():
     net = GCN(FEATURES, CLASSES)
     params, graph = net.init(make_key(0)), small_graph_federation().graphs[0]
-    assert shared(net, params) is params
-    assert private(net, params) == own_layers(net, graph, make_key(0)) == {}
-    assert joined(params, {}) is params
-    assert whole(net, graph, params, None) is params
+    assert shared_part(net, params) is params
+    assert private_part(net, params) == init_private(net, graph, make_key(0)) == {}
+    assert join_parts(params, {}) is params
+    assert whole_params(net, graph, params, None) is params
 
 
 def test_what_was_kept_wins_over_a_fresh_draw():
-    graph = small_graph_federation().graphs[0]
-    fresh = kept(NET, graph, None, make_key(1))
-    assert fresh.moments is None
-    other = kept(NET, graph, None, make_key(2))
+    graph = with_views(small_graph_federation().graphs[0], NET.views)
+    common, method = init_shared(NET, make_key(3)), FedAvg(NET, epochs=0)
+    _, fresh = fit_received(method, graph, common, None, make_key(1))
+    _, other = fit_received(method, graph, common, None, make_key(2))
     assert not torch.equal(fresh.layers["pre"]["weight"], other.layers["pre"]["weight"])
-    state = Private(fresh.layers, None)
-    assert kept(NET, graph, state, make_key(2)) is state
-    common = shared(NET, NET.init(make_key(3)))
-    assert whole(NET, graph, common, state)["pre"] is fresh.layers["pre"]
+    model, again = fit_received(method, graph, common, Private(fresh.layers, None), make_key(2))
+    assert again.layers["pre"]["weight"] is fresh.layers["pre"]["weight"]
+    assert set(model) == {"convolutions"}
+    assert whole_params(NET, graph, common, fresh)["pre"] is fresh.layers["pre"]
+
+
+def test_moments_are_kept_or_start_anew():
+    graph = with_views(small_graph_federation().graphs[0], NET.views)
+    common = init_shared(NET, make_key(3))
+    for optimizer_state, age in (("keep", 4), ("reset", 2)):
+        method = FedAvg(NET, epochs=2, optimizer_state=optimizer_state)
+        model, state = fit_received(method, graph, common, None, make_key(1))
+        _, state = fit_received(method, graph, model, state, make_key(2))
+        assert float(state.moments.steps) == age
 
 
 def run(method, engine: str = "fused", federation: Federation | None = None) -> Run:
@@ -76,7 +96,7 @@ def test_only_convolutions_cross(method, engine):
 
 
 def test_the_published_network_shares_12_tensors_with_24960_numbers():
-    common = leaves(shared(GraphGIN(7, 2), GraphGIN(7, 2).init(make_key(0))))
+    common = leaves(init_shared(GraphGIN(7, 2), make_key(0)))
     assert (len(common), sum(leaf.numel() for leaf in common)) == (12, 24_960)
 
 

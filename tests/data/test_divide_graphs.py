@@ -92,7 +92,7 @@ def test_clients_hold_their_own_graphs_and_no_others(recipe, split, seed, batch_
         assert int(graph.size("train")) == train
     assert sorted(seen) == list(range(120))
     assert found.about["graphs"] == [int(graph.size("nodes")) for graph in found.graphs]
-    assert found.task == "graph"
+    assert found.task.name == "graph"
     again = federate_graphs(source, clients=3, partition=recipe, split=split, seed=seed)
     assert again.about["sha1"] == found.about["sha1"]
 

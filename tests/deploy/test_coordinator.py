@@ -118,7 +118,7 @@ def audit(room):
 def without(federation, name, rounds, out, settings=SMALL):
     """The server's tree of a serial run in which positions `out[round]` take no part."""
     config = make_config(method=name, set=settings, epochs=3)
-    method = build_method(config, federation.features, federation.classes, federation.task)
+    method = build_method(config, federation.features, federation.classes, federation.task.name)
     simulation = Simulation(federation, method, engine="serial", seed=0)
     server = method.init(simulation.clients(-1))
     for number in range(rounds):

@@ -14,12 +14,15 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import client_step
+from atoll.core.task import NODES
 from atoll.core.tree import Empty, Tree, record
 from atoll.engines.simulation import Simulation
 from atoll.engines.wire import Probe, make_probe
 from atoll.methods import FedAvg
-from atoll.nn import NODE_NETS, GraphGIN
+from atoll.nn import GraphGIN, nets_for
 from atoll.testing import CLASSES, FEATURES, small_federation, small_graph_federation
+
+NODE_NETS = nets_for(NODES.name)
 
 
 @record
@@ -232,7 +235,7 @@ def test_probes_of_a_federation_of_graphs_hold_every_class_and_share_no_own_laye
     small, large = probe.graphs
     assert len(small.roots) < len(large.roots)
     for graph in probe.graphs:
-        assert graph.task == "graph"
+        assert graph.task.many_graphs
         assert set(graph.y[graph.train > 0].tolist()) == set(range(CLASSES))
         for mask in (graph.train, graph.val, graph.test):
             assert graph.at_roots(mask).sum() == mask.sum() > 0

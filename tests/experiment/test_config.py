@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.method import task_of
 from atoll.core.optim import SGD
+from atoll.core.task import NODES
 from atoll.data.public.registry import task_of_data
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config, resolve
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.methods import METHODS
-from atoll.nn import NETS, NODE_NETS, GraphGIN
+from atoll.nn import NETS, GraphGIN, nets_for
+
+NODE_NETS = nets_for(NODES.name)
 
 
 def refusal(**options: object) -> str:

@@ -18,11 +18,12 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.message import ToAll, ToEach
 from atoll.core.random import make_key
+from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree
 from atoll.engines.base import ENGINES
 from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
-from atoll.experiment.evaluate import ROLES, Evaluator, Scores
+from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.rounds import Experiment, _numbers
 from atoll.methods import FedAvg

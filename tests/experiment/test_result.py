@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.core.task import ROLES
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import make_config
-from atoll.experiment.evaluate import ROLES
 from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS
 from atoll.experiment.result import Result, SeedResult

@@ -13,6 +13,7 @@ from atoll.core.graph import make_graph
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.random import make_key
+from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, stack
 from atoll.experiment.rounds import Experiment
 from atoll.methods import GCFL, FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
@@ -25,8 +26,10 @@ from atoll.methods.fedtad import (
     mean_cosine,
     mode_seeking,
 )
-from atoll.nn import GCN, NODE_NETS
+from atoll.nn import GCN, nets_for
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
+
+NODE_NETS = nets_for(NODES.name)
 
 GLOBAL = [[2.0, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 3]]
 LOCAL = [[1.0, 0, 0], [0, 2, 0], [0, 1, 1], [0, 0, 1]]

@@ -15,13 +15,16 @@ from atoll.core.graph import Graph, make_graph
 from atoll.core.losses import cross_entropy
 from atoll.core.method import Method
 from atoll.core.optim import SGD, Adam
+from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedAvg, FedProx, Local, method_class
-from atoll.nn import NODE_NETS
+from atoll.nn import nets_for
 from atoll.nn.gcn import GCN
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
+
+NODE_NETS = nets_for(NODES.name)
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 NET = GCN(FEATURES, CLASSES, hidden=6)

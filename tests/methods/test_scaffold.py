@@ -17,7 +17,7 @@ from atoll.core.fit import fit, num_steps
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD, Adam
-from atoll.core.private_layers import joined
+from atoll.core.private_layers import join_parts
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.base import ENGINES
@@ -118,7 +118,7 @@ def test_option_one_reads_private_layers_as_they_were_before_training(engine: st
     for graph, old, new in zip(graphs, before, after, strict=True):
 
         def loss(common: Tree, own: Tree, graph: Graph = graph) -> Tensor:
-            return cross_entropy(net(joined(common, own), graph), graph)
+            return cross_entropy(net(join_parts(common, own), graph), graph)
 
         slope = torch.func.grad(loss)(server.model, old.own.layers)
         tree_map(torch.testing.assert_close, new.control, slope)
@@ -240,7 +240,7 @@ def test_steps_are_counted_as_they_are_taken() -> None:
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return params["w"].sum()
 
-        fit(loss, {"w": torch.zeros(2)}, SGD(), None, 3, make_key(0), watch, graph=graph)
+        fit(loss, {"w": torch.zeros(2)}, SGD(), None, 3, make_key(0), graph, watch)
         assert float(num_steps(graph, 3)) == len(taken)
 
 

@@ -18,11 +18,14 @@ from atoll.core.graph import Graph, Sparse, make_graph, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.method import Net, embedder
 from atoll.core.random import fold, make_key
+from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.engines.buckets import make_buckets, outline
 from atoll.engines.stacking import stack_graphs
-from atoll.nn import NODE_NETS
+from atoll.nn import nets_for
 from atoll.nn.views import sparse_features
+
+NODE_NETS = nets_for(NODES.name)
 
 FEATURES, CLASSES = 90, 3
 

@@ -167,7 +167,7 @@ def tune_clusters(asked: RunConfig, *, on_round: Callable[[int], None] | None = 
     made = Problem.of(msgspec.structs.replace(asked, rounds=rounds)).divide(asked.seed)
     federation, config = made.federation, made.config
     method = clustered(
-        build_method(config, federation.features, federation.classes, federation.task), config
+        build_method(config, federation.features, federation.classes, federation.task.name), config
     )
     if len(federation) <= method.min_size:
         raise ConfigError(

@@ -199,7 +199,7 @@ def study_clusters(
     others = [read_run(path, data, like=run) for path in beside]
     baseline = None if against is None else read_run(against, data, like=run)
     runs = [run, *others, *([baseline] if baseline else [])]
-    walks = 20_000 if federation.task == "node" else 2000
+    walks = 2000 if federation.task.many_graphs else 20_000
     return ClusterStudy(
         run,
         number,

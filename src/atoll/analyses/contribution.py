@@ -31,6 +31,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
+from atoll.core.task import ROLES
 from atoll.data.divide import federate
 from atoll.data.isolate import RATIO, VARY, check_client, vary_federation
 from atoll.data.load import one_graph
@@ -39,7 +40,7 @@ from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
-from atoll.experiment.evaluate import ROLES, Evaluator
+from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS, mean_over_clients

@@ -52,7 +52,7 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
     if not 0 <= number < len(first.servers):
         raise ConfigError(f"the run in '{folders[0]}' has no seed {seed}")
     federation = first.federations[number]
-    if federation.task != "node":
+    if federation.task.many_graphs:
         raise ConfigError("similarities of clients are compared where nodes are classified")
     found = describe(federation, random_graphs=0)
     divergences = {

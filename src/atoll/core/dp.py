@@ -26,6 +26,7 @@ from atoll.core.graph import Graph
 from atoll.core.message import Message
 from atoll.core.method import Clients, Method, Reply, TypedStep, client_step
 from atoll.core.random import fold, normal
+from atoll.core.task import TASKS
 from atoll.core.tree import Empty, Tree, all_finite, flatten, leaves, structure, tree_map, unflatten
 from atoll.core.wrapper import Wrapper
 
@@ -74,7 +75,7 @@ class Noised(Wrapper):
     source: Noise = keyed_noise
     hides_divergence: bool = False
 
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018"
     )

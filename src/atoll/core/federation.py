@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from atoll.core.errors import DataError
 from atoll.core.graph import Graph, View, with_views
+from atoll.core.task import Task
 
 
 class Lazily(Sequence[Graph]):
@@ -59,7 +60,7 @@ class Federation:
     Examples:
         >>> import atoll
         >>> federation = atoll.partition(atoll.load("lagoon"), "random", clients=3)
-        >>> len(federation), federation.task, federation.classes
+        >>> len(federation), federation.task.name, federation.classes
         (3, 'node', 6)
         >>> [graph.num_features for graph in federation.graphs]
         [600, 600, 600]
@@ -83,7 +84,7 @@ class Federation:
             widths = sorted({graph.num_features for graph in self.graphs})
             raise DataError(f"clients must have equally many features, but have {widths}")
         if len({graph.task for graph in self.graphs}) > 1:
-            raise DataError("clients must all classify nodes or all classify graphs")
+            raise DataError("all clients must have one task: all classify nodes, or all graphs")
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -92,7 +93,7 @@ class Federation:
         sizes = [int(graph.size("nodes")) for graph in self.graphs]
         return (
             f"<Federation {self.name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} "
-            f"{self.task}s, {self.features} features, {self.classes} classes>"
+            f"{self.task.plural}, {self.features} features, {self.classes} classes>"
         )
 
     @property
@@ -100,8 +101,8 @@ class Federation:
         return self.graphs[0].num_features
 
     @property
-    def task(self) -> str:
-        """What is classified: "node" or "graph"."""
+    def task(self) -> Task:
+        """What is predicted."""
         return self.graphs[0].task
 
     def prepared(self, views: Mapping[str, View]) -> Federation:

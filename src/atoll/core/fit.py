@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
 
 import torch
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.minibatch import minibatches
 from atoll.core.optim import Optimizer
@@ -14,53 +16,76 @@ from atoll.core.random import fold
 from atoll.core.tree import Tree, flatten, inside_transform, unflatten
 from atoll.core.vmap.stacks import Batch, current_batch
 
-Loss = Callable[[Tree, Tensor], Tensor]
+Loss = Callable[[Tree, Graph, Tensor], Tensor]
+"""(params, graph, key) -> scalar, where the graph is the client's or a mini-batch of it."""
+
+PlainLoss = Callable[[Tree, Tensor], Tensor]
 """(params, key) -> scalar."""
+
+Adjust = Callable[[Tree, Tree], Tree]
+"""(grads, params) -> grads."""
 
 
 def fit(
-    loss: Callable[..., Tensor],
+    loss: Loss,
     params: Tree,
     optimizer: Optimizer,
     state: Tree,
     epochs: int,
     key: Tensor,
-    adjust: Callable[[Tree, Tree], Tree] | None = None,
     graph: Graph | None = None,
-    owned: bool = False,
+    adjust: Adjust | None = None,
+    *,
+    needs_whole: str = "",
 ) -> tuple[Tree, Tree]:
-    """Train for some epochs; returns the parameters and the optimizer's state.
+    """Train on a client's graph for some epochs; returns parameters and the optimizer's state.
 
-    An epoch is one full-batch step, unless a graph with a batch size is given: then one step for
-    each mini-batch of its training graphs.
+    An epoch is one step, or one for each mini-batch where the graph is cut into these.
 
     Args:
-        loss: (params, key) -> scalar, or (params, graph, key) -> scalar if a graph is given; the
-            key differs in every step.
+        loss: (params, graph, key) -> scalar. It must read the graph that it gets, which may be a
+            mini-batch; the key differs in every step.
         params: Where to start.
         optimizer: Its update is taken once per step.
         state: The optimizer's state; None starts a fresh one.
         epochs: Number of passes over the training nodes, or graphs.
         key: The root of the steps' keys.
-        adjust: (grads, params) -> grads, for methods that bend the gradient (a proximal pull, a
-            control variate) without differentiating through it.
-        graph: The client's graph, for methods that can train on mini-batches of it.
-        owned: Whether parameters and state may be overwritten: nobody else will read them.
+        graph: The client's graph. It is required; the default serves files of older versions, which
+            then get a sentence about it.
+        adjust: For methods that bend the gradient (a proximal pull, a control variate) without
+            differentiating through it.
+        needs_whole: Why the loss cannot take a mini-batch, for a method that computes something
+            from the whole graph beforehand. It starts with the method's name.
     """
-    batch = current_batch()
-    if batch is not None and not owned and not key.is_cuda:
-        # Every client gets a copy before the first step, which would make one for itself otherwise,
-        # and products with a model that all clients share another. On a GPU no step overwrites.
-        params, state, owned = batch.copied(params), batch.copied(state), True
-    state = optimizer.init(params) if state is None else state
-    for epoch in range(epochs):
-        for step_loss, noise in _steps(loss, graph, fold(key, epoch)):
-            grads = gradient(step_loss, params, noise)
-            if adjust is not None:
-                grads = adjust(grads, params)
-            params, state = optimizer.update(grads, params, state, owned=owned)
-            owned = True  # from now on the parameters are this loop's own: overwrite them
-    return params, state
+    if graph is None or not _takes_graph(loss):
+        raise ConfigError(
+            "fit now takes the client's graph and a loss of it: write "
+            "fit(loss, model, optimizer, state, epochs, key, graph) with loss(params, graph, key)"
+        )
+    if needs_whole and graph.batch_size:
+        raise ConfigError(
+            f"{needs_whole}, so it cannot train on mini-batches; give batch_size 0 (all at once)"
+        )
+    steps = (step for epoch in range(epochs) for step in _steps(loss, graph, fold(key, epoch)))
+    return _descend(steps, params, optimizer, state, key, adjust, owned=False)
+
+
+def minimise(
+    loss: PlainLoss,
+    params: Tree,
+    optimizer: Optimizer,
+    state: Tree,
+    steps: int,
+    key: Tensor,
+    *,
+    owned: bool = False,
+) -> tuple[Tree, Tree]:
+    """`fit` without a graph, for training on the server: some steps on a loss (params, key).
+
+    `owned` allows to overwrite parameters and state, because no other code reads them again.
+    """
+    plain = ((loss, fold(key, number)) for number in range(steps))
+    return _descend(plain, params, optimizer, state, key, None, owned)
 
 
 def num_steps(graph: Graph, epochs: int) -> Tensor:
@@ -71,23 +96,51 @@ def num_steps(graph: Graph, epochs: int) -> Tensor:
     return one * epochs * torch.ceil(graph.train.sum() / graph.batch_size).clamp(min=1)
 
 
-def _steps(
-    loss: Callable[..., Tensor], graph: Graph | None, key: Tensor
-) -> Iterator[tuple[Loss, Tensor]]:
+def _descend(
+    steps: Iterable[tuple[PlainLoss, Tensor]],
+    params: Tree,
+    optimizer: Optimizer,
+    state: Tree,
+    key: Tensor,
+    adjust: Adjust | None,
+    owned: bool,
+) -> tuple[Tree, Tree]:
+    """One update for each loss and its key."""
+    batch = current_batch()
+    if batch is not None and not owned and not key.is_cuda:
+        # One copy for every client before the first step. Otherwise the first step copies them, and
+        # products with a model that all clients share copy it again. On a GPU no step overwrites.
+        params, state, owned = batch.copied(params), batch.copied(state), True
+    state = optimizer.init(params) if state is None else state
+    for loss, noise in steps:
+        grads = gradient(loss, params, noise)
+        if adjust is not None:
+            grads = adjust(grads, params)
+        params, state = optimizer.update(grads, params, state, owned=owned)
+        owned = True  # from now on only this loop has the parameters: overwrite them
+    return params, state
+
+
+def _takes_graph(loss: Callable[..., Tensor]) -> bool:
+    try:
+        signature(loss).bind(None, None, None)
+    except TypeError:
+        return False
+    return True
+
+
+def _steps(loss: Loss, graph: Graph, key: Tensor) -> Iterator[tuple[PlainLoss, Tensor]]:
     """What to minimise in each step of an epoch, and the step's key."""
-    if graph is None:
-        yield loss, key
-        return
     batches = minibatches(graph, key) if graph.batch_size else [(graph, key)]
     for batch, noise in batches:
         yield _on(loss, batch), noise
 
 
-def _on(loss: Callable[..., Tensor], graph: Graph) -> Loss:
+def _on(loss: Loss, graph: Graph) -> PlainLoss:
     return lambda params, key: loss(params, graph, key)
 
 
-def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
+def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
     batch = current_batch()
     if batch is not None:
@@ -104,12 +157,12 @@ def gradient(loss: Loss, params: Tree, key: Tensor) -> Tree:
     return unflatten(found, spec)
 
 
-def _gradient_of_batch(batch: Batch, loss: Loss, params: Tree, key: Tensor) -> Tree:
+def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """Every client's gradient, by plain autograd on the stacks behind `vmap`.
 
-    Nobody's loss depends on another's parameters, so that the gradient of the losses' sum by all
-    parameters holds each client's own. `torch.func.grad` gives the same, but costs the interpreter
-    a second layer around every operation and back.
+    No client's loss depends on another client's parameters, so the gradient of the losses' sum
+    contains each client's gradient. `torch.func.grad` gives the same numbers, but wraps every
+    operation in a second interpreter layer.
     """
     with torch.enable_grad():
         given, spec = flatten(params)

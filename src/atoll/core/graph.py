@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.errors import unknown
+from atoll.core.task import GRAPHS, NODES, TASKS, Task
 from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
 from atoll.core.vmap.stacks import call
 
@@ -124,6 +125,8 @@ class Graph:
             trains; only where there are mini-batches, and where a simulation has made it.
         training: The training graphs alone, so that mini-batches are cheap; where `held_out` is.
         derived: What `Method.derive` found, where an engine has kept it.
+        task_name: What is predicted, by its name in `TASKS`; "" classifies nodes, or graphs where
+            there are roots.
     """
 
     x: Tensor | Sparse
@@ -144,6 +147,7 @@ class Graph:
     held_out: Graph | None = None
     training: Graph | None = None
     derived: Any = None
+    task_name: str = static(default="")
 
     @property
     def num_nodes(self) -> int:
@@ -175,9 +179,11 @@ class Graph:
         return everywhere.index_copy(0, self.roots, rows)
 
     @property
-    def task(self) -> str:
-        """What is classified: "node" or "graph"."""
-        return "node" if self.root is None else "graph"
+    def task(self) -> Task:
+        """What is predicted."""
+        if self.task_name:
+            return TASKS[self.task_name]
+        return NODES if self.root is None else GRAPHS
 
 
 View = Callable[[Graph], Matrix | None]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph
 from atoll.core.tree import Tree, leaves
+
+if TYPE_CHECKING:
+    from atoll.core.graph import Graph
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, View
 from atoll.core.hyper import check_hypers
 from atoll.core.message import Message, ToAll
-from atoll.core.private_layers import private_names, whole
+from atoll.core.private_layers import private_names, whole_params
 from atoll.core.space import USUAL, Space
+from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, tree_map
 
 Reply = TypeVar("Reply")
@@ -32,7 +33,8 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 class Net(Protocol):
     """A network: `init` makes a parameter tree, a call turns it and a graph into logits.
 
-    One that classifies graphs says so (`task = "graph"`) and gives their logits at their roots.
+    One for another task than node classification names it (`task`, a name of `TASKS`). One that
+    classifies graphs gives their logits at their roots.
     One with layers that never leave a client is also a `core.private_layers.PartlyPrivate`.
     """
 
@@ -78,9 +80,9 @@ def embedder(net: Net) -> Embedder:
     return net
 
 
-def task_of(net: Net) -> str:
-    """What a network classifies: "node" unless it says "graph"."""
-    task: str = getattr(net, "task", "node")
+def task_of(net: object) -> str:
+    """The name of a network's task: node classification unless it names another one."""
+    task: str = getattr(net, "task", NODES.name)
     return task
 
 
@@ -269,8 +271,8 @@ class Method(ABC):
     grids: ClassVar[Mapping[str, Space]] = MappingProxyType({})
     """Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("node",)
-    """What it can classify: "node", "graph" (clients with many small graphs each), or both."""
+    tasks: ClassVar[tuple[str, ...]] = (NODES.name,)
+    """Names of the tasks that it can learn; `tuple(TASKS)` where it minimises the task's loss."""
 
     nets: ClassVar[tuple[str, ...]] = ()
     """Networks that it works with, the default first; empty: any, a GCN by default."""
@@ -302,6 +304,10 @@ class Method(ABC):
     @abstractmethod
     def init(self, clients: Clients) -> Tree:
         """The server's first tree."""
+
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
+        """What a client minimises (`fit`); unless a method needs more, the task's own loss."""
+        return graph.task.loss(self.net(params, graph, key), graph)
 
     @abstractmethod
     def round(self, server: Tree, clients: Clients) -> Tree:
@@ -338,7 +344,7 @@ class Method(ABC):
         A key is given only to reproduce papers that scored with dropout on; pass it to the network.
         Where the network has private layers, the state holds them (`core.private_layers.Private`).
         """
-        return self.net(whole(self.net, graph, message, state), graph, key)
+        return self.net(whole_params(self.net, graph, message, state), graph, key)
 
     def derived_from(self, state: Tree) -> Tree:
         """What `derive` needs of a private state, or of many, stacked; None to derive nothing."""

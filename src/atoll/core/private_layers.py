@@ -1,20 +1,18 @@
 """Layers that never leave a client.
 
 A network may name some of its parameters private (`private`, names at the top of its parameter
-tree): they fit what only this client has, such as its own features and classes. A method then
-shares the rest, trains both together and keeps the client's part in the private state. For a
-network that names none, all of it is shared and these functions change nothing.
+tree): they fit what only this client has, such as its own features and classes. A method shares the
+rest, trains both together (`fit_received`) and keeps the client's part in the private state. For a
+network without private layers, all parameters are shared and these functions change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from atoll.core.fit import fit
+from atoll.core.fit import Adjust, fit
 from atoll.core.graph import Graph
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold, make_key
@@ -49,81 +47,109 @@ def private_names(net: Net) -> tuple[str, ...]:
     return net.private if isinstance(net, PartlyPrivate) else ()
 
 
-def shared(net: Net, params: Tree) -> Tree:
-    """The part of a parameter tree (or of a gradient) that may leave."""
+def shared_part(net: Net, params: Tree) -> Tree:
+    """The part of a parameter tree (or of a gradient) that may leave a client."""
     own = private_names(net)
     return {name: part for name, part in params.items() if name not in own} if own else params
 
 
-def private(net: Net, params: Tree) -> Tree:
+def private_part(net: Net, params: Tree) -> Tree:
     """The part that stays, {} for a network without private layers."""
     return {name: params[name] for name in private_names(net)}
 
 
-def joined(common: Tree, own: Tree) -> Tree:
+def join_parts(common: Tree, own: Tree) -> Tree:
     """A whole parameter tree from its two parts."""
     return {**common, **own} if own else common
 
 
-def own_layers(net: Net, graph: Graph, key: Tensor) -> Tree:
+def init_shared(net: Net, key: Tensor) -> Tree:
+    """Fresh parameters without the private layers: where a server starts."""
+    return shared_part(net, net.init(key))
+
+
+def init_private(net: Net, graph: Graph, key: Tensor) -> Tree:
     """A client's private layers before it has trained, {} for a network without any."""
     if not isinstance(net, PartlyPrivate):
         return {}
     return net.init_private(fold(key, "private"), graph)
 
 
-def kept(
-    net: Net, graph: Graph, state: Private | None, key: Tensor, *, reset: bool = False
-) -> Private:
-    """What a client kept; on its first visit, layers drawn by the key and no moments yet.
-
-    With `reset` the moments start anew.
-    """
-    own = Private(own_layers(net, graph, key), None) if state is None else state
-    return replace(own, moments=None) if reset else own
-
-
-def whole(net: Net, graph: Graph, received: Tree, state: Private | None) -> Tree:
+def whole_params(net: Net, graph: Graph, received: Tree, state: Private | None) -> Tree:
     """The parameters that a client predicts with, from what it received and what it kept.
 
-    A client that has never trained has no layers of its own yet; a fixed draw stands in for them.
+    A client that has never trained has no private layers yet; a fixed draw stands in for them.
     """
     if not private_names(net):
         return received  # whatever the state is: a method may keep something else there
-    return joined(received, kept(net, graph, state, make_key(0, graph.real.device)).layers)
+    if state is None:
+        return join_parts(received, init_private(net, graph, make_key(0, graph.real.device)))
+    return join_parts(received, state.layers)
 
 
-def fit_layers(
-    loss: Callable[..., Tensor],
-    net: Net,
+class Trained(Protocol):
+    """What `fit_received` reads from a method."""
+
+    @property
+    def net(self) -> Net:
+        """The network."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The clients' optimizer."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs in a round."""
+
+    @property
+    def optimizer_state(self) -> str:
+        """Whether a client keeps the optimizer's moments over rounds: "keep" or "reset"."""
+
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
+        """What a client minimises."""
+
+
+def fit_received(
+    method: Trained,
     graph: Graph,
     received: Tree,
-    own: Private,
-    optimizer: Optimizer,
-    epochs: int,
+    state: Private | None,
     key: Tensor,
-    adjust: Callable[[Tree, Tree], Tree] | None = None,
+    *,
+    adjust: Adjust | None = None,
+    net: Net | None = None,
 ) -> tuple[Tree, Private]:
-    """`fit` on received and private layers together: the part to send, and what the client keeps.
+    """Train the received model on a client's graph, as FedAvg does: the model to send, and a state.
+
+    Private layers of the network train together with the received ones and stay in the state, which
+    also keeps the optimizer's moments.
 
     Args:
-        loss: (params, graph, key) -> scalar, of whole parameter trees.
-        net: Says which layers are private.
+        method: Minimises its `loss` with its optimizer, for its number of epochs.
         graph: The client's.
         received: The shared layers.
-        own: What the client kept (`kept`).
-        optimizer: As for `fit`.
-        epochs: As for `fit`.
-        key: As for `fit`.
-        adjust: (grads, params) -> grads of the shared layers, as for `fit`; those of private ones
-            are not bent.
+        state: What the client kept; None on its first visit.
+        key: The root of all noise.
+        adjust: Bends the gradient of the shared layers, as in `fit`.
+        net: The network, where that is not the method's.
     """
+    net = method.net if net is None else net
+    own = Private(init_private(net, graph, key), None) if state is None else state
 
     def bent(grads: Tree, params: Tree) -> Tree:
         assert adjust is not None
-        return joined(adjust(shared(net, grads), shared(net, params)), private(net, grads))
+        common = adjust(shared_part(net, grads), shared_part(net, params))
+        return join_parts(common, private_part(net, grads))
 
-    params = joined(received, own.layers)
-    bend = None if adjust is None else bent
-    model, moments = fit(loss, params, optimizer, own.moments, epochs, key, bend, graph=graph)
-    return shared(net, model), Private(private(net, model), moments)
+    model, moments = fit(
+        method.loss,
+        join_parts(received, own.layers),
+        method.optimizer,
+        None if method.optimizer_state == "reset" else own.moments,
+        method.epochs,
+        key,
+        graph,
+        None if adjust is None else bent,
+    )
+    return shared_part(net, model), Private(private_part(net, model), moments)

@@ -30,6 +30,7 @@ from torch import Tensor
 from atoll.core.errors import DataError
 from atoll.core.federation import Federation, Lazily
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
+from atoll.core.task import TASKS
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 SUFFIX = ".atoll"
@@ -47,7 +48,7 @@ class Header:
         features: Width of the features.
         classes: Number of classes.
         metric: What this data set is scored by.
-        task: "node" or "graph".
+        task: What is predicted, by its name in `TASKS`.
         numbers: Each client's own number.
         batch_sizes: Training graphs in one step, by client.
         about: How the federation was made: data, partition, split, seed, protocol, and more.
@@ -79,7 +80,7 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
         "features": federation.features,
         "classes": federation.classes,
         "metric": federation.metric,
-        "task": federation.task,
+        "task": federation.task.name,
         "numbers": list(federation.numbers),
         "batch_sizes": [g.batch_size for g in graphs],
         "about": dict(federation.about),
@@ -284,7 +285,7 @@ class _Parts:
                 x_column=(entries,),
                 x_value=(entries,),
             )
-        if self.header.task == "graph":
+        if TASKS[self.header.task].many_graphs:
             expected["root"] = (nodes,)
         for name, shape in expected.items():
             if tuple(arrays[name].shape) != shape:

@@ -136,25 +136,22 @@ def check_clients(
     """Refuse clients that cannot take part."""
     for number, ids in enumerate(partition.parts):
         who = f"client {number} of {len(graphs)} ({ids.size} nodes of '{source.name}')"
-        check_client(who, "node", graphs[number], source.y[ids], allow)
+        check_client(who, graphs[number], source.y[ids], allow)
 
 
-def check_client(
-    who: str, what: str, graph: Graph, labels: np.ndarray, allow: Collection[str]
-) -> None:
+def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:
     """Refuse a client that cannot take part, in one sentence that says what to do.
 
     Args:
         who: The client, in words.
-        what: What it classifies: "node" or "graph".
         graph: What it has.
         labels: Labels of what it classifies; -1 where unknown.
         allow: Names from `DEGENERATE` that are accepted.
     """
     if not bool(graph.train.any()):
         raise DataError(
-            f"{who} has no training {what}; use fewer clients, another partition or split, or a "
-            "larger training share"
+            f"{who} has no training {graph.task}; use fewer clients, another partition or split, "
+            "or a larger training share"
         )
     if graph.edges.shape[1] == 0 and "no-edge" not in allow:
         raise DataError(
@@ -163,6 +160,6 @@ def check_client(
         )
     if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:
         raise DataError(
-            f"{who} has {what}s of a single class; use fewer clients or another partition, or "
-            "accept such clients with --allow single-class"
+            f"{who} has {graph.task.plural} of a single class; use fewer clients or another "
+            "partition, or accept such clients with --allow single-class"
         )

@@ -187,4 +187,4 @@ def check_owners(owners: list[Owner], graphs: tuple[Graph, ...], allow: Collecti
     for number, (owner, graph) in enumerate(zip(owners, graphs, strict=True)):
         size, name = owner.ids.size, owner.source.name
         who = f"client {number} of {len(owners)} ({size} graphs of '{name}')"
-        check_client(who, "graph", graph, owner.source.y[owner.ids], allow)
+        check_client(who, graph, owner.source.y[owner.ids], allow)

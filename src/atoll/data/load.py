@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.task import NODES
 from atoll.data.own.reader import OwnOptions, load_own
 from atoll.data.public.registry import (
     DATASETS,
@@ -71,7 +72,7 @@ def load(
 
 def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, int | None]:
     """The options features and max_degree of a set of graphs, or of a group; one graph has none."""
-    is_node_set = not sets_of_group(name) and dataset_info(name).task == "node"
+    is_node_set = not sets_of_group(name) and dataset_info(name).task == NODES.name
     for option in options:
         if is_node_set:
             raise ConfigError(f"data set '{name}' takes no options, but got '{option}'")

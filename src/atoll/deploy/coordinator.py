@@ -24,6 +24,7 @@ from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, Wi
 from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
+from atoll.core.task import task_named
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.site import check_name, owners
 from atoll.engines.checkpoint import load_checkpoint
@@ -106,7 +107,7 @@ def coordinate(
     audit.note("start", run=order.run, config=order.config, sites=order.sites)
     roster, out = agree(order, wanted, fleet, folder, audit)
     config, rules = settle(wanted, roster)
-    bare = build_method(config, roster.features, roster.classes, roster.task)
+    bare = build_method(config, roster.features, roster.classes, roster.task.name)
     method = with_privacy(bare, config.dp)
     fingerprint = name_configuration(config)
     write_atomically(folder / "config.toml", config_text(config).encode())
@@ -147,7 +148,7 @@ def coordinate(
 def settle(wanted: RunConfig, roster: Roster) -> tuple[RunConfig, Protocol]:
     """The configuration with every choice named; data, partition and split are the sites' own."""
     given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
-    config, rules = resolve(given, roster.task)
+    config, rules = resolve(given, roster.task.name)
     return msgspec.structs.replace(config, partition="given", split="given", ratios=None), rules
 
 
@@ -168,7 +169,7 @@ def _result(
         engine="flare",
         device="cpu",
         setup_seconds=setup,
-        federation={"sites": list(roster.names), f"{roster.task}s": list(roster.nodes)},
+        federation={"sites": list(roster.names), roster.task.plural: list(roster.nodes)},
         metric=roster.metric,
         out=folder,
         federated=True,
@@ -180,7 +181,7 @@ def read_federated_result(order: Order, folder: Path) -> Result:
     wanted = make_config(**parse_config(order.config, "the configuration"))
     roster = _roster(order, wanted, _read_summaries(folder / ROSTER))
     config, rules = settle(wanted, roster)
-    method = build_method(config, roster.features, roster.classes, roster.task)
+    method = build_method(config, roster.features, roster.classes, roster.task.name)
     seeds = []
     for seed in range(config.seed, config.seed + config.seeds):
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
@@ -258,7 +259,7 @@ def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -
         order.sites,
         first.features,
         first.classes,
-        first.task,
+        task_named(first.task),
         tuple(sites[name].counts for name in order.sites),
         tuple(sites[name].nodes for name in order.sites),
         config.data,

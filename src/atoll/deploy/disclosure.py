@@ -67,8 +67,8 @@ def _recorder(inputs: EngineInputs) -> _Recorder:
 
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
     """Everything that a run of the configuration would send from this site."""
-    config, _ = resolve(config, data.graph.task)
-    bare = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+    config, _ = resolve(config, data.graph.task.name)
+    bare = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
     method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)

@@ -24,6 +24,7 @@ from atoll.core.dp import Noised
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.method import Method, Step, declared_step
+from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.noise import SiteNoise, site_secret
@@ -38,7 +39,7 @@ from atoll.engines.wire import make_probe
 from atoll.experiment.accounting import epsilon, release
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, make_config
-from atoll.experiment.evaluate import ROLES, Evaluator, Scores
+from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.metrics import from_confusion
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 
@@ -124,7 +125,7 @@ class Site:
             before = self.account.precision(but=run.rpartition("-")[0])
             self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
         data = self.data
-        method = build_method(config, data.graph.num_features, data.classes, data.graph.task)
+        method = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
         self.job = Job(run, with_privacy(method, config.dp), config, self)
         self.audit.note("begin", run=run, config=head["config"])
         return Packet({}, b"")

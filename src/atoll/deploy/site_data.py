@@ -47,7 +47,7 @@ class SiteData:
         return {
             "features": graph.num_features,
             "classes": self.classes,
-            "task": graph.task,
+            "task": graph.task.name,
             "counts": [int(n) for n in masks],
             "nodes": int(graph.size("nodes")) * sizes,
             "metric": self.metric,
@@ -112,6 +112,6 @@ def read_site_data(
     recipe = "given" if source.split is not None else split
     roles = assign_roles(source, [everyone], recipe, seed=seed)[0]
     graph = Induced(source).graph(everyone, roles)
-    check_client(f"'{path}'", "node", graph, labels, ("no-edge", "single-class"))
+    check_client(f"'{path}'", graph, labels, ("no-edge", "single-class"))
     words = (*(f"class {n}" for n in names), *(f"column {n}" for n in report.features))
     return SiteData(graph, count, path.resolve().name, words=words)

@@ -23,6 +23,7 @@ from atoll.core.errors import AtollError, WireError
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step, declared_steps
 from atoll.core.random import make_key
+from atoll.core.task import Task
 from atoll.core.tree import Tree, leaves, num_bytes
 from atoll.engines.clients import Participants
 from atoll.engines.codec import LIMIT, check_like, decode, encode
@@ -89,7 +90,7 @@ class Roster:
         names: One per site, in the order of the clients.
         features: Width of the features, common to all.
         classes: Number of classes, common to all.
-        task: What is classified: "node" or "graph".
+        task: What is predicted, common to all.
         counts: Training, validation and test nodes (or graphs) of each site.
         nodes: Nodes (or graphs) of each site.
         name: For tables.
@@ -99,7 +100,7 @@ class Roster:
     names: tuple[str, ...]
     features: int
     classes: int
-    task: str
+    task: Task
     counts: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
     name: str = "federation"

@@ -60,6 +60,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         roots=on_padding("roots", max(len(graph.at_roots(graph.y)) for graph in graphs)),
         has_features=spaces("has_features"),
         has_classes=spaces("has_classes"),
+        task_name=graphs[0].task_name,
     )
 
 

@@ -107,7 +107,7 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
 
 def make_probe(federation: Federation, views: dict[str, View], like: Tensor) -> Probe:
     """Probe clients with a federation's task, features and classes, typed and placed `like`."""
-    make = probe_graph if federation.task == "node" else probe_graphs
+    make = probe_graphs if federation.task.many_graphs else probe_graph
     small, large = (
         with_views(make(federation.classes + more, federation, like), views) for more in (5, 8)
     )

@@ -22,9 +22,10 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph
+from atoll.core.task import Scores
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import RunConfig, resolve
-from atoll.experiment.evaluate import Evaluator, Scores
+from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import environment, tuned_process
 from atoll.experiment.history import History, empty_history

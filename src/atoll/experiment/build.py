@@ -14,10 +14,11 @@ from atoll.core.hyper import hypers
 from atoll.core.method import Method
 from atoll.core.optim import OPTIMIZERS
 from atoll.core.space import Value
+from atoll.core.task import NODES, TASKS
 from atoll.data.public.registry import plain_name
 from atoll.data.spec import parse_recipe
 from atoll.methods import METHODS, method_class
-from atoll.nn import GRAPH_NETS, NETS, NODE_NETS
+from atoll.nn import NETS, nets_for
 
 if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
@@ -33,7 +34,7 @@ KINDS = {
 """How an error sentence calls a type."""
 
 
-def build_method(config: RunConfig, features: int, classes: int, task: str = "node") -> Method:
+def build_method(config: RunConfig, features: int, classes: int, task: str = NODES.name) -> Method:
     """The method of a resolved configuration, with its network and optimizer."""
     cls = method_class(config.method)
     if task not in cls.tasks:
@@ -46,7 +47,7 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
         if preset not in cls.presets:
             raise unknown(f"preset of {config.method}", preset, cls.presets)
         settings = {**cls.presets[preset], **settings}
-    if task == "graph":
+    if TASKS[task].many_graphs:
         settings = {**cls.for_graphs, **settings}
     base = _base(settings.pop("base", ""), cls, config.method)
     wanted = cls.nets or (base.nets if base is not None else ())
@@ -77,9 +78,9 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = "no
 
 def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
     """The network's name; a method, or the one it is plugged on, may want a certain one."""
-    nets = NODE_NETS if task == "node" else GRAPH_NETS
+    nets = nets_for(task)
     fitting = [name for name in wanted if name in nets]
-    name = str(asked).lower() or (*fitting, next(iter(nets)))[0]
+    name = str(asked).lower() or (*fitting, *nets)[0]
     if name not in NETS:
         raise unknown("net", name, NETS)
     if fitting and name not in fitting:

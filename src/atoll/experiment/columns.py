@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from atoll.core.errors import DataError
+from atoll.core.task import ROLES
 from atoll.engines.ledger import Ledger
-from atoll.experiment.evaluate import ROLES
 from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS
 

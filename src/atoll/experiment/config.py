@@ -19,6 +19,7 @@ import tomli_w
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Value
+from atoll.core.task import TASKS
 from atoll.data.archive import Header, is_federation_file, read_header
 from atoll.data.divide import DEGENERATE
 from atoll.data.divide_graphs import BY_SET
@@ -166,7 +167,7 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
         "split": about.get("split", "given"),
         "protocol": about.get("protocol", config.protocol),
     }
-    if header.task == "graph":
+    if TASKS[header.task].many_graphs:
         fixed["batch_size"] = about.get("batch_size", max(header.batch_sizes))
     for name, value in fixed.items():
         asked = getattr(config, name)
@@ -206,7 +207,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
 
     Args:
         config: As the user gave it.
-        task: What is classified, "node" or "graph"; None finds out by the data's name.
+        task: What is predicted, by its name in `TASKS`; None finds out by the data's name.
     """
     divided = saved_header(config)
     if divided is not None:
@@ -218,7 +219,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     settings = {} if "method" in config.objects else _settings(config, rules, name)
     epochs = _epochs(config, settings) or rules.epochs
     generator = built_in(config.data)
-    usual = rules.partition if task == "node" else rules.graph_partition
+    usual = rules.graph_partition if TASKS[task].many_graphs else rules.partition
     partition = config.partition or ("column:owner" if generator else usual)
     # A graph that Python gives has its owners already; a named generator makes as many as wanted.
     made_for = generator is not None and "data" not in config.objects
@@ -247,7 +248,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
 def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
     if task in rules.tasks:
         return
-    if task == "node":
+    if not TASKS[task].many_graphs:
         raise ConfigError(
             f"protocol '{rules.name}' is for sets of graphs, but '{data}' is one graph; choose "
             "another protocol"
@@ -268,7 +269,7 @@ def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]
 
 
 def _batch_size(config: RunConfig, rules: Protocol, task: str) -> int | None:
-    if task == "graph":
+    if TASKS[task].many_graphs:
         return rules.batch_size if config.batch_size is None else config.batch_size
     if config.batch_size is not None:
         raise ConfigError(

@@ -285,7 +285,7 @@ def relations(method: Method, server: Tree) -> dict[str, Tensor]:
 
 
 def _measurable(federation: Federation) -> bool:
-    if federation.task != "node" or not 1 < len(federation) <= MAX_CLIENTS:
+    if federation.task.many_graphs or not 1 < len(federation) <= MAX_CLIENTS:
         return False
     return sum(graph.edges.shape[1] for graph in federation.graphs) <= MAX_EDGES
 
@@ -392,7 +392,7 @@ def read_run(
         federations = federations[:1] * config.seeds
     first, method = federations[0], None
     if "method" not in config.objects:
-        method = build_method(config, first.features, first.classes, first.task)
+        method = build_method(config, first.features, first.classes, first.task.name)
     trees = [load_checkpoint(found.checkpoint(seed)) for seed in found.seeds]
     seeds = tuple(map(_exact, found.seeds, trees, federations, [method] * len(trees)))
     result = replace(found.result, config=config, seeds=seeds)

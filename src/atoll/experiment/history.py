@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from atoll.core.federation import Federation
+from atoll.core.task import ROLES
 from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
-from atoll.experiment.evaluate import ROLES
 from atoll.experiment.metrics import METRICS
 
 SCORED = ("deployed", "local")

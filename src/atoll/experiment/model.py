@@ -217,7 +217,7 @@ def about_model(config: RunConfig, method: Method, federation: Federation) -> di
         "method": config.method,
         "data": config.data,
         "protocol": config.protocol,
-        "task": federation.task,
+        "task": federation.task.name,
         "metric": federation.metric,
         "deployed": method.scored_as(),
         "scored": method.scored_as() if evaluate == "deployed" else evaluate,

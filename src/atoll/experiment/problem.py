@@ -10,6 +10,7 @@ import msgspec
 from atoll import __version__
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, Lazily
+from atoll.core.task import GRAPHS, NODES
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
 from atoll.data.divide import federate
 from atoll.data.divide_graphs import BATCH_SIZE, federate_graphs
@@ -29,10 +30,10 @@ Data = Source | GraphSet | GraphGroup | Federation
 def task_of_object(data: Data | None) -> str | None:
     """What is classified in data that Python gave; None if a name was given."""
     if isinstance(data, Federation):
-        return data.task
+        return data.task.name
     if data is None:
         return None
-    return "node" if isinstance(data, Source) else "graph"
+    return (NODES if isinstance(data, Source) else GRAPHS).name
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def nearly_single_class(federation: Federation) -> list[str]:
 
 def need_one_graph(federation: Federation) -> None:
     """Refuse clients with many graphs each, for commands that look at nodes."""
-    if federation.task == "graph":
+    if federation.task.many_graphs:
         raise ConfigError(
             f"'{federation.name}' is a set of graphs with one label each; this command needs one "
             "graph: see `atoll datasets`"

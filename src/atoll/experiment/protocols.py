@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from atoll.core.errors import unknown
+from atoll.core.task import GRAPHS, NODES, TASKS
 
 COMPAT: dict[str, str] = {
     "dropout-at-eval": "score with dropout on, as the public codes of FedTAD and FedATH do",
@@ -45,7 +46,7 @@ class Protocol:
         of_methods: The same, for methods that have them; others are not asked.
         of_data: The same again, by the data's name.
         clients_of_data: Default number of clients where a data set has its own.
-        tasks: What it is for: "node", "graph", or both.
+        tasks: Names of the tasks that it is for.
         graph_partition: Default recipe for a set of graphs.
         batch_size: Training graphs in one step, where graphs are classified.
     """
@@ -68,7 +69,7 @@ class Protocol:
     of_methods: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     of_data: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     clients_of_data: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    tasks: tuple[str, ...] = ("node",)
+    tasks: tuple[str, ...] = (NODES.name,)
     graph_partition: str = "gcfl-oneds"
     batch_size: int = 128
 
@@ -87,7 +88,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "strict": Protocol(
         "strict",
         "one rule for every method: deployed model, best mean validation round, data vary by seed",
-        tasks=("node", "graph"),
+        tasks=tuple(TASKS),
     ),
     "openfgl": Protocol(
         "openfgl",
@@ -150,7 +151,7 @@ PROTOCOLS: dict[str, Protocol] = {
         of_methods={"weight_by": "train"},
         of_data=_GCFL_EPSILONS,
         clients_of_data={"nci1": 30},
-        tasks=("graph",),
+        tasks=(GRAPHS.name,),
     ),
 }
 

@@ -22,6 +22,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
+from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.base import EngineFactory, Recordable
 from atoll.engines.checkpoint import (
@@ -35,7 +36,7 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
 from atoll.engines.simulation import Simulation
 from atoll.experiment.accounting import spent
-from atoll.experiment.evaluate import ROLES, Evaluator, Outcome, Scores
+from atoll.experiment.evaluate import Evaluator, Outcome
 from atoll.experiment.history import History, empty_history, restored_scores
 from atoll.experiment.metrics import METRICS, from_confusion
 from atoll.experiment.model import ModelKeeper, Trees
@@ -181,7 +182,7 @@ class Run:
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
-        self.train_every = experiment.train_every or (10 if federation.task == "graph" else 1)
+        self.train_every = experiment.train_every or (10 if federation.task.many_graphs else 1)
         self.history = self.no_history()
         self.history.ledger = self.ledger
         self.server: Tree = None
@@ -409,7 +410,7 @@ def score_numbers(scores: Scores) -> np.ndarray:
 
 def check_task(method: Method, federation: Federation) -> None:
     """Refuse a method, or its network, that does not classify what the clients have."""
-    task, name = federation.task, type(method).__name__
+    task, name = federation.task.name, type(method).__name__
     if task not in method.tasks:
         raise ConfigError(
             f"{name} classifies {' and '.join(f'{known}s' for known in method.tasks)}, but the "

@@ -297,7 +297,7 @@ class Plan:
             federation, notes, config = self.divide(self.config, self.rules, number, data, given)
             self.config, method = config, self.given
             method = method or build_method(
-                config, federation.features, federation.classes, federation.task
+                config, federation.features, federation.classes, federation.task.name
             )
             if self.method is None:
                 self._begin(federation, method, notes)

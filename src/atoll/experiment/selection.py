@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.core.task import ROLES
 from atoll.experiment.config import RunConfig
-from atoll.experiment.evaluate import ROLES
 from atoll.experiment.history import History
 from atoll.experiment.metrics import METRICS, best_round, mean_over_clients
 from atoll.experiment.protocols import Protocol

@@ -79,6 +79,11 @@ def _own_method(text: str) -> type[Method]:
     try:
         found = getattr(_module(where), attribute, None)
     except (ImportError, OSError, SyntaxError) as error:
+        if isinstance(error, ImportError) and (error.name or "").startswith("atoll."):
+            raise ConfigError(
+                f"method '{text}' imports a name from {error.name} that is not there; import it "
+                "from atoll itself: from atoll import fit, average, ... (see docs/own-method.md)"
+            ) from error
         raise ConfigError(f"method '{text}' cannot be loaded: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(

@@ -255,11 +255,8 @@ class AdaFGL(Method):
         if isinstance(message, Start | Empty):
             return Empty(), self._personal(graph, message, state, key)
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         moments = None if state is None else state.moments
-        model, moments = fit(loss, message, self.optimizer, moments, self.epochs, key)
+        model, moments = fit(self.loss, message, self.optimizer, moments, self.epochs, key, graph)
         keeps = self.optimizer_state == "keep"
         return Update(model, graph.size("nodes")), Private(moments if keeps else None)
 
@@ -287,14 +284,24 @@ class AdaFGL(Method):
             return state  # it has not heard of the global model yet: wait
         around = self.adaptive.surroundings(self.net(state.model, graph), graph)
 
-        def loss(heads: Tree, key: Tensor) -> Tensor:
-            return self.loss(heads, around, graph, key)
+        def loss(heads: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return self.heads_loss(heads, around, graph, key)
 
-        epochs = self.personal_epochs
-        heads, moments = fit(loss, state.heads, self.optimizer, state.moments, epochs, key)
+        heads, moments = fit(
+            loss,
+            state.heads,
+            self.optimizer,
+            state.moments,
+            self.personal_epochs,
+            key,
+            graph,
+            needs_whole="adafgl propagates over the whole graph",
+        )
         return replace(state, heads=heads, moments=moments)
 
-    def loss(self, heads: Tree, around: Surroundings, graph: Graph, key: Tensor | None) -> Tensor:
+    def heads_loss(
+        self, heads: Tree, around: Surroundings, graph: Graph, key: Tensor | None
+    ) -> Tensor:
         """Both heads' losses in one number: they share no parameters, so nothing is traded off."""
         homo, *hetero = self.adaptive(heads, around, graph, key)
         near = homo if self.logit_mse else functional.softmax(homo, dim=-1)

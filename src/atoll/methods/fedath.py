@@ -156,25 +156,24 @@ class FedATH(Method):
         own = {name: self._fresh(name, key) for name in kept} if state is None else state.networks
         moments = None if state is None else state.moments
 
-        def loss(networks: Tree, key: Tensor) -> Tensor:
-            return self.loss(networks, graph, key)
-
         networks = {**shared, **own}
-        networks, moments = fit(loss, networks, self.optimizer, moments, self.epochs, key)
+        networks, moments = fit(
+            self.loss, networks, self.optimizer, moments, self.epochs, key, graph
+        )
         reply = Update({name: networks[name] for name in shared}, graph.real.sum())
         return reply, Private({name: networks[name] for name in kept}, moments)
 
-    def loss(self, networks: Tree, graph: Graph, key: Tensor | None) -> Tensor:
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
         """Both losses in one number: what one network must not see is detached.
 
         One Adam over all networks takes the same steps as one Adam for each.
         """
         loops = _loops(graph)
-        weight = self.edge_weights(networks, graph, key)
-        causal = self.gcn.on(weighted_gcn(loops, weight), networks["causal"], graph, key)
+        weight = self.edge_weights(params, graph, key)
+        causal = self.gcn.on(weighted_gcn(loops, weight), params["causal"], graph, key)
         rest = weighted_gcn(loops, 1 - weight.detach())
         noise = None if key is None else fold(key, "biased")
-        biased = self.gcn.on(rest, networks["biased"], graph, noise)
+        biased = self.gcn.on(rest, params["biased"], graph, noise)
         total = cross_entropy(causal, graph)
         if self.use_entropy:
             total = total + negative_entropy(biased, graph.real, self.entropy)

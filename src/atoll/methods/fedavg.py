@@ -19,11 +19,11 @@ from torch import Tensor
 from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OptimizerState, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import Private, fit_layers, kept, shared
+from atoll.core.private_layers import Private, fit_received, init_shared
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree
 
 
@@ -37,7 +37,7 @@ class FedAvg(Method):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
@@ -45,7 +45,7 @@ class FedAvg(Method):
     not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, shared(self.net, self.net.init(clients.key)))
+        return start(self.aggregate, init_shared(self.net, clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
@@ -56,12 +56,5 @@ class FedAvg(Method):
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy on the training nodes, from the received model."""
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
-        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
-        model, own = fit_layers(
-            loss, self.net, graph, received, own, self.optimizer, self.epochs, key
-        )
+        model, own = fit_received(self, graph, received, state, key)
         return Update(model, graph.size(self.weight_by)), own

@@ -38,12 +38,12 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import num_steps
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.private_layers import Private, fit_layers, kept, shared
+from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL_SGD, OneOf, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record, take, tree_map
 
 
@@ -99,7 +99,7 @@ class FedDC(Method):
     space: ClassVar[Space] = {**USUAL_SGD, "alpha": Real(1e-3, 1, log=True)}
     # Of the authors' scripts: one value for each kind of data.
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"alpha": OneOf((0.005, 0.01, 0.1))}}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "
         "Correction, CVPR 2022"
@@ -119,7 +119,7 @@ class FedDC(Method):
             raise ConfigError("compat shows faults of OpenFGL, which follows variant=paper")
 
     def init(self, clients: Clients) -> Server:
-        model = shared(self.net, self.net.init(clients.key))
+        model = init_shared(self.net, clients.key)
         zeros = spread(tree_map(torch.zeros_like, model), clients.total)
         rule = self.aggregate.init(model)
         return Server(model, drift=zeros, slope=tree_map(torch.clone, zeros), rule=rule)
@@ -168,9 +168,6 @@ class FedDC(Method):
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy with the pull and the shift."""
 
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         def correct(grads: Tree, params: Tree) -> Tree:
             return tree_map(
                 lambda g, theta, w, v: g + self.alpha * (theta - w) + v,
@@ -180,10 +177,7 @@ class FedDC(Method):
                 received.shift,
             )
 
-        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
-        model, own = fit_layers(
-            loss, self.net, graph, received.model, own, self.optimizer, self.epochs, key, correct
-        )
+        model, own = fit_received(self, graph, received.model, state, key, adjust=correct)
         return Update(model, num_steps(graph, self.epochs), graph.size(self.weight_by)), own
 
 

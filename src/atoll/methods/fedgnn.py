@@ -43,7 +43,6 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, sum_at
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
@@ -233,11 +232,20 @@ class FedGNN(Method):
         own = Private(None, None, None) if state is None else state
         own = replace(own, twins=received.twins)
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return cross_entropy(self.widened(params, graph, own, key), graph)
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return graph.task.loss(self.widened(params, graph, own, key), graph)
 
         moments = None if self.optimizer_state == "reset" else own.moments
-        model, moments = fit(loss, received.model, self.optimizer, moments, self.epochs, key)
+        model, moments = fit(
+            loss,
+            received.model,
+            self.optimizer,
+            moments,
+            self.epochs,
+            key,
+            graph,
+            needs_whole="fedgnn adds neighbours to the whole graph",
+        )
         model = self.hidden(model, received.model, fold(key, "privacy"))
         return Update(model, graph.size(self.weight_by)), replace(own, moments=moments)
 

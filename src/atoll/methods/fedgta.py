@@ -38,7 +38,6 @@ from atoll.core.aggregate import cosines, mix, put, spread
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
 from atoll.core.hyper import Epochs, OneOrMore, OptimizerState, Positive, Share
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
@@ -145,12 +144,8 @@ class FedGTA(Method):
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise the cross entropy, then describe what the new model predicts."""
-
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         moments = None if self.optimizer_state == "reset" else state
-        model, moments = fit(loss, received, self.optimizer, moments, self.epochs, key)
+        model, moments = fit(self.loss, received, self.optimizer, moments, self.epochs, key, graph)
         return Update(model, *self.describe(self.net(model, graph), graph)), moments
 
     def describe(self, logits: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:

@@ -234,15 +234,17 @@ class FedIIH(Method):
         latent = self._latent(received.alpha) if state is None else state.latent
         moments = None if state is None else state.moments
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return self.loss(params, received.alpha, graph, key)
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return self.whole_loss(params, received.alpha, graph, key)
 
         params = {"model": received.model, "latent": latent}
-        params, moments = fit(loss, params, self.optimizer, moments, self.epochs, key)
+        params, moments = fit(loss, params, self.optimizer, moments, self.epochs, key, graph)
         described = self.describe(params, graph, fold(key, "statistics"))
         return Update(params["model"], *described), Private(params["latent"], moments)
 
-    def loss(self, params: Tree, alpha: Tensor | None, graph: Graph, key: Tensor | None) -> Tensor:
+    def whole_loss(
+        self, params: Tree, alpha: Tensor | None, graph: Graph, key: Tensor | None
+    ) -> Tensor:
         """Cross entropy and, if it is used, the ELBO.
 
         What one of them must not train is detached: one Adam over everything then takes the same

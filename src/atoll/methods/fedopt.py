@@ -34,12 +34,12 @@ from torch import Tensor
 from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.private_layers import Private, fit_layers, kept, shared
+from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL_SGD, OneOf, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record, tree_map
 
 SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1, 0)}
@@ -85,7 +85,7 @@ class FedOpt(Method):
         "tau": Real(1e-5, 0.1, log=True),
     }
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     not_private: ClassVar[str] = ""
     for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
@@ -101,7 +101,7 @@ class FedOpt(Method):
         return default if self.server_beta1 is None else self.server_beta1
 
     def init(self, clients: Clients) -> Server:
-        model = shared(self.net, self.net.init(clients.key))
+        model = init_shared(self.net, clients.key)
         square = None
         if self.server_optimizer != "sgd":
             square = tree_map(lambda x: torch.full_like(x, self.tau**2), model)
@@ -144,12 +144,5 @@ class FedOpt(Method):
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy on the training nodes, from the received model."""
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
-        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
-        model, own = fit_layers(
-            loss, self.net, graph, received, own, self.optimizer, self.epochs, key
-        )
+        model, own = fit_received(self, graph, received, state, key)
         return Update(model, graph.size(self.weight_by)), own

@@ -29,13 +29,13 @@ from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, st
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OptimizerState, WeightBy, ZeroOrMore
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import fit_layers, kept, private_names, shared, whole
+from atoll.core.private_layers import fit_received, init_shared, private_names, whole_params
 from atoll.core.random import fold, make_key
 from atoll.core.space import USUAL, Space, Whole
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record
 
 
@@ -59,7 +59,7 @@ class FedPer(Method):
     aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "personal": Whole(1, 2)}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
     )
@@ -80,7 +80,7 @@ class FedPer(Method):
             personal, own = self._fresh(make_key(0, graph.real.device))[1], None
         else:
             personal, own = state.personal, state.own
-        params = whole(self.net, graph, rejoin(message, personal), own)
+        params = whole_params(self.net, graph, rejoin(message, personal), own)
         return self.net(params, graph, key)
 
     @client_step
@@ -88,16 +88,11 @@ class FedPer(Method):
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy over base and personal layers together."""
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         if state is None:
-            own = kept(self.net, graph, None, key)
-            state = Private(self._fresh(fold(key, "personal"))[1], own)
-        own = kept(self.net, graph, state.own, key, reset=self.optimizer_state == "reset")
-        start = rejoin(received, state.personal)
-        model, own = fit_layers(loss, self.net, graph, start, own, self.optimizer, self.epochs, key)
+            personal, before = self._fresh(fold(key, "personal"))[1], None
+        else:
+            personal, before = state.personal, state.own
+        model, own = fit_received(self, graph, rejoin(received, personal), before, key)
         base, personal = cut(model, self._count)
         return Update(base, graph.size(self.weight_by)), Private(personal, own)
 
@@ -108,7 +103,7 @@ class FedPer(Method):
 
     def _fresh(self, key: Tensor) -> tuple[Tree, Tree]:
         """A new base and new personal layers."""
-        return cut(shared(self.net, self.net.init(key)), self._count)
+        return cut(init_shared(self.net, key), self._count)
 
 
 def cut(params: Tree, count: int) -> tuple[Tree, Tree]:

@@ -43,13 +43,20 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import Private, joined, own_layers, private, shared
+from atoll.core.private_layers import (
+    Private,
+    init_private,
+    init_shared,
+    join_parts,
+    private_part,
+    shared_part,
+)
 from atoll.core.random import make_key
 from atoll.core.space import USUAL, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 
@@ -107,7 +114,7 @@ class FedProto(Method):
     aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
@@ -134,7 +141,7 @@ class FedProto(Method):
     def init(self, clients: Clients) -> Server:
         if not self.share_weights:
             return Server(clients.key, None, None)
-        model = shared(self.net, self.net.init(clients.key))
+        model = init_shared(self.net, clients.key)
         return Server(model, None, None, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
@@ -184,7 +191,7 @@ class FedProto(Method):
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             z = net.embed(params, graph, key)
-            error = cross_entropy(net.logits(params, z, graph, key), graph)
+            error = graph.task.loss(net.logits(params, z, graph, key), graph)
             if received.prototypes is None or received.known is None:
                 return error
             roles = graph.at_roots(graph.y), graph.at_roots(graph.train)
@@ -194,7 +201,7 @@ class FedProto(Method):
 
         params = self._params(graph, received, state, key)
         moments = None if state is None or self.optimizer_state == "reset" else state.moments
-        model, moments = fit(loss, params, self.optimizer, moments, self.epochs, key, graph=graph)
+        model, moments = fit(loss, params, self.optimizer, moments, self.epochs, key, graph)
         z, mask = net.embed(model, graph), graph.at_roots(graph.train)
         prototypes, mass = class_means(z, graph.at_roots(graph.y), mask, classes)
         if self.aggregation == "owners":
@@ -203,10 +210,12 @@ class FedProto(Method):
         reply = Update(
             prototypes,
             mass,
-            shared(self.net, model) if self.share_weights else None,
+            shared_part(self.net, model) if self.share_weights else None,
             graph.size(self.weight_by) if sized else None,
         )
-        return reply, Private(private(self.net, model) if self.share_weights else model, moments)
+        return reply, Private(
+            private_part(self.net, model) if self.share_weights else model, moments
+        )
 
     def _params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
         """The client's model; before it has trained, the common start and layers by the key."""
@@ -216,8 +225,9 @@ class FedProto(Method):
         if common is None:
             raise ConfigError("fedproto's clients upload no model; use --set share_weights=true")
         if not self.share_weights:
-            common = shared(self.net, self.net.init(common))
-        return joined(common, own_layers(self.net, graph, key) if state is None else state.layers)
+            common = init_shared(self.net, common)
+        own = init_private(self.net, graph, key) if state is None else state.layers
+        return join_parts(common, own)
 
 
 def members(y: Tensor, mask: Tensor, classes: int) -> Tensor:

@@ -23,12 +23,12 @@ from torch import Tensor
 from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import Private, fit_layers, kept, shared
+from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, tree_map
 
 
@@ -45,12 +45,12 @@ class FedProx(Method):
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, shared(self.net, self.net.init(clients.key)))
+        return start(self.aggregate, init_shared(self.net, clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
@@ -62,16 +62,10 @@ class FedProx(Method):
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy near the received model."""
 
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         def pull(grads: Tree, params: Tree) -> Tree:
             return tree_map(
                 lambda g, w, anchor: g + self.mu * (w - anchor), grads, params, received
             )
 
-        own = kept(self.net, graph, state, key, reset=self.optimizer_state == "reset")
-        model, own = fit_layers(
-            loss, self.net, graph, received, own, self.optimizer, self.epochs, key, adjust=pull
-        )
+        model, own = fit_received(self, graph, received, state, key, adjust=pull)
         return Update(model, graph.size(self.weight_by)), own

@@ -39,7 +39,6 @@ from atoll.core.aggregate import average, cosines, mix, put, spread
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, make_graph
 from atoll.core.hyper import Epochs, NonNegative, Sharpness
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
@@ -167,11 +166,6 @@ class FedPUB(Method):
     ) -> tuple[Update, Private]:
         """Train weights and masks together; say what the result does on the random graph."""
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return cross_entropy(
-                self.net(masked(params["model"], params["masks"]), graph, key), graph
-            )
-
         def regularised(grads: Tree, params: Tree) -> Tree:
             return self.regularised(grads, params, received)
 
@@ -179,19 +173,24 @@ class FedPUB(Method):
             state = Private([torch.ones_like(leaf) for leaf in _matrices(received)], None)
         params = {"model": received, "masks": state.masks}
         params, moments = fit(
-            loss,
+            self.loss,
             params,
             self.optimizer,
             state.moments,
             self.epochs,
             key,
-            adjust=regularised if self.regularizers == "on" else None,
+            graph,
+            regularised if self.regularizers == "on" else None,
         )
         model, masks = params["model"], params["masks"]
         like = leaves(model)[0]
         proxy = proxy_graph(_undropped(self.net), self.proxy_seed, like.dtype, like.device)
         embedding = mean_embedding(self.net, masked(model, masks, self.lam_mask), proxy)
         return Update(model, embedding), Private(masks, moments)
+
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
+        """The task's loss of the masked weights."""
+        return super().loss(masked(params["model"], params["masks"]), graph, key)
 
     def regularised(self, grads: Tree, params: Tree, anchor: Tree) -> Tree:
         """The gradient with those of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖²."""

@@ -22,7 +22,6 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OptimizerState, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
@@ -61,10 +60,6 @@ class FedSage(Method):
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise the cross entropy on the training nodes, from the received model."""
-
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         moments = state if self.optimizer_state == "keep" else None
-        model, moments = fit(loss, model, self.optimizer, moments, self.epochs, key)
+        model, moments = fit(self.loss, model, self.optimizer, moments, self.epochs, key, graph)
         return Update(model, graph.size(self.weight_by)), moments

@@ -70,7 +70,7 @@ from atoll.core.hyper import (
     WeightBy,
     ZeroOrMore,
 )
-from atoll.core.losses import cross_entropy, masked_mean
+from atoll.core.losses import masked_mean
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
@@ -92,6 +92,7 @@ from atoll.nn.sage import GraphSAGE
 from atoll.nn.vgae import node_normal
 
 SHOWN = "other clients answer with the gradient of their feature loss; generated, never real rows"
+WHOLE = "fedsage+ mends the whole graph"
 ANSWERED = (
     "the owner of the shown features propagates it back through its generator; with the shown "
     "features it can be solved for real ones"
@@ -323,14 +324,23 @@ class FedSagePlus(Method):
             )
         true, there = _rows(graph)[lost.index[nodes]], lost.there[nodes]
 
-        def loss(layers: Tree, key: Tensor) -> Tensor:
+        def loss(layers: Tree, graph: Graph, key: Tensor) -> Tensor:
             made = self._made(layers, drawn)
             gaps = made - compared(made, true, there, self._last) @ true
             own = gaps.square().mean(-1)
             others = (made * slopes).sum(-1)
             return self.lam_f * message.share * (weight * (own + others)).sum()
 
-        layers, moments = fit(loss, state.generator["features"], self._adam, state.moments, 1, key)
+        layers, moments = fit(
+            loss,
+            state.generator["features"],
+            self._adam,
+            state.moments,
+            1,
+            key,
+            graph,
+            needs_whole=WHOLE,
+        )
         state = Learning({**state.generator, "features": layers}, state.seed, key, moments)
         return self._show(layers, self._drawn(graph, lost, found, key)), state
 
@@ -344,12 +354,14 @@ class FedSagePlus(Method):
             state = Mended(parts, state.seed, None)
         made = self._mended(graph, state)
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             logits = mended_sage(self.sage, params, graph, graph.real, made, key)
-            return cross_entropy(logits, graph)
+            return graph.task.loss(logits, graph)
 
         moments = state.moments if self.optimizer_state == "keep" else None
-        model, moments = fit(loss, model, self.optimizer, moments, self.epochs, key)
+        model, moments = fit(
+            loss, model, self.optimizer, moments, self.epochs, key, graph, needs_whole=WHOLE
+        )
         update = Update(model, graph.size(self.weight_by))
         return update, Mended(state.generator, state.seed, moments)
 
@@ -391,7 +403,7 @@ class FedSagePlus(Method):
             state = Learning(start, key, key, None)
         lost = self._lost(graph, state.seed)
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             z, count = self.neighgen.encode(params, graph, lost.kept)
             # What hidden nodes hear reaches no loss.
             used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
@@ -402,10 +414,11 @@ class FedSagePlus(Method):
             return (
                 self.lam_d * degree_loss(count, lost.count, lost.kept)
                 + self.lam_f * self._lost_features(x, used, places, graph, lost)
-                + self.lam_c * cross_entropy(logits, graph)
+                + self.lam_c * graph.task.loss(logits, graph)
             )
 
-        generator, _ = fit(loss, state.generator, self._adam, None, self.generator_epochs, key)
+        start, epochs = state.generator, self.generator_epochs
+        generator, _ = fit(loss, start, self._adam, None, epochs, key, graph, needs_whole=WHOLE)
         return Learning(generator, state.seed, key, None)
 
     def _lost_features(

@@ -36,10 +36,9 @@ from torch.nn import functional
 
 from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, put, start, with_model
 from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
+from atoll.core.fit import fit, minimise
 from atoll.core.graph import Graph, View, make_graph
 from atoll.core.hyper import Epochs, LearningRate, OneOrMore, ZeroOrMore
-from atoll.core.losses import cross_entropy
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
@@ -241,11 +240,7 @@ class FedTAD(Wrapper):
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """FedAvg's step, for want of a base: cross entropy from the received model."""
-
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
-        model, state = fit(loss, model, self.optimizer, state, self.epochs, key)
+        model, state = fit(self.loss, model, self.optimizer, state, self.epochs, key, graph)
         return Update(model, graph.size("nodes")), state
 
     def _distil(self, server: Server, base: Tree, teachers: Tree, clients: Clients) -> Server:
@@ -354,7 +349,7 @@ class Lesson:
             return method.lam_sem * sem + method.lam_div * div - method.lam_diverg * diverg
 
         optimizer, steps = method._generator_optimizer, method.generator_steps
-        return fit(loss, generator, optimizer, moments, steps, key, owned=owned)
+        return minimise(loss, generator, optimizer, moments, steps, key, owned=owned)
 
     def teach(
         self,
@@ -380,7 +375,7 @@ class Lesson:
                 return divergence(said, taught, weight, method.discrepancy)
 
             optimizer, steps = method._distiller, method.distil_steps
-            return fit(loss, student, optimizer, moments, steps, key, owned=owned)
+            return minimise(loss, student, optimizer, moments, steps, key, owned=owned)
 
         corrected: tuple[Tree, Tree] = (
             torch.func.vmap(correct)(students, moments)

@@ -42,7 +42,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, ShareBelowOne, WeightBy
-from atoll.core.losses import cross_entropy, masked_mean, unit
+from atoll.core.losses import masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
@@ -122,16 +122,16 @@ class FGSSL(Method):
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise cross entropy and what the global model teaches."""
 
-        def loss(params: Tree, key: Tensor) -> Tensor:
-            return self.loss(params, received, graph, key)
+        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+            return self.taught_loss(params, received, graph, key)
 
         moments = None if self.optimizer_state == "reset" else state
-        model, moments = fit(loss, received, self.optimizer, moments, self.epochs, key)
+        model, moments = fit(loss, received, self.optimizer, moments, self.epochs, key, graph)
         return Update(model, graph.size(self.weight_by)), moments
 
-    def loss(self, params: Tree, received: Tree, graph: Graph, key: Tensor) -> Tensor:
+    def taught_loss(self, params: Tree, received: Tree, graph: Graph, key: Tensor) -> Tensor:
         """The loss of one step; its views are drawn by the key."""
-        error = cross_entropy(self.net(params, graph, key), graph)
+        error = self.loss(params, graph, key)
         if self.variant == "paper" and not self.lam_c and not self.lam_d:
             return error
         teacher = params if self.variant == "authors" else received

@@ -37,12 +37,12 @@ from torch import Tensor
 from atoll.core.aggregate import mix, spread
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, NonNegative, OneOrMore, WeightBy, ZeroOrMore
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import Private, fit_layers, kept, shared
+from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
 
@@ -122,7 +122,7 @@ class GCFL(Method):
             "eps2": OneOf((0.045, 0.06, 0.08, 0.28, 0.35, 0.4)),
         }
     }
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
     )
@@ -133,13 +133,14 @@ class GCFL(Method):
         "the mean of each cluster's updates also decides whether the cluster splits"
     )
     deployed: ClassVar[str] = "personalised"
+    optimizer_state: ClassVar[str] = "keep"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plus": {"similarity": "gradient-norms"},
         "plus-dws": {"similarity": "update-norms"},
     }
 
     def init(self, clients: Clients) -> Server:
-        start, total = shared(self.net, self.net.init(clients.key)), clients.total
+        start, total = init_shared(self.net, clients.key), clients.total
         like = leaves(start)[0]
         nobody = torch.zeros(total, dtype=torch.int64, device=like.device)
         return Server(
@@ -189,25 +190,12 @@ class GCFL(Method):
         """Minimise the cross entropy from the cluster's model; measure how far, or how steep."""
         steepness: list[Tensor] = []
 
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         def watch(grads: Tree, params: Tree) -> Tree:
             steepness.append(norm(grads))
             return grads
 
-        own = kept(self.net, graph, state, key)
-        model, own = fit_layers(
-            loss,
-            self.net,
-            graph,
-            received,
-            own,
-            self.optimizer,
-            self.epochs,
-            key,
-            adjust=watch if self.similarity == "gradient-norms" else None,
-        )
+        adjust = watch if self.similarity == "gradient-norms" else None
+        model, own = fit_received(self, graph, received, state, key, adjust=adjust)
         sent = None
         if self.similarity == "gradient-norms":
             sent = steepness[-1]

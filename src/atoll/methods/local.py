@@ -20,11 +20,11 @@ from torch import Tensor
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import joined, own_layers, shared, whole
+from atoll.core.private_layers import init_private, init_shared, join_parts, whole_params
+from atoll.core.task import TASKS
 from atoll.core.tree import Empty, Tree, record
 
 
@@ -43,7 +43,7 @@ class Local(Method):
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3
 
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
     not_private: ClassVar[str] = "nothing leaves its clients"
     not_averaging: ClassVar[str] = "nothing is aggregated"
@@ -64,22 +64,18 @@ class Local(Method):
     ) -> Tensor:
         if state is not None:
             return self.net(state.model, graph, key)
-        start = shared(self.net, self.net.init(message))
-        return self.net(whole(self.net, graph, start, None), graph, key)
+        start = init_shared(self.net, message)
+        return self.net(whole_params(self.net, graph, start, None), graph, key)
 
     @client_step
     def train(
         self, graph: Graph, seed: Tensor, state: Private | None, key: Tensor
     ) -> tuple[Empty, Private]:
         """Continue training the client's own model."""
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
-
         if state is None:
-            start = shared(self.net, self.net.init(seed))
-            state = Private(joined(start, own_layers(self.net, graph, key)), None)
+            own = init_private(self.net, graph, key)
+            state = Private(join_parts(init_shared(self.net, seed), own), None)
         model, moments = fit(
-            loss, state.model, self.optimizer, state.moments, self.epochs, key, graph=graph
+            self.loss, state.model, self.optimizer, state.moments, self.epochs, key, graph
         )
         return Empty(), Private(model, moments)

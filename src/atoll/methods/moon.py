@@ -37,21 +37,21 @@ from torch.nn import functional
 from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
-from atoll.core.losses import cross_entropy, masked_mean, unit
+from atoll.core.losses import masked_mean, unit
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import (
     Private,
-    fit_layers,
-    joined,
-    kept,
+    fit_received,
+    init_shared,
+    join_parts,
     private_names,
-    shared,
-    whole,
+    whole_params,
 )
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 from atoll.nn.init import linear
@@ -82,7 +82,7 @@ class MOON(Method):
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
     not_private: ClassVar[str] = ""
@@ -97,7 +97,7 @@ class MOON(Method):
         return Projected(self.net, self.head) if self.head else self.net
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, shared(self.model, self.model.init(clients.key)))
+        return start(self.aggregate, init_shared(self.model, clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
@@ -107,7 +107,7 @@ class MOON(Method):
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
     ) -> Tensor:
         own = None if state is None else state.own
-        out: Tensor = self.model(whole(self.model, graph, message, own), graph, key)
+        out: Tensor = self.model(whole_params(self.model, graph, message, own), graph, key)
         return out
 
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
@@ -116,18 +116,15 @@ class MOON(Method):
     ) -> tuple[Update, Kept]:
         """Minimise cross entropy and contrast, from the received model."""
         before = None if state is None else state.own
-        own = kept(self.model, graph, before, key, reset=self.optimizer_state == "reset")
         if state is not None:
             graph = self.with_contrast(graph, received, state)
-        model, own = fit_layers(
-            self.loss, self.model, graph, received, own, self.optimizer, self.epochs, key
-        )
+        model, own = fit_received(self, graph, received, before, key, net=self.model)
         return Update(model, graph.size(self.weight_by)), Kept(model, own)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
         """Cross entropy and, if the graph knows what to contrast with, the contrast."""
         z = self.model.embed(params, graph, key)
-        error = cross_entropy(self.model.logits(params, z, graph, key), graph)
+        error = graph.task.loss(self.model.logits(params, z, graph, key), graph)
         if CONTRAST not in graph.views:
             return error
         apart = graph.views[CONTRAST]
@@ -138,7 +135,7 @@ class MOON(Method):
     def with_contrast(self, graph: Graph, received: Tree, state: Kept) -> Graph:
         """The graph with ẑ^p - ẑ^g among its views, so that mini-batches cut it like the rest."""
         made = [
-            unit(self._seen(self.model.embed(joined(common, state.own.layers), graph)))
+            unit(self._seen(self.model.embed(join_parts(common, state.own.layers), graph)))
             for common in (state.previous, received)
         ]
         return replace(graph, views={**graph.views, CONTRAST: graph.from_roots(made[0] - made[1])})

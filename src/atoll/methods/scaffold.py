@@ -36,13 +36,20 @@ from atoll.core.aggregate import Aggregate, Mean, aggregated, average
 from atoll.core.fit import gradient, num_steps
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OptimizerState, Positive, WeightBy
-from atoll.core.losses import cross_entropy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.private_layers import fit_layers, joined, kept, shared, whole
+from atoll.core.private_layers import (
+    fit_received,
+    init_private,
+    init_shared,
+    join_parts,
+    shared_part,
+    whole_params,
+)
 from atoll.core.random import fold
 from atoll.core.space import USUAL_SGD, Real, Space
+from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record, tree_map
 
 
@@ -94,7 +101,7 @@ class Scaffold(Method):
     aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL_SGD, "eta_g": Real(0.1, 2, log=True)}
-    tasks: ClassVar[tuple[str, ...]] = ("node", "graph")
+    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, "
         "ICML 2020"
@@ -109,7 +116,7 @@ class Scaffold(Method):
     }
 
     def init(self, clients: Clients) -> Server:
-        model = shared(self.net, self.net.init(clients.key))
+        model = init_shared(self.net, clients.key)
         return Server(model, tree_map(torch.zeros_like, model), self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
@@ -138,7 +145,7 @@ class Scaffold(Method):
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
         own = None if state is None else state.own
-        return self.net(whole(self.net, graph, message, own), graph, key)
+        return self.net(whole_params(self.net, graph, message, own), graph, key)
 
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(
@@ -147,25 +154,19 @@ class Scaffold(Method):
         """Minimise the cross entropy with corrected steps; then correct the control."""
         if state is None:
             zero = tree_map(torch.zeros_like, received.control)
-            state = Private(zero, kept(self.net, graph, None, key))
+            state = Private(zero, layers.Private(init_private(self.net, graph, key), None))
         shift = tree_map(torch.sub, received.control, state.control)
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return cross_entropy(self.net(params, graph, key), graph)
 
         def correct(grads: Tree, params: Tree) -> Tree:
             return tree_map(torch.add, grads, shift)
 
-        own = kept(self.net, graph, state.own, key, reset=self.optimizer_state == "reset")
         steps = num_steps(graph, self.epochs)
-        model, own = fit_layers(
-            loss, self.net, graph, received.model, own, self.optimizer, self.epochs, key, correct
-        )
+        model, own = fit_received(self, graph, received.model, state.own, key, adjust=correct)
         if self.option == "I":
-            params = joined(received.model, state.own.layers)
+            params = join_parts(received.model, state.own.layers)
             noise = fold(key, "control")
-            slope = gradient(lambda params, key: loss(params, graph, key), params, noise)
-            control = shared(self.net, slope)
+            slope = gradient(lambda params, key: self.loss(params, graph, key), params, noise)
+            control = shared_part(self.net, slope)
         else:
             slope = mean_slope(received.model, model, steps, self.optimizer.lr)
             control = tree_map(torch.sub, slope, shift)

@@ -9,6 +9,9 @@ Examples:
     115
 """
 
+from collections.abc import Callable
+
+from atoll.core.method import Net, task_of
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.gat import GAT
 from atoll.nn.gcn import GCN
@@ -17,7 +20,7 @@ from atoll.nn.mlp import MLP
 from atoll.nn.sage import GraphSAGE
 from atoll.nn.sgc import SGC
 
-NODE_NETS = {
+NETS = {
     "gcn": GCN,
     "sage": GraphSAGE,
     "gat": GAT,
@@ -25,10 +28,15 @@ NODE_NETS = {
     "sgc": SGC,
     "mlp": MLP,
     "disengcn": DisenGCN,
+    "gin-graph": GraphGIN,
 }
-GRAPH_NETS = {"gin-graph": GraphGIN}
-NETS = {**NODE_NETS, **GRAPH_NETS}
-"""Every network by the name that a configuration gives it: for nodes, for graphs, and all."""
+"""Every network by the name that a configuration gives it."""
+
+
+def nets_for(task: str) -> dict[str, Callable[..., Net]]:
+    """The networks for a task, by its name in `TASKS`."""
+    return {name: net for name, net in NETS.items() if task_of(net) == task}
+
 
 EMBEDDERS = tuple(name for name, net in NETS.items() if hasattr(net, "embed"))
 """Those that tell their last layer from the rest (`core.method.Embedder`)."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from atoll.core.graph import Graph, Sparse, View
 from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import dropout, fold
+from atoll.core.task import GRAPHS
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
 from atoll.nn.init import linear
@@ -92,7 +93,7 @@ class GraphGIN:
     dropout: Dropout = 0.5
     pool: Annotated[Literal["sum", "mean", "max"], "how nodes make a graph's embedding"] = "sum"
 
-    task: ClassVar[str] = "graph"
+    task: ClassVar[str] = GRAPHS.name
     private: ClassVar[tuple[str, ...]] = ("pre", "post", "readout")
 
     @property

@@ -19,6 +19,7 @@ from atoll.core.aggregate import RULES, Rule
 from atoll.core.hyper import hypers
 from atoll.core.method import task_of
 from atoll.core.optim import OPTIMIZERS
+from atoll.core.task import NODES
 from atoll.data.public.registry import (
     DATASETS,
     GROUPS,
@@ -86,7 +87,7 @@ def method_page(name: str) -> RenderableType:
         for row in rows:
             page.add_row(*map(escape, row))
     page.add_section()
-    nets = [name for name in cls.nets or NETS if task_of(NETS[name]) in cls.tasks]  # type: ignore[arg-type]  # the class knows
+    nets = [name for name in cls.nets or NETS if task_of(NETS[name]) in cls.tasks]
     page.add_row("net", net, "the network", " or ".join(nets))
     page.add_row("optimizer", kind, "the clients' optimizer", " or ".join(OPTIMIZERS))
     for key, value in cls.for_graphs.items():
@@ -181,7 +182,7 @@ def dataset_table(root: str | Path | None) -> Table:
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for name, made in BUILT_IN.items():
         nodes = f"{made.nodes:,}" if made.nodes else ""
-        table.add_row(name, "node", "1", nodes, "", str(made.words), str(made.classes), "yes")
+        table.add_row(name, NODES.name, "1", nodes, "", str(made.words), str(made.classes), "yes")
     for name, info in DATASETS.items():
         counts = (info.graphs, info.nodes, info.edges, info.features, info.classes)
         numbers = ["" if n is None else f"{n:,}" for n in counts]

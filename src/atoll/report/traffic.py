@@ -8,6 +8,7 @@ from html import escape
 
 import numpy as np
 
+from atoll.core.task import TASKS
 from atoll.engines.ledger import SCORE
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
@@ -94,7 +95,8 @@ def _stayed(found: Collection) -> str:
     cards: dict[str, str] = {}
     for one in found.shown:
         if one.config.method not in cards:
-            task = "graph" if "graphs" in one.run.result.federation else "node"
+            counted = one.run.result.federation
+            task = next(name for name, task in TASKS.items() if task.plural in counted)
             cards[one.config.method] = _card(one, declared(one.config, task))
     rule = (
         "<h3>What never crossed</h3><p>Unless a method declares otherwise below, <b>features, "

@@ -59,7 +59,7 @@ class Features(Baseline[list[_Linear]]):
 
     def fit(self, federation: Federation, seed: int) -> list[_Linear]:
         """A linear model for each client."""
-        if federation.task == "graph":
+        if federation.task.many_graphs:
             raise ConfigError(
                 f"the baseline 'features' classifies nodes, but '{federation.name}' is a set of "
                 "graphs; choose 'majority', or other data"

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import ConfigError
+from atoll.core.task import GRAPHS, NODES
 from atoll.core.vmap.varied import Undecided, points
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
@@ -35,7 +36,7 @@ def why_apart(one: RunConfig, other: RunConfig) -> str:
         one, other = resolve(one)[0], resolve(other)[0]
         if msgspec.structs.replace(other, set=one.set) != one:
             return "they differ in more than hyper-parameters"
-        task = "node" if one.batch_size is None else "graph"
+        task = (NODES if one.batch_size is None else GRAPHS).name
         points([build_method(config, 1, 2, task) for config in (one, other)])
     except (ConfigError, Undecided) as reason:
         return str(reason)

@@ -28,6 +28,7 @@ from atoll.core.graph import Graph, make_graph
 from atoll.core.message import Message
 from atoll.core.method import Method, Step
 from atoll.core.random import fold, make_key, uniform
+from atoll.core.task import NODES, Task, task_named
 from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.base import ENGINES
 from atoll.engines.prepare import EngineInputs
@@ -70,13 +71,13 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
         >>> check_method(FedSage, rounds=2)
     """
     with double_precision(), _one_thread():
-        for task in getattr(_class(make), "tasks", ("node",)):
-            _check_task(make, task, rounds)
+        for task in getattr(_class(make), "tasks", (NODES.name,)):
+            _check_task(make, task_named(task), rounds)
 
 
-def _check_task(make: MakeMethod, task: str, rounds: int) -> None:
+def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
     small: dict[str, Any] = {"hidden": 5, "dropout": 0.4}
-    if task == "graph":
+    if task.many_graphs:
         net, federation = NETS["gin-graph"], small_graph_federation()
         small["layers"] = 2  # the first convolution is like no other; one other is enough
     else:
@@ -393,12 +394,12 @@ def double_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _naming(task: str) -> Iterator[None]:
+def _naming(task: Task) -> Iterator[None]:
     """Broken contracts on a federation of graphs say so."""
     try:
         yield
     except ContractBroken as error:
-        if task == "node":
+        if not task.many_graphs:
             raise
         raise ContractBroken(f"with many graphs at each client: {error}") from error
 

@@ -22,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from atoll.core.errors import AtollError, ConfigError, DataError, unknown
+from atoll.core.task import GRAPHS, NODES
 from atoll.data.public.untrusted import OGB_CLASS, open_raw
 from atoll.data.source import (
     TEST,
@@ -97,8 +98,8 @@ class DatasetInfo:
 
     @property
     def task(self) -> str:
-        """What is classified: "node" or "graph"."""
-        return "graph" if self.loader == "TUDataset" else "node"
+        """What is predicted, by its name in `TASKS`."""
+        return (GRAPHS if self.loader == "TUDataset" else NODES).name
 
     @property
     def _loader(self) -> Loader:
@@ -174,7 +175,7 @@ def sets_of_group(name: str) -> tuple[str, ...]:
     if name.lower() in GROUPS:
         return GROUPS[name.lower()]
     parts = [_BY_LOWER.get(part) for part in name.lower().split("+")]
-    sets = tuple(one.name for one in parts if one is not None and one.task == "graph")
+    sets = tuple(one.name for one in parts if one is not None and one.task == GRAPHS.name)
     return sets if len(sets) == len(parts) > 1 else ()
 
 
@@ -205,11 +206,11 @@ def plain_name(text: str) -> str:
 
 
 def task_of_data(text: str) -> str:
-    """What is classified in the data of this name, as a user types it: "node" or "graph"."""
+    """What is predicted in the data of this name, as a user types it."""
     name = plain_name(text).lower()
     if name.startswith("tu:") or sets_of_group(name):
-        return "graph"
-    return _BY_LOWER[name].task if name in _BY_LOWER else "node"
+        return GRAPHS.name
+    return _BY_LOWER[name].task if name in _BY_LOWER else NODES.name
 
 
 def data_root(given: str | Path | None = None) -> Path:
@@ -269,7 +270,7 @@ def load_dataset(
             return check_source(_structure(info, base / info.home, split_index))
         paths = base / info.folder, base / info.home
         with open_raw(info.loader, info.arguments, *paths) as dataset:
-            if info.task == "graph":
+            if info.task == GRAPHS.name:
                 _roles(info, [], split_index)  # graph sets come without splits
                 return check_graph_set(_graph_set(info, dataset, features, max_degree))
             return check_source(_source(info, dataset, split_index))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.core.errors import ConfigError, unknown
+from atoll.core.task import ROLES
 from atoll.engines.ledger import SCORE
-from atoll.experiment.evaluate import ROLES
 from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.selection import weight_of

@@ -211,7 +211,7 @@ def _check_problem(request: Request, cells: Sequence[StudyRun], federations: Fed
     for cell in cells:
         if cell.method is None:
             config, _ = resolve(cell.config, task_of_object(cell.data))
-            build_method(config, federation.features, federation.classes, federation.task)
+            build_method(config, federation.features, federation.classes, federation.task.name)
 
 
 def _problem(cell: StudyRun) -> tuple[str, int | None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import ConfigError, unknown
+from atoll.core.task import TASKS
 from atoll.data.public.registry import dataset_info, plain_name, task_of_data
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.recipes import STRICT, FigureRecipe, Paper, Variant, absent
@@ -85,7 +86,7 @@ class Drawing:
     def metric(self, dataset: str) -> str:
         """What the data are scored by: "accuracy" or "auc"."""
         name = plain_name(self.paper.data_name(dataset))
-        return "accuracy" if task_of_data(name) == "graph" else dataset_info(name).metric
+        return "accuracy" if TASKS[task_of_data(name)].many_graphs else dataset_info(name).metric
 
     def title(self) -> str:
         """What the picture shows and how it was run."""

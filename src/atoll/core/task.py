@@ -1,0 +1,157 @@
+"""What is predicted: the targets, the loss and the scores of a task, which a graph carries.
+
+A new task is one class here and one entry in `TASKS`. It names its splits and its metrics, whose
+functions live in `data/split.py` and `experiment/metrics.py`, because this room imports only torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import unknown
+from atoll.core.losses import below_top, cross_entropy
+from atoll.core.tree import record
+
+if TYPE_CHECKING:
+    from atoll.core.graph import Graph
+
+ROLES = ("train", "val", "test")
+
+
+@record
+class Scores:
+    """What one client's predictions add up to, for each of `ROLES`.
+
+    Attributes:
+        confusion: Counts, (3, C, C): true class by predicted class.
+        loss: Mean loss, (3,).
+        auc: Area under the ROC curve, (3,); -1 where it is undefined or was not requested.
+    """
+
+    confusion: Tensor
+    loss: Tensor
+    auc: Tensor
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What a federation predicts; printing one gives its name."""
+
+    name: ClassVar[str]
+    """As the command line and saved files know it. Its plural is what tables count."""
+
+    splits: ClassVar[tuple[str, ...]]
+    """Splits that fit it, the default first (`data.split.SPLITS`)."""
+
+    metrics: ClassVar[tuple[str, ...]]
+    """Metrics that its scores give, the default first (`experiment.metrics.METRICS`)."""
+
+    many_graphs: ClassVar[bool] = False
+    """Whether a client owns many small graphs and predicts something about each (`Graph.roots`)."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def plural(self) -> str:
+        """What is counted: "nodes" or "graphs"."""
+        return f"{self.name}s"
+
+    @abstractmethod
+    def targets(self, graph: Graph) -> Tensor:
+        """What is to be predicted, a row for each item (`Graph.at_roots`)."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, graph: Graph) -> Tensor:
+        """Mean loss of a network's outputs, (N, C), over the training items."""
+
+    @abstractmethod
+    def score(self, outputs: Tensor, graph: Graph, *, with_auc: bool = False) -> Scores:
+        """What a client tells about its predictions: counts and means, no rows."""
+
+
+class Classification(Task):
+    """One class for each item; outputs are logits."""
+
+    splits = ("stratified", "openfgl", "fedtad", "gcfl", "random", "global", "given")
+    metrics = ("accuracy", "macro_f1", "weighted_f1", "auc", "loss")
+
+    def targets(self, graph: Graph) -> Tensor:
+        return graph.at_roots(graph.y)
+
+    def loss(self, outputs: Tensor, graph: Graph) -> Tensor:
+        return cross_entropy(outputs, graph)
+
+    def score(self, outputs: Tensor, graph: Graph, *, with_auc: bool = False) -> Scores:
+        logits = graph.at_roots(outputs)
+        classes = logits.shape[-1]
+        masks = torch.stack([graph.at_roots(m) for m in (graph.train, graph.val, graph.test)])
+        numbers = torch.arange(classes, device=logits.device)
+        truth = (self.targets(graph).unsqueeze(-1) == numbers).to(logits.dtype)
+        guess = (logits.argmax(-1, keepdim=True) == numbers).to(logits.dtype)
+        # One product for all roles: a CPU takes far longer for three of a few columns.
+        by_role = (masks.T.unsqueeze(-1) * truth.unsqueeze(1)).flatten(1)
+        confusion = (guess.T @ by_role).reshape(classes, len(ROLES), classes).permute(1, 2, 0)
+        below, log_total = below_top(logits)
+        losses = log_total - (below * truth).sum(-1)
+        loss = (masks * losses).sum(-1) / masks.sum(-1).clamp(min=1)
+        auc = torch.full_like(loss, -1.0)
+        if with_auc:
+            log_p = functional.log_softmax(logits, dim=-1)
+            auc = torch.stack([_macro_auc(log_p, truth, mask) for mask in masks])
+        return Scores(confusion, loss, auc)
+
+
+class NodeClassification(Classification):
+    """The class of every node of one graph."""
+
+    name = "node"
+
+
+class GraphClassification(Classification):
+    """The class of every small graph; it stands at the graph's root."""
+
+    name = "graph"
+    many_graphs = True
+
+
+NODES, GRAPHS = NodeClassification(), GraphClassification()
+
+TASKS: dict[str, Task] = {task.name: task for task in (NODES, GRAPHS)}
+"""Every task by its name."""
+
+
+def task_named(name: str) -> Task:
+    """The task of this name; raises a ConfigError with the known names for any other."""
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    return TASKS[name]
+
+
+def _macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
+    """One class against the rest, averaged over the classes that have both; -1 if none has."""
+    # With two classes both views are the same number, so the mean is the usual binary AUC.
+    each = torch.stack([_auc(log_p[:, c], truth[:, c], mask) for c in range(log_p.shape[1])])
+    defined = (each >= 0).to(each.dtype)
+    mean = (each * defined).sum() / defined.sum().clamp(min=1)
+    return torch.where(defined.sum() > 0, mean, -torch.ones_like(mean))
+
+
+def _auc(score: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+    """Share of (positive, negative) pairs in the right order; ties count half. O(N log N)."""
+    # Items outside the mask are sorted to the end, so that they change no rank.
+    score = torch.where(mask > 0, score, torch.full_like(score, torch.inf))
+    ordered = score.sort().values
+    below = torch.searchsorted(ordered, score)
+    up_to = torch.searchsorted(ordered, score, right=True)
+    rank = (below + up_to + 1).to(score.dtype) / 2
+    chosen = positive * mask
+    yes, no = chosen.sum(), ((1 - positive) * mask).sum()
+    wins = (rank * chosen).sum() - yes * (yes + 1) / 2
+    return torch.where(yes * no > 0, wins / (yes * no).clamp(min=1), -torch.ones_like(wins))
