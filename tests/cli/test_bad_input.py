@@ -71,6 +71,11 @@ def refusal(cli, *arguments: object) -> str:
         ((*SMALL, "--fraction", 0), "fraction is 0.0; give a number above 0 and up to 1"),
         ((*SMALL, "--fraction", 1.5), "fraction is 1.5; give a number above 0 and up to 1"),
         ((*SMALL, "--fraction", "nan"), "fraction is nan; give a number above 0 and up to 1"),
+        (
+            (*SMALL, "--task", "graph"),
+            "task is graph, but 'lagoon' has nodes to classify; leave out --task, or choose other "
+            "data",
+        ),
         ((*SMALL, "--chunk", -1), "chunk is -1; give 0 (choose) or a number of clients"),
         (
             (*SMALL, "--clients", 999),

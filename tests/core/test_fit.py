@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.batching import WHOLE, Graphs
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit, minimise
 from atoll.core.graph import Graph
+from atoll.core.minibatch import with_batching
 from atoll.core.optim import SGD
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree
@@ -44,11 +46,11 @@ def test_an_old_call_gets_one_sentence(loss: Callable[..., Tensor], graph: Graph
 
 
 def test_a_loss_that_needs_the_whole_graph_refuses_mini_batches() -> None:
-    graph = small_graph_federation().graphs[1]
+    graph = with_batching(small_graph_federation().graphs[1], Graphs(3))
     given = (sizes, torch.zeros(2), SGD(), None, 1, make_key(0))
     with pytest.raises(ConfigError, match=r"^mine mends it, so it cannot train on mini-batches; "):
         fit(*given, graph, needs_whole="mine mends it")
-    fit(*given, replace(graph, batch_size=0), needs_whole="mine mends it")
+    fit(*given, replace(graph, batching=WHOLE), needs_whole="mine mends it")
 
 
 def test_training_without_a_graph_has_a_key_for_every_step() -> None:

@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from atoll.core.batching import WHOLE, Graphs, batch_size_of, batching_of
+from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Distinct, Graph, Matrix, with_views
 from atoll.core.losses import cross_entropy
-from atoll.core.minibatch import held_out, minibatches, whole_graphs
+from atoll.core.minibatch import held_out, minibatches, whole_graphs, with_batching
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves
+from atoll.engines.base import ENGINES
+from atoll.experiment.rounds import Experiment
+from atoll.methods import FedAvg
 from atoll.nn.gin import GraphGIN
 from atoll.nn.views import sparse_features, training_nodes
 from atoll.testing import (
@@ -25,6 +30,7 @@ from atoll.testing import (
     FEATURES,
     double_precision,
     relabelled,
+    small_federation,
     small_graph_federation,
 )
 
@@ -39,7 +45,7 @@ NET = GraphGIN(FEATURES, CLASSES, hidden=5, dropout=0.4)
 
 
 def client(batch_size: int = 3, *, sparse: bool = False, kinds: bool = False) -> Graph:
-    graph = replace(small_graph_federation().graphs[1], batch_size=batch_size)
+    graph = replace(small_graph_federation().graphs[1], batching=batching_of(batch_size))
     if kinds:
         graph = replace(graph, x=torch.ones_like(graph.x))
     if sparse:
@@ -134,6 +140,35 @@ def on_training_graphs(params: Tree, graph: Graph, key: Tensor) -> Tensor:
 
 def trained(graph: Graph, epochs: int = 3) -> tuple[Tree, Tree]:
     return fit(on_training_graphs, NET.init(make_key(4)), Adam(), None, epochs, make_key(9), graph)
+
+
+def test_only_clients_with_more_training_graphs_than_a_batch_are_cut():
+    federation, chosen = small_graph_federation(), Graphs(3)
+    cut = [with_batching(graph, chosen) for graph in federation.graphs]
+    assert [graph.batching for graph in cut] == [WHOLE, chosen, chosen, WHOLE]
+    assert [graph.held_out is None for graph in cut] == [True, False, False, True]
+    assert all(not with_batching(graph, WHOLE).batching.cuts for graph in cut)
+
+
+def test_one_graph_has_no_batches_of_graphs():
+    with pytest.raises(ConfigError, match="batches of graphs are for sets of graphs"):
+        with_batching(small_federation().graphs[0], Graphs(3))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_experiment_chooses_and_else_the_federation(engine):
+    federation, method = small_graph_federation(), FedAvg(NET, epochs=1)
+    for chosen, used in ((None, Graphs(3)), (Graphs(2), Graphs(2)), (WHOLE, WHOLE)):
+        made = Experiment(method, federation, rounds=1, engine=engine, batching=chosen).run()
+        assert made.simulation.engine.graphs[1].batching == used
+    assert federation.graphs[1].batching == WHOLE
+
+
+def test_the_option_batch_size_and_the_value_stand_for_each_other():
+    assert [batch_size_of(batching_of(size)) for size in (0, 1, 128)] == [0, 1, 128]
+    for wrong in (lambda: batching_of(-1), lambda: Graphs(0)):
+        with pytest.raises(ConfigError, match="give"):
+            wrong()
 
 
 def test_one_batch_that_holds_everything_is_the_full_batch():

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import atoll
+from atoll.core.batching import WHOLE, Batching, Graphs
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation, Lazily
 from atoll.core.tree import named_leaves, structure
@@ -70,7 +71,7 @@ def test_every_tensor_comes_back(tmp_path: Path, kind: str, lazy: bool) -> None:
     assert path.name == "some.atoll"
     again = load_federation(path, lazy=lazy)
     assert isinstance(again.graphs, Lazily) == lazy
-    for name in ("classes", "name", "numbers", "metric", "features", "task"):
+    for name in ("classes", "name", "numbers", "metric", "features", "task", "batching"):
         assert getattr(again, name) == getattr(federation, name)
     assert dict(again.about) == dict(federation.about)
     for one, two in zip(federation.graphs, again.graphs, strict=True):
@@ -91,6 +92,18 @@ def test_the_header_alone_says_what_it_is(tmp_path: Path) -> None:
     assert is_federation_file(renamed)
     assert not is_federation_file(tmp_path)
     assert not is_federation_file("cora")
+
+
+@pytest.mark.parametrize(("sizes", "batching"), [([8, 0], Graphs(8)), ([0, 0], WHOLE)])
+def test_a_file_with_a_batch_size_for_each_client_is_still_read(
+    tmp_path: Path, sizes: list[int], batching: Batching
+) -> None:
+    path = save_federation(graphs(), tmp_path / "pair.atoll")
+    raw = path.read_bytes()
+    assert raw.count(rb"\"batch_sizes\": [8, 8]") == 1
+    old = rb"\"batch_sizes\": [%d, %d]" % tuple(sizes)
+    path.write_bytes(raw.replace(rb"\"batch_sizes\": [8, 8]", old))
+    assert load_federation(path).batching == batching
 
 
 def test_python_saves_and_loads(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.graph import Graph, Sparse
+from atoll.core.minibatch import is_cut
 from atoll.data.divide_graphs import federate_graphs
 from atoll.data.load import is_own, load
 from atoll.data.public.registry import parse_name, plain_name, task_of_data
@@ -87,7 +88,7 @@ def test_clients_hold_their_own_graphs_and_no_others(recipe, split, seed, batch_
         assert torch.equal(roles.sum(0), torch.zeros(graph.num_nodes).index_fill(0, graph.roots, 1))
         train = int(graph.train.sum())
         assert train > 0
-        assert graph.batch_size == (batch_size if 0 < batch_size < train else 0)
+        assert is_cut(graph, found.batching) == (0 < batch_size < train)
         assert int(graph.size("nodes")) == len(ids)
         assert int(graph.size("train")) == train
     assert sorted(seen) == list(range(120))

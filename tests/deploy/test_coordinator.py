@@ -54,7 +54,7 @@ def test_every_method_equals_the_serial_run(name, make_room):
 @pytest.mark.parametrize("name", ["fedavg", "gcfl"])
 def test_sites_with_many_graphs_equal_the_serial_run(name, make_room):
     federation = small_graph_federation()
-    options = {"rounds": 2, "set": SMALL, "protocol": "gcfl"}
+    options = {"rounds": 2, "set": SMALL, "protocol": "gcfl", "batch_size": 3}
     room = make_room(federation)
     result = room.run(room.order(name, **options))
     same(result, atoll.run(name, federation, engine="serial", **options))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.batching import batching_of
 from atoll.core.graph import Graph, sparse_matrix
 from atoll.engines.buckets import make_buckets, outline
 
@@ -54,7 +55,7 @@ def test_small_clients_share_one_program_and_a_giant_has_its_own():
 
 
 def test_a_client_with_mini_batches_has_a_program_of_its_own():
-    graphs = [replace(hollow(10), batch_size=size) for size in (0, 4, 0, 4, 7)]
+    graphs = [replace(hollow(10), batching=batching_of(size)) for size in (0, 4, 0, 4, 7)]
     assert sorted(make_buckets(outline(graphs), range(5), 256)) == [(0, 2), (1,), (3,), (4,)]
 
 

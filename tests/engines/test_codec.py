@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 from collections import OrderedDict, namedtuple
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from atoll.core.batching import WHOLE, Graphs
 from atoll.core.errors import WireError
 from atoll.core.tree import Empty, Tree, record, static
-from atoll.engines.codec import check_like, decode, encode
+from atoll.engines.codec import _build, _plan, check_like, decode, encode
+from atoll.testing import small_graph_federation
 
 
 @record
@@ -69,6 +72,23 @@ def assert_equal(a: Tree, b: Tree) -> None:
 @settings(max_examples=150, deadline=None)
 def test_trees_come_back_as_they_were(tree):
     assert_equal(decode(encode(tree)), tree)
+
+
+def test_a_graph_of_an_earlier_version_is_read_without_its_batch_size():
+    graph = small_graph_federation().graphs[1]
+    tensors: dict[str, Tensor] = {}
+    plan = _plan(graph, tensors)
+    assert "batching" not in plan["fields"]
+    plan["fields"]["batch_size"] = {"value": 3}
+    again = _build(plan, tensors)
+    assert again.batching == WHOLE
+    assert torch.equal(again.root, graph.root)
+
+
+def test_a_static_field_with_its_default_need_not_be_a_plain_value():
+    with pytest.raises(WireError, match="Graphs cannot be sent"):
+        encode(replace(small_graph_federation().graphs[1], batching=Graphs(3)))
+    assert decode(encode(small_graph_federation().graphs[1])).batching == WHOLE
 
 
 def test_equal_trees_have_equal_bytes():

@@ -97,7 +97,7 @@ def test_dense_and_sparse_matrices_are_not_stacked():
 
 
 def test_many_graphs_are_stacked_with_padding_that_stands_for_itself():
-    graphs = [replace(graph, batch_size=0) for graph in small_graph_federation().graphs]
+    graphs = small_graph_federation().graphs
     whole = stack_graphs(graphs)
     nodes, count = max(g.num_nodes for g in graphs) + 1, max(len(g.roots) for g in graphs)
     assert whole.root.shape == (4, nodes)

@@ -229,6 +229,9 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
          "use --set net=gcn or sage or gat or gin or sgc or mlp or disengcn"),
         ({"data": "NCI1", "protocol": "fedtad"}, "protocol 'fedtad' is for one graph, but 'NCI1' "
          "is a set of graphs; use --protocol strict or gcfl"),
+        ({"task": "graph"}, "task is graph, but 'lagoon' has nodes to classify; leave out --task"),
+        ({"task": "node", "data": "NCI1"}, "task is node, but 'NCI1' has graphs to classify"),
+        ({"task": "edge"}, "unknown task 'edge'"),
         ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; leave "
          "it out"),
         ({"batch_size": -1, "data": "NCI1"}, "batch_size is -1; give 0 (all at once) or a number "

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.core.batching import WHOLE, Graphs
 from atoll.core.errors import ConfigError
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.base import ENGINES
@@ -133,11 +134,10 @@ def test_other_pools_run(pool: str) -> None:
 
 def test_training_graphs_are_scored_in_every_tenth_round_and_the_last() -> None:
     federation = small_graph_federation()
-    batches = replace(federation, graphs=tuple(replace(g, batch_size=2) for g in federation.graphs))
     method = FedAvg(GraphGIN(FEATURES, CLASSES, hidden=4), epochs=1)
-    for clients in (federation, batches):
-        some = Experiment(method, clients, rounds=13).run().history
-        all_ = Experiment(method, clients, rounds=13, train_every=1).run().history
+    for batching in (None, Graphs(2), WHOLE):
+        asked = Experiment(method, federation, rounds=13, batching=batching)
+        some, all_ = (asked.run().history, replace(asked, train_every=1).run().history)
         for scored in ("deployed", "local"):
             trained = some.array(scored, "accuracy", "train")
             rounds = np.flatnonzero(np.isfinite(trained).all(1))

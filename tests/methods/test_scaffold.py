@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from atoll.core.batching import Graphs
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.fit import fit, num_steps
@@ -21,6 +22,7 @@ from atoll.core.private_layers import join_parts
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.base import ENGINES
+from atoll.engines.prepare import prepared
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
@@ -230,7 +232,7 @@ def test_moments_are_kept_or_reset() -> None:
 
 
 def test_steps_are_counted_as_they_are_taken() -> None:
-    for graph in small_graph_federation().graphs:
+    for graph in prepared(small_graph_federation().graphs, GRAPH_NET.views, batching=Graphs(3)):
         taken = []
 
         def watch(grads: Tree, params: Tree, taken: list[int] = taken) -> Tree:
@@ -252,7 +254,7 @@ def test_every_client_has_its_own_number_of_steps(engine: str) -> None:
     start = method.init(simulation.clients(-1))
     method.round(start, everyone)
     reply = everyone.replies["train"]
-    assert reply.steps.tolist() == [2, 4, 2, 2]  # the second client trains on batches of three
+    assert reply.steps.tolist() == [2, 4, 4, 2]  # two clients train on batches of three
     # From nothing, c_i is the mean gradient: the distance over K η.
     for client, state in enumerate(simulation.engine.export_states()):
         for c, y, x in zip(*map(leaves, (state.control, reply.model, start.model)), strict=True):

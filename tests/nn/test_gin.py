@@ -46,7 +46,7 @@ def net(pool: str = "sum", dropout: float = 0.4) -> GraphGIN:
 
 
 def clients(pool: str = "sum") -> list[Graph]:
-    graphs = [replace(graph, batch_size=0) for graph in small_graph_federation().graphs]
+    graphs = list(small_graph_federation().graphs)
     return [with_views(graph, net(pool).views) for graph in graphs]
 
 

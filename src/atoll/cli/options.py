@@ -77,6 +77,11 @@ CLIENTS = option(
 )
 DIVISION = (
     option(
+        "--task NAME",
+        "What is predicted: node (the class of every node) or graph (of every graph of a set).  "
+        "[default: the data's]",
+    ),
+    option(
         "--partition NAME",
         "How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
         "[default: by owner if the data name owners, else the protocol's]",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, overload
 
+from atoll.core.batching import WHOLE, Batching
 from atoll.core.errors import DataError
 from atoll.core.graph import Graph, View, with_views
 from atoll.core.task import Task
@@ -55,6 +56,7 @@ class Federation:
         numbers: Each client's own number. Keyed noise follows it, so that listing the clients in
             another order changes nothing.
         metric: "accuracy" or "auc".
+        batching: How clients cut their training into steps, unless an experiment chooses.
         about: How the federation was made (partition, split, hashes), for the record.
 
     Examples:
@@ -71,6 +73,7 @@ class Federation:
     name: str = "federation"
     numbers: tuple[int, ...] = ()
     metric: str = "accuracy"
+    batching: Batching = WHOLE
     about: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from inspect import signature
 import torch
 from torch import Tensor
 
+from atoll.core.batching import Whole
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.minibatch import minibatches
@@ -62,7 +63,7 @@ def fit(
             "fit now takes the client's graph and a loss of it: write "
             "fit(loss, model, optimizer, state, epochs, key, graph) with loss(params, graph, key)"
         )
-    if needs_whole and graph.batch_size:
+    if needs_whole and graph.batching.cuts:
         raise ConfigError(
             f"{needs_whole}, so it cannot train on mini-batches; give batch_size 0 (all at once)"
         )
@@ -91,9 +92,9 @@ def minimise(
 def num_steps(graph: Graph, epochs: int) -> Tensor:
     """How many steps `fit` takes on a graph, for methods that divide by them."""
     one = graph.size("uniform")
-    if not graph.batch_size:
+    if isinstance(graph.batching, Whole):
         return one * epochs
-    return one * epochs * torch.ceil(graph.train.sum() / graph.batch_size).clamp(min=1)
+    return one * epochs * torch.ceil(graph.train.sum() / graph.batching.size).clamp(min=1)
 
 
 def _descend(
@@ -131,8 +132,7 @@ def _takes_graph(loss: Callable[..., Tensor]) -> bool:
 
 def _steps(loss: Loss, graph: Graph, key: Tensor) -> Iterator[tuple[PlainLoss, Tensor]]:
     """What to minimise in each step of an epoch, and the step's key."""
-    batches = minibatches(graph, key) if graph.batch_size else [(graph, key)]
-    for batch, noise in batches:
+    for batch, noise in minibatches(graph, key):
         yield _on(loss, batch), noise
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from atoll.core.batching import WHOLE, Batching
 from atoll.core.errors import unknown
 from atoll.core.task import GRAPHS, NODES, TASKS, Task
 from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
@@ -120,10 +121,11 @@ class Graph:
         has_features: One for feature columns that this client's data have, zero for those that only
             other clients have, (D,). None where all clients have all.
         has_classes: The same for classes, (C,).
-        batch_size: Training graphs in one step of `fit`; 0 takes all of them at once.
-        held_out: The validation and test graphs alone, so that scoring need not predict what
-            trains; only where there are mini-batches, and where a simulation has made it.
-        training: The training graphs alone, so that mini-batches are cheap; where `held_out` is.
+        batching: How steps of `fit` see it. Data leave it at `Whole`; whoever prepares a graph for
+            training attaches the experiment's choice.
+        held_out: Only the validation and test graphs, so that scoring need not predict what
+            trains; made together with mini-batches.
+        training: Only the training graphs, so that mini-batches are cheap; made with `held_out`.
         derived: What `Method.derive` found, where an engine has kept it.
         task_name: What is predicted, by its name in `TASKS`; "" classifies nodes, or graphs where
             there are roots.
@@ -143,7 +145,7 @@ class Graph:
     roots: Tensor | None = None
     has_features: Tensor | None = None
     has_classes: Tensor | None = None
-    batch_size: int = static(default=0)
+    batching: Batching = static(default=WHOLE)
     held_out: Graph | None = None
     training: Graph | None = None
     derived: Any = None
@@ -326,7 +328,6 @@ def make_graph(
     root: Tensor | None = None,
     has_features: Tensor | None = None,
     has_classes: Tensor | None = None,
-    batch_size: int = 0,
 ) -> Graph:
     """A graph with the usual defaults: no padding, unit weights, ids in order.
 
@@ -357,7 +358,6 @@ def make_graph(
         roots=roots,
         has_features=None if has_features is None else has_features.to(dtype),
         has_classes=None if has_classes is None else has_classes.to(dtype),
-        batch_size=batch_size,
     )
     return graph if views is None else with_views(graph, views)
 

@@ -14,28 +14,48 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.core.batching import WHOLE, Batching, Whole
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
 from atoll.core.random import fold
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
-    """The training graphs, `batch_size` at a time, in an order drawn by the key; a key for each.
+    """What each step of an epoch sees, and its key: the graph itself, or some of its small graphs.
 
-    Batches hold what networks read, the views; x and edges are of shapes that fail when read.
+    The key draws the order of the training graphs. Batches hold what networks read, the views; x
+    and edges are of shapes that fail when read.
     """
+    if isinstance(graph.batching, Whole):
+        yield graph, key
+        return
     training = training_graphs(graph) if graph.training is None else graph.training
     # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
     draw = fold(fold(key, "order"), training.at_roots(training.ids))
-    batches = _batches(training, torch.argsort(draw, stable=True), graph.batch_size)
+    batches = _batches(training, torch.argsort(draw, stable=True), graph.batching.size)
     for number, batch in enumerate(batches):
         yield batch, key if len(batches) == 1 else fold(key, "batch", number)
 
 
-def with_parts(graph: Graph) -> Graph:
-    """The graph with its parts cut out beforehand, if it trains on mini-batches."""
-    if not graph.batch_size:
-        return graph
+def with_batching(graph: Graph, batching: Batching) -> Graph:
+    """The graph with the way in which its steps are cut, and with the parts that these need.
+
+    A client that has no more training graphs than fit into one batch takes them all at once.
+    """
+    if not is_cut(graph, batching):
+        return replace(graph, batching=WHOLE)
+    # Most graphs of a client train: predicting them to score the others would cost much.
+    graph = replace(graph, batching=batching)
     return replace(graph, held_out=held_out(graph), training=training_graphs(graph))
+
+
+def is_cut(graph: Graph, batching: Batching) -> bool:
+    """Whether a client trains on more than one batch."""
+    if isinstance(batching, Whole):
+        return False
+    if graph.roots is None:
+        raise ConfigError("batches of graphs are for sets of graphs, but a client has one graph")
+    return int(graph.train.sum()) > batching.size
 
 
 def held_out(graph: Graph) -> Graph:
@@ -82,7 +102,7 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
         views={name: cut_view(view) for name, view in graph.views.items()},
         root=place[graph.root[nodes]],
         roots=place[roots],
-        batch_size=0,
+        batching=WHOLE,
         held_out=None,
         training=None,
     )

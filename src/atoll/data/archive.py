@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atoll.core.batching import batch_size_of, batching_of
 from atoll.core.errors import DataError
 from atoll.core.federation import Federation, Lazily
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
@@ -50,7 +51,7 @@ class Header:
         metric: What this data set is scored by.
         task: What is predicted, by its name in `TASKS`.
         numbers: Each client's own number.
-        batch_sizes: Training graphs in one step, by client.
+        batch_sizes: Training graphs in one step, by client; 0 for all at once.
         about: How the federation was made: data, partition, split, seed, protocol, and more.
     """
 
@@ -82,7 +83,7 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
         "metric": federation.metric,
         "task": federation.task.name,
         "numbers": list(federation.numbers),
-        "batch_sizes": [g.batch_size for g in graphs],
+        "batch_sizes": [batch_size_of(federation.batching)] * len(graphs),
         "about": dict(federation.about),
     }
     metadata = {"format": _FORMAT, "version": str(_VERSION), "header": json.dumps(header)}
@@ -247,6 +248,7 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
         name=header.name,
         numbers=header.numbers,
         metric=header.metric,
+        batching=batching_of(max(header.batch_sizes)),
         about=header.about,
     )
 
@@ -320,7 +322,6 @@ class _Parts:
             root=arrays["root"][a:b].long() if "root" in arrays else None,
             has_features=of_client("has_features"),
             has_classes=of_client("has_classes"),
-            batch_size=header.batch_sizes[client],
         )
 
     def _features(self, client: int, a: int, b: int) -> Tensor | Sparse:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from atoll.core.batching import batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
@@ -60,10 +61,10 @@ def federate_graphs(
         seed: Seed of the split, and of the partition unless `partition_seed` is given.
         partition_seed: Seed of the partition alone.
         allow: Names from `federate.DEGENERATE` that are accepted.
-        batch_size: Training graphs in one step; 0 takes all of a client's at once.
+        batch_size: Training graphs in one step, unless an experiment chooses; 0 takes all of a
+            client's at once.
     """
-    if batch_size < 0:
-        raise ConfigError(f"batch_size is {batch_size}; give 0 (all at once) or a number of graphs")
+    batching = batching_of(batch_size)
     first = seed if partition_seed is None else partition_seed
     if isinstance(source, GraphGroup):
         parts = _by_set(source, clients, partition, first)
@@ -75,7 +76,7 @@ def federate_graphs(
     owners = [Owner(*owned) for owned in zip(sets, parts.parts, roles, strict=True)]
     width = max(one.num_features for one in sets)
     classes = max(one.classes for one in sets)
-    graphs = tuple(client_graphs(owner, width, classes, batch_size) for owner in owners)
+    graphs = tuple(client_graphs(owner, width, classes) for owner in owners)
     check_owners(owners, graphs, allow)
     about = {
         "partition": parts.recipe,
@@ -88,7 +89,8 @@ def federate_graphs(
         "edges": [int(graph.edges.shape[1]) for graph in graphs],
         "batch_size": batch_size,
     }
-    return Federation(graphs, classes, name=source.name, metric=sets[0].metric, about=about)
+    metric = sets[0].metric
+    return Federation(graphs, classes, source.name, (), metric, batching, about)
 
 
 def _by_set(group: GraphGroup, clients: int | None, partition: str | None, seed: int) -> Partition:
@@ -122,7 +124,7 @@ def _roles(
     ]
 
 
-def client_graphs(owner: Owner, width: int, classes: int, batch_size: int) -> Graph:
+def client_graphs(owner: Owner, width: int, classes: int) -> Graph:
     """A client's graphs end to end; label and role of each stand on its first node, the root."""
     source, ids, roles = owner
     sizes = np.diff(source.node_ptr)[ids]
@@ -137,19 +139,17 @@ def client_graphs(owner: Owner, width: int, classes: int, batch_size: int) -> Gr
         chosen[starts] = (roles == role) & (source.y[ids] >= 0)
         return torch.from_numpy(chosen)
 
-    train = mask(TRAIN)
     return make_graph(
         _padded(source.x[nodes], width),
         torch.from_numpy(_edges(source, ids, starts)),
         torch.from_numpy(y),
-        train=train,
+        train=mask(TRAIN),
         val=mask(VAL),
         test=mask(TEST),
         ids=torch.from_numpy(nodes.astype(np.int32)),
         root=torch.from_numpy(root),
         has_features=torch.arange(width) < source.num_features,
         has_classes=torch.arange(classes) < source.classes,
-        batch_size=batch_size if int(train.sum()) > batch_size else 0,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from atoll import __version__
+from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
@@ -143,7 +144,9 @@ class Job:
         self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
         self.shapes = None if config.dp is None else _model_shapes(method, site.data)
-        (self.graph,) = prepared([site.data.graph], dict(method.views))
+        (self.graph,) = prepared(
+            [site.data.graph], dict(method.views), batching=batching_of(config.batch_size or 0)
+        )
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event="sent", run=run)

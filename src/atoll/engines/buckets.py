@@ -33,7 +33,7 @@ class Outline(NamedTuple):
 
 def outline(graphs: Sequence[Graph]) -> list[Outline]:
     """All clients' outlines; the order of the clients does not change the numbers of kinds."""
-    found = [(structure(graph), graph.num_nodes, bool(graph.batch_size)) for graph in graphs]
+    found = [(structure(graph), graph.num_nodes, graph.batching.cuts) for graph in graphs]
     kinds = {spec: i for i, spec in enumerate(sorted({spec for spec, *_ in found}, key=str))}
     return [Outline(kinds[spec], nodes, alone) for spec, nodes, alone in found]
 

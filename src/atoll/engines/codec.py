@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -121,8 +122,13 @@ def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> dict[str, o
         rows = [_plan(v, tensors, f"{path}.{i}".lstrip(".")) for i, v in enumerate(tree)]
         return {type(tree).__name__: rows}
     if name in RECORDS:
-        fields = tree.__dataclass_fields__
-        items = {k: _plan(getattr(tree, k), tensors, f"{path}.{k}".lstrip(".")) for k in fields}
+        # A static field with its default value is left out: it need not be a plain value then.
+        written = [
+            part.name
+            for part in fields(tree)
+            if not (part.metadata.get("static") and getattr(tree, part.name) == part.default)
+        ]
+        items = {k: _plan(getattr(tree, k), tensors, f"{path}.{k}".lstrip(".")) for k in written}
         return {"record": name, "fields": items}
     raise WireError(
         f"a {name} cannot be sent: use tensors, records, lists, tuples and dicts with names as keys"
@@ -144,10 +150,19 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
             return [_build(v, tensors, depth + 1) for v in plan["list"]]
         if "tuple" in plan:
             return tuple(_build(v, tensors, depth + 1) for v in plan["tuple"])
-        fields = {k: _build(v, tensors, depth + 1) for k, v in plan["fields"].items()}
-        return RECORDS[_current(plan["record"])](**fields)
+        name = _current(plan["record"])
+        items = {
+            k: _build(v, tensors, depth + 1)
+            for k, v in plan["fields"].items()
+            if (name, k) not in RETIRED
+        }
+        return RECORDS[name](**items)
     except (KeyError, TypeError, AttributeError) as error:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
+
+
+RETIRED = {("atoll.core.graph.Graph", "batch_size")}
+"""Fields of records in files of earlier versions that have no meaning any more."""
 
 
 def _current(name: str) -> str:

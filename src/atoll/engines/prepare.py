@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from atoll.core.batching import WHOLE, Batching
 from atoll.core.federation import Federation, Lazily, each
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, moved, with_views
-from atoll.core.minibatch import with_parts
+from atoll.core.minibatch import with_batching
 from atoll.core.tree import num_bytes
 
 READY_BYTES = 2 << 30
@@ -34,6 +35,7 @@ class EngineInputs:
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
         beside: How many engines share the device's memory, this one included.
+        batching: How clients cut their training into steps.
     """
 
     federation: Federation
@@ -41,11 +43,13 @@ class EngineInputs:
     device: torch.device | str = "cpu"
     chunk: int = 0
     beside: int = 1
+    batching: Batching = WHOLE
 
     def graphs(self) -> Sequence[Graph]:
         """The `prepared` graphs of all clients; runs with equal inputs share them."""
         recipes = tuple((name, _recipe(self.views[name])) for name in sorted(self.views))
-        wanted = recipes, torch.device(self.device), torch.get_default_dtype(), self.beside
+        where = torch.device(self.device), torch.get_default_dtype(), self.beside
+        wanted = recipes, *where, self.batching
         try:
             found = _READY.get(self.federation, {}).get(wanted)
         except TypeError:  # a view that is made with a list cannot be looked up
@@ -59,7 +63,8 @@ class EngineInputs:
         return graphs
 
     def _prepared(self) -> Sequence[Graph]:
-        return prepared(self.federation.graphs, self.views, self.device, self.beside)
+        graphs = self.federation.graphs
+        return prepared(graphs, self.views, self.device, self.beside, self.batching)
 
 
 # By federation, so that prepared graphs go when their federation does.
@@ -76,10 +81,11 @@ def prepared(
     views: Mapping[str, View],
     device: torch.device | str = "cpu",
     beside: int = 1,
+    batching: Batching = WHOLE,
 ) -> Sequence[Graph]:
     """Clients' graphs as steps want them: views filled in, in the default type, on the device.
 
-    `beside` as in `EngineInputs`.
+    `beside` and `batching` as in `EngineInputs`.
     """
     dtype = torch.get_default_dtype()
 
@@ -95,8 +101,7 @@ def prepared(
     placed = each(one, graphs)
     if cuda:
         placed = with_dense_views(placed, beside)
-    # Most graphs of a client train: predicting them to score the others would cost much.
-    return each(with_parts, placed)
+    return each(lambda graph: with_batching(graph, batching), placed)
 
 
 DENSE_BYTES = 16 << 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from atoll.core.batching import Batching
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.core.random import make_key
@@ -25,6 +26,7 @@ class Simulation:
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
         beside: How many simulations share the device's memory, itself included.
+        batching: How clients cut their training into steps; None leaves it to the federation.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class Simulation:
         device: torch.device | str = "cpu",
         chunk: int = 0,
         beside: int = 1,
+        batching: Batching | None = None,
     ) -> None:
         self.federation = federation
         self.numbers = torch.tensor(federation.numbers, device=device)
         self.root = make_key(seed, device)
         self.ledger = Ledger()
-        inputs = EngineInputs(federation, dict(method.views), device, chunk, beside)
+        batching = federation.batching if batching is None else batching
+        inputs = EngineInputs(federation, dict(method.views), device, chunk, beside, batching)
         self.engine = engine_factory(engine)(inputs)
 
     def private_states(self) -> list[Tree]:

@@ -19,7 +19,7 @@ import tomli_w
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Value
-from atoll.core.task import TASKS
+from atoll.core.task import TASKS, task_named
 from atoll.data.archive import Header, is_federation_file, read_header
 from atoll.data.divide import DEGENERATE
 from atoll.data.divide_graphs import BY_SET
@@ -46,6 +46,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     method: str = "fedavg"
     data: str = "lagoon"
+    task: str | None = None
     clients: int | None = None
     partition: str | None = None
     split: str | None = None
@@ -215,6 +216,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     rules = protocol(config.protocol)
     task = task or (divided.task if divided else task_of_data(config.data))
     name = divided.name if divided else plain_name(config.data)
+    _check_task(config.task, name, task)
     _check_protocol_task(rules, name, task)
     settings = {} if "method" in config.objects else _settings(config, rules, name)
     epochs = _epochs(config, settings) or rules.epochs
@@ -243,6 +245,15 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     )
     _check_names(filled, task)
     return filled if divided else _with_owner(filled), rules
+
+
+def _check_task(asked: str | None, data: str, task: str) -> None:
+    """The data decide the task; what the user names must agree."""
+    if asked is not None and task_named(asked).name != task:
+        raise ConfigError(
+            f"task is {asked}, but '{data}' has {TASKS[task].plural} to classify; leave out "
+            "--task, or choose other data"
+        )
 
 
 def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from atoll.core.batching import Batching
 from atoll.core.dp import Noised
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
@@ -56,6 +57,8 @@ class Experiment:
         engine: A name among `engines.base.ENGINES`, or a factory of engines.
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
+        batching: How clients cut their training into steps (`core.batching`); None leaves it to the
+            federation.
         auc: Whether to compute ROC curves each round; None does for two classes.
         train_every: Rounds from one scoring of the training part to the next, and in the last
             round; None takes 1 for nodes, which cost nothing, and 10 for graphs, most of which
@@ -82,6 +85,7 @@ class Experiment:
     engine: str | EngineFactory = "fused"
     device: torch.device | str = "cpu"
     chunk: int = 0
+    batching: Batching | None = None
     auc: bool | None = None
     train_every: int | None = None
     compat: tuple[str, ...] = ()
@@ -206,6 +210,7 @@ class Run:
             device=wanted.device,
             chunk=wanted.chunk,
             beside=self.beside,
+            batching=wanted.batching,
         )
 
     def no_history(self) -> History:

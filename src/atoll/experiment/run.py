@@ -13,6 +13,7 @@ from typing import Protocol as TypingProtocol
 
 import msgspec
 
+from atoll.core.batching import batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
@@ -110,7 +111,7 @@ def run(
         save_every: Least seconds between two checkpoints.
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
-            fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size,
+            fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size, task,
             data_root, schema, own, dp.
 
     Examples:
@@ -315,6 +316,7 @@ class Plan:
                 engine=self.makes_engine,
                 device=self.device,
                 chunk=config.chunk,
+                batching=None if given.batch_size is None else batching_of(given.batch_size),
                 compat=config.compat,
                 keep=keep,
             )

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from atoll.core.errors import AtollError, ConfigError
+from atoll.core.minibatch import is_cut
 from atoll.core.tree import tree_map
 from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.base import engine_name, runs_at_once
@@ -36,7 +37,6 @@ def can_be_one(experiments: Sequence[Experiment]) -> str:
         for e in experiments
     ]
     sizes = {len(e.federation) for e in experiments}
-    graphs = [graph for e in experiments for graph in e.federation.graphs]
     reasons = {
         "there is one run": len(experiments) < 2,
         f"engine {engine_name(first.engine)} runs clients one by one": not runs_at_once(
@@ -50,7 +50,11 @@ def can_be_one(experiments: Sequence[Experiment]) -> str:
         "their clients have different numbers": any(
             e.federation.numbers != first.federation.numbers for e in experiments
         ),
-        "mini-batches are cut client by client": any(graph.batch_size for graph in graphs),
+        "mini-batches are cut client by client": any(
+            is_cut(graph, e.federation.batching if e.batching is None else e.batching)
+            for e in experiments
+            for graph in e.federation.graphs
+        ),
     }
     try:
         points([e.method for e in experiments])

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregate import Median
+from atoll.core.batching import Graphs
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
@@ -300,15 +301,14 @@ def _check_reply(step: Step, reply: Tree, state: Tree) -> None:
 
 
 def small_graph_federation() -> Federation:
-    """Clients with several graphs each, with features and classes of their own; one has batches."""
-    counts, batch_sizes = (6, 9, 7, 5), (0, 3, 0, 0)
-    features, classes = (FEATURES, FEATURES - 4, 6, FEATURES), (2, CLASSES, CLASSES, 2)
-    clients = zip(counts, features, classes, batch_sizes, strict=True)
+    """Clients with several graphs each, and different features and classes; two have batches."""
+    counts, features = (6, 9, 7, 5), (FEATURES, FEATURES - 4, 6, FEATURES)
+    clients = zip(counts, features, (2, CLASSES, CLASSES, 2), strict=True)
     graphs = tuple(_small_graphs(seed, *client) for seed, client in enumerate(clients))
-    return Federation(graphs, CLASSES)
+    return Federation(graphs, CLASSES, batching=Graphs(3))
 
 
-def _small_graphs(seed: int, count: int, features: int, classes: int, batch_size: int) -> Graph:
+def _small_graphs(seed: int, count: int, features: int, classes: int) -> Graph:
     """Several small graphs end to end; labels and roles stand on the first node of each."""
     parts = [
         _small_graph(3 + (seed + 2 * number) % 5, 10 * seed + number) for number in range(count)
@@ -330,7 +330,6 @@ def _small_graphs(seed: int, count: int, features: int, classes: int, batch_size
         root=root,
         has_features=has_features,
         has_classes=torch.arange(CLASSES) < classes,
-        batch_size=batch_size,
     )
 
 
