@@ -215,8 +215,8 @@ def nearly_single_class(federation: Federation) -> list[str]:
         return []
     return [
         f"the clients are nearly single-class: always predicting a client's most frequent class "
-        f"is right for {100 * mean:.0f} % of its {federation.task}s on average, so compare scores "
-        "with that number"
+        f"is right for {100 * mean:.0f} % of its {federation.task.plural} on average, so compare "
+        "scores with that number"
     ]
 
 
