@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ ROW_KEYS = ("epochs", "rounds", "evaluate", "compat", "seeds", "seed", "engine",
 
 
 @dataclass(eq=False)
-class Shown:
+class ReportedRun:
     """One run on the page.
 
     Attributes:
@@ -79,7 +79,7 @@ class Collection:
         tried: What tunings tried, method by method.
     """
 
-    shown: list[Shown]
+    shown: list[ReportedRun]
     missing: list[Missing]
     studies: dict[Path, dict[str, Any]]
     aside: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Collection:
     def columns(self) -> tuple[str, ...]:
         return _once(one.column for one in self.shown)
 
-    def group(self, column: str) -> list[Shown]:
+    def group(self, column: str) -> list[ReportedRun]:
         """The runs that stand side by side in a column."""
         return [one for one in self.shown if one.column == column]
 
@@ -107,7 +107,7 @@ def collect(folders: Sequence[Path]) -> Collection:
         if (folder / "study.json").exists():
             _read_study(folder, found)
         else:
-            found.shown.append(Shown(open_run(folder), {}))
+            found.shown.append(ReportedRun(open_run(folder), {}))
     if not found.shown and not any(one.complete for one in found.tried):
         if found.missing or not found.aside:
             first = "it has no runs"
@@ -135,7 +135,7 @@ def _read_study(folder: Path, found: Collection) -> None:
                 kind = "failed" if name in failed else "not run yet"
                 found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
                 continue
-            found.shown.append(Shown(open_run(path), labels))
+            found.shown.append(ReportedRun(open_run(path), labels))
         except NotFinished:
             kind = "failed" if name in failed else "not finished"
             found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
@@ -150,9 +150,9 @@ def _read_study(folder: Path, found: Collection) -> None:
     metric = about.get("request", {}).get("metric")
     found.shown[before:] = _chosen(found.shown[before:], found.aside, metric)
     if (folder / "compare.json").exists():
-        said = read_json(folder / "compare.json")
-        if _of_these_cells(said, about):
-            _read_verdicts(said, found.verdicts)
+        compared = read_json(folder / "compare.json")
+        if _of_these_cells(compared, about):
+            _read_verdicts(compared, found.verdicts)
         else:
             found.aside.append(
                 f"The tests of '{folder.name}' are of fewer runs than are asked for by now, and "
@@ -160,20 +160,22 @@ def _read_study(folder: Path, found: Collection) -> None:
             )
 
 
-def _of_these_cells(said: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+def _of_these_cells(compared: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     """Whether a comparison's tests are of all that its study asks for by now."""
-    cells, tables = about.get("cells", []), said.get("tables", [])
-    asked = about.get("request", {})
+    cells, tables = about.get("cells", []), compared.get("tables", [])
+    request = about.get("request", {})
     seeds = {cell["seeds"] for cell in cells if "seeds" in cell}
     return (
-        said.get("cells") == len(cells)
-        and list(said.get("methods", [])) == list(asked.get("methods", []))
-        and {table.get("data") for table in tables} == set(asked.get("data", []))
+        compared.get("cells") == len(cells)
+        and list(compared.get("methods", [])) == list(request.get("methods", []))
+        and {table.get("data") for table in tables} == set(request.get("data", []))
         and seeds <= {table.get("seeds") for table in tables}
     )
 
 
-def _chosen(shown: list[Shown], aside: list[str], metric: str | None = None) -> list[Shown]:
+def _chosen(
+    shown: list[ReportedRun], aside: list[str], metric: str | None = None
+) -> list[ReportedRun]:
     """Of the points of a grid the one that validation chose: no other test score may be seen."""
     kept = []
     names = ("data", "clients", "method")
@@ -189,16 +191,16 @@ def _chosen(shown: list[Shown], aside: list[str], metric: str | None = None) -> 
     return [one for one in shown if one in kept]
 
 
-def _validation(one: Shown, metric: str | None) -> float:
+def _validation(one: ReportedRun, metric: str | None) -> float:
     known = one.run.summary["metrics"].get(f"val_{metric or one.metric}")
     return float(known["mean"]) if known else float("-inf")
 
 
-def _read_verdicts(said: Mapping[str, Any], verdicts: dict[str, list[str]]) -> None:
+def _read_verdicts(compared: Mapping[str, Any], verdicts: dict[str, list[str]]) -> None:
     """The sentences of a comparison, for each federation and over all."""
-    tables = said.get("tables", [])
+    tables = compared.get("tables", [])
     sizes = len({table.get("clients") for table in tables})
-    for table in [*tables, said.get("overall")]:
+    for table in [*tables, compared.get("overall")]:
         if table and table.get("sentences"):
             name = f"{_data(table['data'])}" if table.get("data") else "Over all federations"
             if sizes > 1 and table.get("data"):
@@ -210,15 +212,15 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _name(shown: list[Shown]) -> None:
+def _name(shown: list[ReportedRun]) -> None:
     """Short names that tell all runs apart, and a colour for each row."""
     for one in shown:
         one.row, one.column = _method(one), _data(one.config.data)
-    # A number of clients, a partition, ... is only said where two groups differ in it.
+    # A name has a number of clients, a partition, ... only where two groups differ in it.
     for same in _by(shown, lambda one: one.column):
         _tell_apart(same, "column", lambda one: _plain(one.config, COLUMN_KEYS))
     for same in _by(shown, lambda one: one.row):
-        _tell_apart(same, "row", _row_facts)
+        _tell_apart(same, "row", _row_settings)
     for same in _by(shown, lambda one: (one.row, one.column)):
         for one in same[1:]:
             one.row = f"{one.row} ({one.run.path.name})"
@@ -227,7 +229,7 @@ def _name(shown: list[Shown]) -> None:
         one.style = rows.index(one.row)
 
 
-def _method(one: Shown) -> str:
+def _method(one: ReportedRun) -> str:
     preset = str(one.config.set.get("preset", ""))
     name = str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
     scored = one.run.result.scored
@@ -238,33 +240,35 @@ def _data(name: str) -> str:
     return Path(name).name if "/" in name else name
 
 
-def _row_facts(one: Shown) -> dict[str, str]:
-    facts = _plain(one.config, ROW_KEYS)
-    return {**{key: str(value) for key, value in one.config.set.items()}, **facts}
+def _row_settings(one: ReportedRun) -> dict[str, str]:
+    own = {key: str(value) for key, value in one.config.set.items()}
+    return {**own, **_plain(one.config, ROW_KEYS)}
 
 
 def _plain(config: RunConfig, keys: Iterable[str]) -> dict[str, str]:
     return {key: str(getattr(config, key)) for key in keys}
 
 
-def _by(shown: list[Shown], key: Any) -> list[list[Shown]]:
-    groups: dict[str, list[Shown]] = {}
+def _by(shown: list[ReportedRun], key: Callable[[ReportedRun], object]) -> list[list[ReportedRun]]:
+    groups: dict[str, list[ReportedRun]] = {}
     for one in shown:
         groups.setdefault(str(key(one)), []).append(one)
     return list(groups.values())
 
 
-def _tell_apart(same: list[Shown], what: str, facts: Any) -> None:
+def _tell_apart(
+    same: list[ReportedRun], what: str, settings: Callable[[ReportedRun], dict[str, str]]
+) -> None:
     """Add to a name what runs with that name differ in."""
-    all_facts = [facts(one) for one in same]
-    keys = _once(key for one in all_facts for key in one)
-    # What only follows from the federation is said in its column, not in the row.
-    differ = [key for key in keys if len({one.get(key) for one in all_facts}) > 1]
+    every = [settings(one) for one in same]
+    keys = _once(key for one in every for key in one)
+    # A setting that follows from the federation stands in its column, not in the row.
+    differ = [key for key in keys if len({one.get(key) for one in every}) > 1]
     if what == "row":
-        differ = [key for key in differ if _differs_inside(same, all_facts, key)]
+        differ = [key for key in differ if _differs_inside(same, every, key)]
     else:
-        differ = _enough(differ, all_facts)
-    for one, own in zip(same, all_facts, strict=True):
+        differ = _enough(differ, every)
+    for one, own in zip(same, every, strict=True):
         parts = [
             f"{key} {own[key]}" if what == "column" else f"{key}={own[key]}"
             for key in differ
@@ -274,19 +278,19 @@ def _tell_apart(same: list[Shown], what: str, facts: Any) -> None:
             setattr(one, what, ", ".join([getattr(one, what), *parts]))
 
 
-def _enough(keys: list[str], facts: list[dict[str, str]]) -> list[str]:
+def _enough(keys: list[str], settings: list[dict[str, str]]) -> list[str]:
     """Of the keys those that tell more apart than the ones before: a protocol brings its split."""
     kept: list[str] = []
     for key in keys:
-        parts = [{tuple(one.get(k) for k in ks) for one in facts} for ks in (kept, [*kept, key])]
+        parts = [{tuple(one.get(k) for k in ks) for one in settings} for ks in (kept, [*kept, key])]
         kept += [key] if len(parts[1]) > len(parts[0]) else []
     return kept
 
 
-def _differs_inside(same: list[Shown], facts: list[dict[str, str]], key: str) -> bool:
-    """Whether two runs of one column differ in a fact."""
+def _differs_inside(same: list[ReportedRun], settings: list[dict[str, str]], key: str) -> bool:
+    """Whether two runs of one column differ in a setting."""
     values: dict[str, set[str | None]] = {}
-    for one, own in zip(same, facts, strict=True):
+    for one, own in zip(same, settings, strict=True):
         values.setdefault(one.column, set()).add(own.get(key))
     return any(len(found) > 1 for found in values.values())
 

@@ -11,7 +11,7 @@ from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Heat, number_text
 from atoll.present.chart_svg import strip_svg, swatches
 from atoll.present.heat_svg import heat_html
 from atoll.present.tables import Cell, Column, html, make_table
-from atoll.report.collect import Collection, Shown
+from atoll.report.collect import Collection, ReportedRun
 from atoll.report.results import by_federation
 
 Measured = Mapping[str, np.ndarray]
@@ -64,7 +64,7 @@ def relations(found: Collection) -> str:
     return f"<p>{text}</p>{parts}"
 
 
-def _relation(one: Shown) -> list[str]:
+def _relation(one: ReportedRun) -> list[str]:
     known = one.run.relations[0] if one.run.relations else {}
     figures = []
     if "similarity" in known:
@@ -119,7 +119,7 @@ def heterogeneity(found: Collection) -> str:
     return f"<p>{text}</p>{by_federation(found, write)}"
 
 
-def _not_measured(one: Shown) -> str:
+def _not_measured(one: ReportedRun) -> str:
     if "data" in one.config.objects and one.config.partition == "given":
         return "Not known: the data are at their owners', or were given as an object and are large."
     if "graphs" in one.run.result.federation:

@@ -31,7 +31,7 @@ from atoll.present.tables import (
     result_csv,
 )
 from atoll.present.terminal import counted
-from atoll.report.collect import METRIC_NAMES, Collection, Shown, main_table
+from atoll.report.collect import METRIC_NAMES, Collection, ReportedRun, main_table
 
 MAX_LINES = 16
 """Lines that one chart can hold."""
@@ -45,7 +45,7 @@ def by_federation(found: Collection, write: Callable[[str], str]) -> str:
     return "".join(f"<h3>{escape(column)}</h3>{part}" for column, part in parts if part)
 
 
-def name_cell(one: Shown) -> Cell:
+def name_cell(one: ReportedRun) -> Cell:
     """A run's name with its colour."""
     return Cell(one.row, html=chip(one.row, one.style))
 
@@ -172,7 +172,7 @@ def result_html(table: ResultTable, found: Collection) -> str:
     return html(replace(plain, rows=rows, caption=f"{table.caption} Best in bold."))
 
 
-def _details(group: Sequence[Shown]) -> str:
+def _details(group: Sequence[ReportedRun]) -> str:
     """Every method of a federation: its seeds on one scale, and further scores."""
     metric = group[0].metric
     values = {one.row: _percents(one, f"test_{metric}") for one in group}
@@ -214,7 +214,7 @@ def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
     return strip_svg("strip", axis, marks)
 
 
-def _percents(one: Shown, name: str) -> list[float]:
+def _percents(one: ReportedRun, name: str) -> list[float]:
     return [100 * v for v in one.run.summary["metrics"].get(name, {}).get("per_seed", [])]
 
 
@@ -276,7 +276,7 @@ def points_for(count: int) -> int:
     return int(np.clip(MAX_POINTS * 12 // count, 30, MAX_POINTS))
 
 
-def best_lines(group: Sequence[Shown]) -> list[Line]:
+def best_lines(group: Sequence[ReportedRun]) -> list[Line]:
     """The runs' lines; of very many those of the best by the reported number."""
     if len(group) > MAX_LINES:
         means = [(_percents(one, f"test_{one.metric}") or [-1.0]) for one in group]
@@ -286,7 +286,7 @@ def best_lines(group: Sequence[Shown]) -> list[Line]:
 
 
 def seed_line(
-    one: Shown, name: str = "", scored: str = "", role: str = "test", style: int | None = None
+    one: ReportedRun, name: str = "", scored: str = "", role: str = "test", style: int | None = None
 ) -> Line:
     """A run's line with its band of seeds."""
     seeds = 100 * one.run.result.curve(one.metric, role, scored or None)
@@ -302,7 +302,7 @@ def seed_line(
     )
 
 
-def _one_run_lines(one: Shown) -> list[Line]:
+def _one_run_lines(one: ReportedRun) -> list[Line]:
     """For a page of one run: the scored model on three parts of the data, and the local model."""
     scored = one.config.evaluate or "deployed"
     other = "local" if scored == "deployed" else "deployed"
@@ -327,7 +327,7 @@ def clients(found: Collection) -> str:
     return f"<p>{text}</p>{by_federation(found, lambda column: _clients(found.group(column)))}"
 
 
-def _clients(group: Sequence[Shown]) -> str:
+def _clients(group: Sequence[ReportedRun]) -> str:
     each = {one.row: 100 * _of_clients(one) for one in group}
     known = np.concatenate([v[np.isfinite(v)] for v in each.values()])
     if not known.size:
@@ -377,7 +377,7 @@ def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
     return strip_svg("strip tall", axis, [*marks, median])
 
 
-def _of_clients(one: Shown) -> np.ndarray:
+def _of_clients(one: ReportedRun) -> np.ndarray:
     """Each client's score, mean over the seeds that have one."""
     values = np.ma.masked_invalid(one.run.result.of_clients(one.metric))
     return np.asarray(values.mean(0).filled(np.nan))

@@ -13,7 +13,7 @@ from atoll.engines.ledger import SCORE
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
 from atoll.present.tables import Cell, Column, html, make_table
-from atoll.report.collect import METRIC_NAMES, Collection, Shown
+from atoll.report.collect import METRIC_NAMES, Collection, ReportedRun
 from atoll.report.declarations import Declared, declared
 from atoll.report.maps import stacked
 from atoll.report.results import (
@@ -29,7 +29,7 @@ DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
 """Name, colour and opacity of the two parts of a bar."""
 
 
-def traffic_by_round(one: Shown) -> np.ndarray:
+def traffic_by_round(one: ReportedRun) -> np.ndarray:
     """Bytes of training in each round, down and up, mean over seeds, (2, R)."""
     rounds = one.config.rounds or 1
     each = [seed.ledger.by_round(rounds) for seed in one.run.result.seeds]
@@ -46,7 +46,7 @@ def crossed(found: Collection) -> str:
     )
 
 
-def _crossed(group: Sequence[Shown]) -> str:
+def _crossed(group: Sequence[ReportedRun]) -> str:
     by_round = {one.row: traffic_by_round(one) for one in group}
     top = max(float(each.sum(0).mean()) for each in by_round.values())
     rows = [row for one in group for row in _traffic_rows(one, by_round[one.row], top)]
@@ -57,7 +57,7 @@ def _crossed(group: Sequence[Shown]) -> str:
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: traffic")
 
 
-def _traffic_rows(one: Shown, by_round: np.ndarray, top: float) -> list[list[Cell | str]]:
+def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[list[Cell | str]]:
     """A row for each step of a method; the first has the bar and the course over the rounds."""
     rounds = max(1, (one.config.rounds or 1) * len(one.run.result.seeds))
     steps: dict[str, np.ndarray] = {}
@@ -111,7 +111,7 @@ def _stayed(found: Collection) -> str:
     return f'{rule}<div class="cards">{"".join(cards.values())}</div>'
 
 
-def _card(one: Shown, words: Declared | str) -> str:
+def _card(one: ReportedRun, words: Declared | str) -> str:
     head = f"<h4>{escape(one.config.method)}</h4>"
     if isinstance(words, str):
         return f'<article class="card">{head}<p>{escape(words)}</p></article>'
@@ -145,7 +145,7 @@ def cost(found: Collection) -> str:
     return f'<p>{text}</p>{tables}<div class="charts">{"".join(charts)}</div>'
 
 
-def _cost_table(group: Sequence[Shown]) -> str:
+def _cost_table(group: Sequence[ReportedRun]) -> str:
     rows = []
     for one in group:
         seconds, summary = one.run.summary["seconds"], one.run.summary
@@ -167,7 +167,7 @@ def _cost_table(group: Sequence[Shown]) -> str:
     return html(table, label=f"{group[0].column}: cost")
 
 
-def _cost_chart(group: Sequence[Shown], points: int) -> str:
+def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
     """Scores against traffic; where all send alike, the chart would repeat that of the rounds."""
     lines: list[Line] = []
     speeds: list[float] = []
