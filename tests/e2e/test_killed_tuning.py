@@ -11,12 +11,12 @@ from pathlib import Path
 
 import atoll
 from atoll.experiment.watch import Watch
-from atoll.studies.tune.tuning import Tuning
+from atoll.studies.tune.result import TuningResult
 
 OPTIONS = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 12, "epochs": 1}
 
 
-def tune(folder: Path) -> Tuning:
+def tune(folder: Path) -> TuningResult:
     return atoll.tune("fedprox", trials=7, seeds=1, out=folder, **OPTIONS)
 
 

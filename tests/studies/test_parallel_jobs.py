@@ -11,7 +11,7 @@ from atoll.experiment import hardware as machine
 from atoll.experiment.config import RunConfig, make_config
 from atoll.studies import parallel
 from atoll.studies.costs import PROCESS
-from atoll.studies.parallel import Schedule, Task, check_jobs, choose_jobs
+from atoll.studies.parallel import RunGroup, Schedule, check_jobs, choose_jobs
 from atoll.studies.study_run import StudyRun
 
 LONG = [make_config(method=name, data="cora", rounds=1000) for name in ("fedavg", "fedath", "moon")]
@@ -63,13 +63,13 @@ def taken(order: Schedule, *lasts: str) -> list[str]:
     """Names in the order in which processes with these last tasks' kins get them."""
     found = []
     for kin in lasts:
-        task = order.take(Task((), kin) if kin else None)
+        task = order.take(RunGroup((), kin) if kin else None)
         found.append("" if task is None else task.runs[0].name)
     return found
 
 
-def tasks(*rows: tuple[str, str, float]) -> list[Task]:
-    return [Task((StudyRun(name, RunConfig()),), kin, cost) for name, kin, cost in rows]
+def tasks(*rows: tuple[str, str, float]) -> list[RunGroup]:
+    return [RunGroup((StudyRun(name, RunConfig()),), kin, cost) for name, kin, cost in rows]
 
 
 STUDY = tasks(("a1", "a", 2), ("a2", "a", 3), ("b1", "b", 1), ("b2", "b", 2), ("b3", "b", 1.5),

@@ -31,7 +31,7 @@ from atoll.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.studies.tune.result import Asked, Tuning
+    from atoll.studies.tune.result import Asked, TuningResult
 
 _TUNING = (
     option("--trials N", "Configurations to try, for each method.  [default: 30]", int),
@@ -132,7 +132,7 @@ def tune(
         ctx.exit(1)
 
 
-def _show(console: Console, found: Tuning) -> None:
+def _show(console: Console, found: TuningResult) -> None:
     """The tables of all methods, and their final tests."""
     from rich.text import Text
 

@@ -43,10 +43,10 @@ from atoll.studies.study_run import (
     ReadsFiles,
     RunOutcome,
     SeesProcesses,
-    Settings,
     SilentStudy,
     StudyObserver,
     StudyRun,
+    StudySettings,
     fail,
     note,
     read_outcome,
@@ -95,7 +95,7 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
 
 
 @dataclass(frozen=True)
-class Task:
+class RunGroup:
     """A group of runs for one worker.
 
     Attributes:
@@ -116,20 +116,20 @@ class Schedule:
     takes a kin that no process has begun, then helps with the rest of one.
     """
 
-    def __init__(self, tasks: Sequence[Task], *, dearest_first: bool = True) -> None:
+    def __init__(self, tasks: Sequence[RunGroup], *, dearest_first: bool = True) -> None:
         sign = -1 if dearest_first else 1
         order = sorted(tasks, key=lambda task: sign * task.cost)
         usual = sorted(task.cost for task in tasks)[len(tasks) // 2] if tasks else 0.0
         self.dear = [task for task in order if task.cost > DEAR * usual]
-        self.kins: dict[str, list[Task]] = {}
+        self.kins: dict[str, list[RunGroup]] = {}
         for task in order:
             if task.cost <= DEAR * usual:
                 self.kins.setdefault(task.kin, []).append(task)
         self.begun: set[str] = set()
-        self.returned: list[Task] = []
+        self.returned: list[RunGroup] = []
         self.dearest_first = dearest_first
 
-    def take(self, last: Task | None) -> Task | None:
+    def take(self, last: RunGroup | None) -> RunGroup | None:
         """The next task for a process with this last task; None if none is left."""
         if self.returned:
             return self.returned.pop()
@@ -145,7 +145,7 @@ class Schedule:
             del self.kins[kin]
         return task
 
-    def put_back(self, task: Task) -> None:
+    def put_back(self, task: RunGroup) -> None:
         """Schedule a task again that no process has begun; it comes next."""
         self.returned.append(task)
 
@@ -159,7 +159,7 @@ class Schedule:
 def run_parallel(
     groups: Sequence[Sequence[StudyRun]],
     observer: StudyObserver,
-    settings: Settings,
+    settings: StudySettings,
     *,
     jobs: int,
     dearest_first: bool = True,
@@ -175,7 +175,8 @@ def run_parallel(
         AtollError: No process could be started.
     """
     tasks = [
-        Task(tuple(g), group_of(g[0].config), sum(cost_of(run.config) for run in g)) for g in groups
+        RunGroup(tuple(g), group_of(g[0].config), sum(cost_of(run.config) for run in g))
+        for g in groups
     ]
     parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first), tasks)
     try:
@@ -199,7 +200,11 @@ class _Parent:
     """Hands out tasks, and notifies observers of what the files say."""
 
     def __init__(
-        self, observer: StudyObserver, settings: Settings, schedule: Schedule, tasks: Sequence[Task]
+        self,
+        observer: StudyObserver,
+        settings: StudySettings,
+        schedule: Schedule,
+        tasks: Sequence[RunGroup],
     ) -> None:
         self.observer, self.settings, self.schedule = observer, settings, schedule
         self.runs = {run.name: run for task in tasks for run in task.runs}
@@ -299,7 +304,7 @@ class _Parent:
             if run.name in self.running or self.lost[run.name] > TRIES:
                 self._end(fail(self.settings.folder, run, how))
             else:
-                self.schedule.put_back(Task((run,)))
+                self.schedule.put_back(RunGroup((run,)))
         if useful:
             crew.hire(1)
         elif not crew.workers:
@@ -310,8 +315,8 @@ class _Worker:
     """One process, as its parent sees it."""
 
     def __init__(self, settings: bytes, threads: int) -> None:
-        self.task: Task | None = None
-        self.last: Task | None = None
+        self.task: RunGroup | None = None
+        self.last: RunGroup | None = None
         theirs, self.pipe = Pipe(duplex=False)
         with theirs, _without_ctrl_c():
             self.process = subprocess.Popen(
@@ -332,7 +337,7 @@ class _Worker:
     def runs(self) -> tuple[StudyRun, ...]:
         return () if self.task is None else self.task.runs
 
-    def give(self, task: Task) -> bool:
+    def give(self, task: RunGroup) -> bool:
         """Send a task; False if it cannot be pickled."""
         try:
             names = [run.name for run in task.runs]
@@ -364,7 +369,7 @@ class _Worker:
 class Crew:
     """The worker processes; none outlives the `with`."""
 
-    def __init__(self, settings: Settings, observer: StudyObserver, jobs: int) -> None:
+    def __init__(self, settings: StudySettings, observer: StudyObserver, jobs: int) -> None:
         share_logs(settings.log)
         self.jobs, self.threads = jobs, max(1, cores() // jobs)
         if isinstance(observer, SeesProcesses):
@@ -418,7 +423,7 @@ def work(fd: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(fd, waiting), daemon=True).start()
-    settings: Settings = pickle.loads(waiting.get())
+    settings: StudySettings = pickle.loads(waiting.get())
     observer = _InWorker(settings.folder, stopping)
     while True:
         names, content = pickle.loads(waiting.get())

@@ -29,10 +29,10 @@ from atoll.studies.federations import Federations
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
 from atoll.studies.study_run import (
     RunOutcome,
-    Settings,
     SilentStudy,
     StudyObserver,
     StudyRun,
+    StudySettings,
     asked_text,
     note,
     read_outcome,
@@ -76,7 +76,7 @@ def run_study(
     check_logs(log)
     check_jobs(jobs)
     observer = observer or SilentStudy()
-    settings = Settings(folder, federations or Federations(), log)
+    settings = StudySettings(folder, federations or Federations(), log)
     _check_names(runs)
     with lock_folder(folder):
         finished = _prepare(folder, runs, about, adds=adds)

@@ -141,7 +141,7 @@ class SilentStudy:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """Options that all runs of a study share.
 
     Attributes:
@@ -170,7 +170,7 @@ def read_outcome(folder: Path, run: StudyRun) -> RunOutcome | None:
 
 
 def run_group(
-    group: Sequence[StudyRun], observer: StudyObserver, settings: Settings
+    group: Sequence[StudyRun], observer: StudyObserver, settings: StudySettings
 ) -> Iterator[RunOutcome]:
     """Run some runs and yield their outcomes in order; several share one program if they can."""
     if len(group) == 1:
@@ -195,7 +195,9 @@ def run_group(
             yield _ended(run, settings)
 
 
-def _run_at_once(group: Sequence[StudyRun], observer: StudyObserver, settings: Settings) -> None:
+def _run_at_once(
+    group: Sequence[StudyRun], observer: StudyObserver, settings: StudySettings
+) -> None:
     for run in group:
         note(settings.folder, "begin", run.name, together=len(group))
         write_atomically(settings.folder_of(run) / "asked.toml", asked_text(run).encode())
@@ -215,7 +217,7 @@ def _run_at_once(group: Sequence[StudyRun], observer: StudyObserver, settings: S
         raise
 
 
-def run_one(run: StudyRun, observer: StudyObserver, settings: Settings) -> RunOutcome:
+def run_one(run: StudyRun, observer: StudyObserver, settings: StudySettings) -> RunOutcome:
     """Run a run to its end, from its last checkpoint if it has one."""
     folder, to = settings.folder, settings.folder_of(run)
     note(folder, "begin", run.name)
@@ -242,7 +244,7 @@ def run_one(run: StudyRun, observer: StudyObserver, settings: Settings) -> RunOu
     return _ended(run, settings)
 
 
-def _run(run: StudyRun, to: Path, heard: Observer, settings: Settings) -> None:
+def _run(run: StudyRun, to: Path, heard: Observer, settings: StudySettings) -> None:
     how: _How = {
         "out": to,
         "observer": heard,
@@ -268,7 +270,7 @@ def _is_pruned(heard: Observer) -> bool:
     return isinstance(heard, Prunes) and heard.pruned
 
 
-def _ended(run: StudyRun, settings: Settings) -> RunOutcome:
+def _ended(run: StudyRun, settings: StudySettings) -> RunOutcome:
     note(settings.folder, "end", run.name)
     outcome = read_outcome(settings.folder, run)
     assert outcome is not None

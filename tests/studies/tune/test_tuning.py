@@ -23,7 +23,7 @@ from atoll.experiment.run import Silent, Stopped
 from atoll.present.tables import rich_table
 from atoll.studies.study_run import SilentStudy, StudyRun
 from atoll.studies.tune.printed import final_table, trials_table, write_tuning
-from atoll.studies.tune.result import Tuning
+from atoll.studies.tune.result import TuningResult
 from atoll.studies.tune.runner import Trials
 from atoll.studies.tune.search import Search
 from atoll.studies.tune.tuning import read_asked, run_tuning
@@ -35,16 +35,16 @@ def federation() -> Federation:
     return atoll.partition(atoll.load("lagoon:nodes=150", clients=3), "column:owner")
 
 
-def tune(**more: object) -> Tuning:
+def tune(**more: object) -> TuningResult:
     return atoll.tune("fedavg", "lagoon:nodes=150", **{"trials": 8, "seeds": 1, **SMALL, **more})
 
 
-def outline(found: Tuning, method: str = "fedavg") -> list[tuple[object, ...]]:
+def outline(found: TuningResult, method: str = "fedavg") -> list[tuple[object, ...]]:
     return [(t.settings, t.state, t.value, t.curve) for t in found.methods[method].trials]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
     return tune(out=tmp_path_factory.mktemp("tune") / "t", clients=2)
 
 
@@ -66,7 +66,7 @@ def test_permuted_test_labels_change_the_test_and_nothing_else(tmp_path: Path) -
     assert tests[0] != tests[1]
 
 
-def test_a_trial_has_no_test_nodes(whole: Tuning) -> None:
+def test_a_trial_has_no_test_nodes(whole: TuningResult) -> None:
     blind = without_test(federation())
     for graph, before in zip(blind.graphs, federation().graphs, strict=True):
         assert graph.test.sum() == 0
@@ -80,7 +80,7 @@ def test_a_trial_has_no_test_nodes(whole: Tuning) -> None:
     assert "" not in {row["val_accuracy"] for row in rows}
 
 
-def test_the_best_complete_trial_is_tested_once_with_fresh_seeds(whole: Tuning) -> None:
+def test_the_best_complete_trial_is_tested_once_with_fresh_seeds(whole: TuningResult) -> None:
     tuned = whole.methods["fedavg"]
     values = [t.value for t in tuned.trials if t.value is not None]
     assert tuned.best.value == max(values)
@@ -95,7 +95,7 @@ def test_the_best_complete_trial_is_tested_once_with_fresh_seeds(whole: Tuning) 
     assert not list(whole.folder.glob("cells/fedavg-*/seed-*"))  # models of trials are not kept
 
 
-def test_bad_trials_are_given_up_early(whole: Tuning) -> None:
+def test_bad_trials_are_given_up_early(whole: TuningResult) -> None:
     trials = whole.methods["fedavg"].trials
     pruned = [t for t in trials if t.state == "pruned"]
     assert pruned
@@ -126,7 +126,9 @@ class Impatient(SilentStudy):
         return Counting()
 
 
-def test_a_stopped_tuning_goes_on_as_if_nothing_had_been(whole: Tuning, tmp_path: Path) -> None:
+def test_a_stopped_tuning_goes_on_as_if_nothing_had_been(
+    whole: TuningResult, tmp_path: Path
+) -> None:
     rounds = iter((2, 9, 8))
     for count in rounds:
         with pytest.raises(Stopped):
@@ -137,7 +139,7 @@ def test_a_stopped_tuning_goes_on_as_if_nothing_had_been(whole: Tuning, tmp_path
 
 
 def test_a_trial_that_ended_but_was_not_stored_is_not_run_again(
-    whole: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: TuningResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell, count = Search.tell, iter(range(100))
 
@@ -152,7 +154,9 @@ def test_a_trial_that_ended_but_was_not_stored_is_not_run_again(
     assert outline(tune(out=tmp_path, clients=2)) == outline(whole)
 
 
-def test_more_trials_go_on_and_a_new_choice_is_tested_apart(whole: Tuning, tmp_path: Path) -> None:
+def test_more_trials_go_on_and_a_new_choice_is_tested_apart(
+    whole: TuningResult, tmp_path: Path
+) -> None:
     short = tune(out=tmp_path, clients=2, trials=1)
     assert short.methods["fedavg"].best.number == 0
     longer = tune(out=tmp_path, clients=2)
@@ -238,7 +242,7 @@ def test_a_data_set_with_its_own_metric_is_tuned_by_it(tmp_path: Path) -> None:
     assert found.methods["fedavg"].trials[0].value == value != saved["metrics"]["val_accuracy"]
 
 
-def test_a_study_says_how_it_was_asked_for(whole: Tuning) -> None:
+def test_a_study_says_how_it_was_asked_for(whole: TuningResult) -> None:
     saved = json.loads((whole.folder / "study.json").read_text())
     assert saved["command"] == (
         "atoll tune fedavg --data lagoon:nodes=150 --clients 2 --rounds 6 --epochs 1 --set "
@@ -246,7 +250,7 @@ def test_a_study_says_how_it_was_asked_for(whole: Tuning) -> None:
     )
 
 
-def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: Tuning) -> None:
+def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: TuningResult) -> None:
     assert whole.methods["fedavg"].defaults
     console = Console(width=80, record=True, file=io.StringIO())
     elsewhere = {"rounds": 1, "set": {"hidden": 8}, "search": {"lr": "0.1..0.3"}}
@@ -258,7 +262,7 @@ def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: Tuning) 
     assert re.search(r"^fedavg +2 +– ", console.export_text(), re.MULTILINE)
 
 
-def test_importance_needs_some_trials(whole: Tuning) -> None:
+def test_importance_needs_some_trials(whole: TuningResult) -> None:
     assert whole.methods["fedavg"].importance == {}
     found = tune(clients=2, trials=10, seeds=0, pruner="none", rounds=3)
     shares = found.methods["fedavg"].importance
@@ -307,7 +311,7 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         tune()
 
 
-def test_the_number_of_jobs_changes_no_result(whole: Tuning, tmp_path: Path) -> None:
+def test_the_number_of_jobs_changes_no_result(whole: TuningResult, tmp_path: Path) -> None:
     both = {"trials": 8, "seeds": 1, "clients": 2, **SMALL}
     one = atoll.tune(["fedavg", "local"], "lagoon:nodes=150", out=tmp_path / "one", **both)
     two = atoll.tune(["fedavg", "local"], "lagoon:nodes=150", out=tmp_path / "two", jobs=2, **both)

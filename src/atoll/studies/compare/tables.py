@@ -110,7 +110,7 @@ class ComparisonTable:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ComparedProblem:
     """One problem of a comparison: its table, and its lines of compare.csv."""
 
     table: ComparisonTable
@@ -123,7 +123,7 @@ def compare_runs(
     against: str | None,
     metric: str | None,
     alpha: float,
-) -> list[Problem]:
+) -> list[ComparedProblem]:
     """A table for each problem, in the order of the runs."""
     groups = itertools.groupby(outcomes, lambda o: (o.run.labels["data"], o.run.labels["clients"]))
     return [
@@ -140,7 +140,7 @@ def _compare_problem(
     against: str | None,
     metric: str | None,
     alpha: float,
-) -> Problem:
+) -> ComparedProblem:
     summaries = [one.summary for one in group if one.summary is not None]
     chosen = _metric(metric, summaries)
     picked = {
@@ -163,7 +163,7 @@ def _compare_problem(
         for outcome in group
         for line in _lines(outcome, chosen, known, winner=id(outcome) in winners)
     ]
-    return Problem(table, lines)
+    return ComparedProblem(table, lines)
 
 
 def _metric(asked: str | None, summaries: Sequence[Json]) -> str:

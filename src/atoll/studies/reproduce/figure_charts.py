@@ -46,7 +46,7 @@ from atoll.present.tables import Table, make_table, record_table
 from atoll.studies.reproduce.figure_plan import Drawing, Point
 from atoll.studies.reproduce.table import Ours, ours_of
 
-Drawn = tuple[Mapping[str, Panels], Table]
+Illustration = tuple[Mapping[str, Panels], Table]
 """Pictures by the ending of their file's name, and the numbers behind them."""
 COLUMNS = {
     "rounds": "dataset method round mean protocol",
@@ -135,7 +135,7 @@ def _line(
     return Line(x, y, name=method, **{**style, **more})  # type: ignore[arg-type]
 
 
-def draw_lines(drawing: Drawing) -> Drawn:
+def draw_lines(drawing: Drawing) -> Illustration:
     """A score against something that is varied: a line for each method, a panel for each set."""
     methods, charts = drawing.methods(), []
     values = sorted({float(variant.label) for variant in drawing.recipe.x})
@@ -157,7 +157,7 @@ def draw_lines(drawing: Drawing) -> Drawn:
     return {"": _panels(drawing, charts, legend=len(methods) > 1)}, _scores(drawing)
 
 
-def draw_rounds(drawing: Drawing) -> Drawn:
+def draw_rounds(drawing: Drawing) -> Illustration:
     """A score after every round: mean over seeds, a line for each method."""
     methods, charts, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
@@ -179,7 +179,7 @@ def draw_rounds(drawing: Drawing) -> Drawn:
     return {"": _panels(drawing, charts, legend=len(methods) > 1)}, _table(drawing, rows)
 
 
-def draw_bars(drawing: Drawing) -> Drawn:
+def draw_bars(drawing: Drawing) -> Illustration:
     """A group of bars for each place on the axis."""
     groups = list(dict.fromkeys(point.group for point in drawing.points))
     several = len({p.x.methods for p in drawing.points}) > 1
@@ -207,7 +207,7 @@ def draw_bars(drawing: Drawing) -> Drawn:
     return {"": picture}, _scores(drawing)
 
 
-def draw_grid(drawing: Drawing) -> Drawn:
+def draw_grid(drawing: Drawing) -> Illustration:
     """A heat map over two things that are varied, for each data set and method."""
     x = [float(variant.label) for variant in drawing.recipe.x]
     y = [float(variant.label) for variant in drawing.recipe.y]
@@ -228,7 +228,7 @@ def draw_grid(drawing: Drawing) -> Drawn:
     return {"": _panels(drawing, charts)}, _scores(drawing)
 
 
-def draw_similarity(drawing: Drawing) -> Drawn:
+def draw_similarity(drawing: Drawing) -> Illustration:
     """How alike clients seem to each method, beside the data's own similarity."""
     pictures, rows = {}, []
     for dataset in drawing.datasets():
@@ -250,7 +250,7 @@ def draw_similarity(drawing: Drawing) -> Drawn:
     return pictures, _table(drawing, rows)
 
 
-def draw_distance(drawing: Drawing) -> Drawn:
+def draw_distance(drawing: Drawing) -> Illustration:
     """How far apart same-class nodes of different clients are, a bar for each method."""
     methods, charts, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
@@ -298,7 +298,7 @@ def _distances(folder: Path) -> list[float]:
     return found
 
 
-def draw_contribution(drawing: Drawing) -> Drawn:
+def draw_contribution(drawing: Drawing) -> Illustration:
     """What one client does to each class, with one kind of difference at a time."""
     pictures, rows = {}, []
     for point in drawing.points:
@@ -330,7 +330,7 @@ def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStud
         yield point, name, study_clusters(_folder(point), beside=beside)
 
 
-def draw_norms(drawing: Drawing) -> Drawn:
+def draw_norms(drawing: Drawing) -> Illustration:
     """Norms of updates and the tree of clusters, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
@@ -352,7 +352,7 @@ def draw_norms(drawing: Drawing) -> Drawn:
     return pictures, _table(drawing, rows)
 
 
-def draw_heterogeneity(drawing: Drawing) -> Drawn:
+def draw_heterogeneity(drawing: Drawing) -> Illustration:
     """How different the graphs inside clusters are, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
@@ -370,7 +370,7 @@ def draw_heterogeneity(drawing: Drawing) -> Drawn:
     return pictures, _table(drawing, rows)
 
 
-def draw_losses(drawing: Drawing) -> Drawn:
+def draw_losses(drawing: Drawing) -> Illustration:
     """Test losses over the rounds, a picture for each data set."""
     pictures, rows = {}, []
     last = {point.dataset: study for point, _, study in _cluster_studies(drawing)}
@@ -394,7 +394,7 @@ def draw_losses(drawing: Drawing) -> Drawn:
     return pictures, _table(drawing, rows)
 
 
-def draw_pairs(drawing: Drawing) -> Drawn:
+def draw_pairs(drawing: Drawing) -> Illustration:
     """The first client's accuracy against how different the other's graphs are (GCFL, Fig. 5)."""
     marks: list[Mark] = []
     rows = []
@@ -426,7 +426,7 @@ def draw_pairs(drawing: Drawing) -> Drawn:
     return {"": _panels(drawing, [chart], width=7.4, height=4.8)}, _table(drawing, rows)
 
 
-def draw_violins(drawing: Drawing) -> Drawn:
+def draw_violins(drawing: Drawing) -> Illustration:
     """What clients gain over training alone: two halves of a violin for each method."""
     methods, charts, rows = drawing.methods(), [], []
     sides = [variant.label for variant in drawing.recipe.x]
@@ -466,7 +466,7 @@ def _half_violin(values: np.ndarray, place: int, side: int, name: str) -> list[M
     ]
 
 
-DRAW: dict[str, Callable[[Drawing], Drawn]] = {
+DRAW: dict[str, Callable[[Drawing], Illustration]] = {
     "lines": draw_lines,
     "rounds": draw_rounds,
     "bars": draw_bars,

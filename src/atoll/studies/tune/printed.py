@@ -28,7 +28,7 @@ from atoll.present.plots import plain_json
 from atoll.present.tables import DASH, Column, Table, make_table
 from atoll.present.terminal import counted, percent
 from atoll.studies.study_run import Json
-from atoll.studies.tune.result import Tuned, Tuning
+from atoll.studies.tune.result import Tuned, TuningResult
 from atoll.studies.tune.runner import safe_name
 
 SHOWN = 5
@@ -65,7 +65,7 @@ def _heading(tuned: Tuned) -> str:
     )
 
 
-def final_table(found: Tuning) -> Table:
+def final_table(found: TuningResult) -> Table:
     """All methods: their defaults, their best trial, and the final test."""
     tested = bool(found.asked.seeds)
     names = ["trials", "validation, defaults", "validation, tuned", "test, tuned"]
@@ -91,7 +91,7 @@ def final_table(found: Tuning) -> Table:
     )
 
 
-def _caption(found: Tuning) -> str:
+def _caption(found: TuningResult) -> str:
     first = next(iter(found.methods.values()))
     words = f"In percent {first.metric}. Validation: the best of many, so it flatters. "
     if found.asked.seeds:
@@ -108,12 +108,12 @@ def _caption(found: Tuning) -> str:
     return words + f"Budget of each method: {counted(found.asked.trials, 'trial')}."
 
 
-def commands(found: Tuning) -> list[str]:
+def commands(found: TuningResult) -> list[str]:
     """For each method the command that runs it as it was chosen."""
     return [run_command(tuned.config) for tuned in found.methods.values()]
 
 
-def write_tuning(found: Tuning, out: Path) -> list[Path]:
+def write_tuning(found: TuningResult, out: Path) -> list[Path]:
     """trials.csv, tune.json, history.png, and a configuration for each method."""
     files: dict[str, object] = {
         "trials.csv": all_trials(found),
@@ -125,7 +125,7 @@ def write_tuning(found: Tuning, out: Path) -> list[Path]:
     return write_all(out, files)
 
 
-def summary(found: Tuning) -> Json:
+def summary(found: TuningResult) -> Json:
     """The object that `--json` prints."""
     whole = {
         tuned.method: {
@@ -153,7 +153,7 @@ def summary(found: Tuning) -> Json:
     return dict(plain_json(about))
 
 
-def all_trials(found: Tuning) -> Table:
+def all_trials(found: TuningResult) -> Table:
     """Every trial with its settings, for trials.csv."""
     keys = list(dict.fromkeys(key for t in found.methods.values() for key in t.space))
     rows = [

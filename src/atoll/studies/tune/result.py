@@ -82,7 +82,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningResult:
     """What `tune` returns: one `Tuned` for each method, and where everything is saved.
 
     A method of which no trial came to its end is not there; `notes` say why.

@@ -31,10 +31,10 @@ from atoll.studies.study import write_about
 from atoll.studies.study_run import (
     RunOutcome,
     SeesProcesses,
-    Settings,
     SilentStudy,
     StudyObserver,
     StudyRun,
+    StudySettings,
     read_outcome,
     run_one,
 )
@@ -160,7 +160,7 @@ class Trials:
     ) -> None:
         self.folder, self.about, self.plans, self.seeds = folder, about, plans, seeds
         self.data, self.observer, self.blinded, self.jobs = data, observer, blinded, jobs
-        self.settings = Settings(folder, blinded)
+        self.settings = StudySettings(folder, blinded)
         self.seconds: dict[str, float] = {}
         self.spent: set[str] = set()
         self.chosen: dict[str, RunConfig] = {}
@@ -192,7 +192,7 @@ class Trials:
         tested = [plan for plan in self.plans if self._choose(plan)]
         if self.jobs > 1:
             finals = [self.finals[plan.name] for plan in tested]
-            self._run_ahead(finals, Settings(self.folder))
+            self._run_ahead(finals, StudySettings(self.folder))
         for plan in tested:
             self._test(plan)
         self._describe()
@@ -241,7 +241,7 @@ class Trials:
                     self._spend(plan, until[plan.name])
 
     def _run_ahead(
-        self, runs: Sequence[StudyRun], settings: Settings, crew: Crew | None = None
+        self, runs: Sequence[StudyRun], settings: StudySettings, crew: Crew | None = None
     ) -> None:
         """Run several unfinished runs in other processes; this one reads them afterwards."""
         open_runs = [r for r in runs if read_outcome(self.folder, r) is None]
@@ -320,7 +320,7 @@ class Trials:
         """Run the best configuration once, on the whole data with fresh seeds."""
         run = replace(self.finals[plan.name], data=self.data)
         outcome = read_outcome(self.folder, run) or run_one(
-            run, self.observer, Settings(self.folder)
+            run, self.observer, StudySettings(self.folder)
         )
         self.observer.ended(outcome)
         if outcome.error:

@@ -29,7 +29,7 @@ from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import lock_folder
 from atoll.studies.study_run import SilentStudy, StudyObserver
 from atoll.studies.tune.printed import write_tuning
-from atoll.studies.tune.result import SEEDS, TRIALS, Asked, Tuned, Tuning
+from atoll.studies.tune.result import SEEDS, TRIALS, Asked, Tuned, TuningResult
 from atoll.studies.tune.runner import Blinded, Budget, SearchPlan, Trials, make_plan
 from atoll.studies.tune.search import PRUNERS, need_optuna
 
@@ -48,7 +48,7 @@ def tune(
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
     **options: Any,
-) -> Tuning:
+) -> TuningResult:
     """Search for the best hyper-parameters on validation scores, then test them once.
 
     Args:
@@ -136,7 +136,7 @@ def run_tuning(
     data: Data | None = None,
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
-) -> Tuning:
+) -> TuningResult:
     """Bring a tuning to its end, from wherever it is.
 
     Raises:
@@ -171,7 +171,7 @@ def run_tuning(
         trials.run()
         found = {plan.name: _tuned(plan, trials) for plan in plans if plan.name in trials.chosen}
         notes = [note for plan in plans for note in plan.notes]
-        return Tuning(asked, found, [*notes, *trials.notes], folder)
+        return TuningResult(asked, found, [*notes, *trials.notes], folder)
 
 
 def tune_command(asked: Asked, folder: Path) -> str:
