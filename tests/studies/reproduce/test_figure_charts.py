@@ -1,93 +1,138 @@
-"""Charts of figures: the marks that the runs ask for, and the numbers behind them."""
+"""Every way to draw a paper's figure, from made-up runs: marks, titles and rows of the CSV."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from atoll.experiment.config import make_config
-from atoll.present.chart import Bars, Chart, Heat, Line, Panels, Texts
+from atoll.present.chart import Area, Bars, Chart, Dots, Heat, Line, Panels, Rule
 from atoll.present.chart_png import png
-from atoll.present.tables import csv_text
-from atoll.studies.reproduce.figure_charts import DRAW
-from atoll.studies.reproduce.figure_plan import Drawing, Point
-from atoll.studies.reproduce.recipes import Variant, read_paper
+from atoll.present.tables import Table
+from atoll.studies.reproduce import figure_charts, figure_plan, recipes
 from atoll.studies.reproduce.table import Wanted
-from atoll.studies.study_run import RunOutcome, StudyRun
 
 
-def figure(kind: str) -> tuple[str, str]:
-    """A paper and the number of one of its figures that is drawn so."""
-    for name in ("fedath", "fediih", "fedtad", "gcfl"):
-        for number, recipe in read_paper(name).recipe.figures.items():
-            if recipe.draw == kind:
-                return name, number
-    raise AssertionError(kind)
+class MadeUp:
+    """Scores of a run, drawn from its name."""
+
+    def __init__(self, name: Path) -> None:
+        self.rng = np.random.default_rng(sum(map(ord, str(name))))
+
+    def of_clients(self) -> np.ndarray:
+        return 0.6 + 0.1 * self.rng.random((2, 10))
+
+    def curve(self, metric: str) -> np.ndarray:
+        return self.rng.random((2, 4))
 
 
-def drawing(kind: str, seeds: int = 2) -> Drawing:
-    """All places of a figure with made-up scores: 0.50, 0.51, ..."""
-    name, number = figure(kind)
-    paper = read_paper(name)
-    recipe, points = paper.recipe.figures[number], []
-    data = recipe.datasets[0]
-    for place, x in enumerate(recipe.x):
-        for y in recipe.y:
-            for method in x.methods or recipe.methods:
-                score = 0.5 + 0.01 * len(points)
-                run = StudyRun(f"run-{len(points)}", make_config(data="cora", clients=5))
-                found = {"mean": score, "std": 0.02, "per_seed": [score] * seeds}
-                metrics: Mapping[str, object] = {"test_accuracy": found, "test_auc": found}
-                outcome = RunOutcome(run, Path(), {"metrics": metrics})
-                points.append(Point(data, 5, method, x, y, run, outcome, place))
-    return Drawing(paper, number, recipe.draw, tuple(points), {}, Wanted(seeds=seeds), Path())
+def read_made_up(folder: Path, like: object = None) -> SimpleNamespace:
+    config = SimpleNamespace(method="local" if "alone" in str(folder) else "fedavg")
+    return SimpleNamespace(result=MadeUp(folder), federations=[folder], config=config)
 
 
-def only_chart(panels: Panels) -> Chart:
-    (chart,) = (chart for row in panels.rows for chart in row if chart is not None)
-    return chart
+@pytest.fixture
+def draw(monkeypatch, tmp_path):
+    """Draws a figure of a paper with two seeds of every run."""
+    for module in (recipes, figure_plan):
+        monkeypatch.setattr(module, "absent", lambda data, root: "")
+    pair = SimpleNamespace(structure=np.array([[0, 0.3], [0.3, 0]]))
+    made_up = SimpleNamespace(mean=60.0, std=1.5, seeds=2)
+    monkeypatch.setattr(figure_charts, "read_run", read_made_up)
+    monkeypatch.setattr(figure_charts, "compare_graphs", lambda federation: pair)
+    monkeypatch.setattr(figure_charts, "_distances", lambda folder: [0.2, 0.3])
+    monkeypatch.setattr(figure_charts, "_ours", lambda point, drawing: made_up)
+    monkeypatch.setattr(
+        figure_charts, "_folder", lambda point: Path(f"{point.x.label}-{point.method}")
+    )
+
+    def draw(name: str, number: str):
+        paper, wanted = recipes.read_paper(name), Wanted()
+        points, _ = figure_plan.figure_points(paper, number, wanted)
+        base = SimpleNamespace(folder=Path("base"))
+        bases = {(point.dataset, point.x.label): base for point in points}
+        rules = paper.recipe.protocol
+        drawing = figure_plan.Drawing(paper, number, rules, tuple(points), bases, wanted, tmp_path)
+        pictures, table = figure_charts.DRAW[paper.recipe.figures[number].draw](drawing)
+        (picture,) = pictures.values()
+        assert isinstance(picture, Panels)
+        assert "figure" in picture.title
+        assert png(picture).startswith(b"\x89PNG")
+        return drawing, [chart for row in picture.rows for chart in row if chart], records(table)
+
+    return draw
 
 
-@pytest.mark.parametrize("kind", ["lines", "bars", "grid"])
-def test_scores_are_drawn_and_listed(kind: str) -> None:
-    asked = drawing(kind)
-    pictures, table = DRAW[kind](asked)
-    assert list(pictures) == [""]
-    assert png(pictures[""]).startswith(b"\x89PNG")
-    lines = csv_text(table).splitlines()
-    assert lines[0].startswith("dataset,clients,method,")
-    assert len(lines) == 1 + len(asked.points)
-    assert lines[1].endswith(f"50.0,2.0,2,{asked.rules},run-0")
+def records(table: Table) -> list[dict[str, str]]:
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, (cell.text for cell in row), strict=True)) for row in table.rows]
 
 
-def test_a_method_is_a_line_through_the_places_of_the_axis() -> None:
-    asked = drawing("lines")
-    chart = only_chart(DRAW["lines"](asked)[0][""])
-    lines = [mark for mark in chart.marks if isinstance(mark, Line)]
-    assert [line.name for line in lines] == asked.methods()
-    assert list(lines[0].x) == [float(variant.label) for variant in asked.recipe.x]
-    assert lines[-1].colour == "black"  # the paper's own method
-    assert lines[0].y[0] == pytest.approx(50.0)
+def marks(chart: Chart, kind: type) -> list:
+    return [mark for mark in chart.marks if isinstance(mark, kind)]
 
 
-def test_bars_have_whiskers_and_their_number() -> None:
-    asked = drawing("bars")
-    chart = only_chart(DRAW["bars"](asked)[0][""])
-    bars = [mark for mark in chart.marks if isinstance(mark, Bars)]
-    words = [mark.words[0] for mark in chart.marks if isinstance(mark, Texts)]
-    assert len(bars) == len(words) == len(asked.points)
-    assert (words[0], list(bars[0].spread or [])) == ("50.0", [2.0])
-    named = [bar.name for bar in bars if bar.name]
-    assert named == asked.methods()  # each once in the legend
+def test_lines_of_one_method_have_a_band_and_a_logarithmic_axis(draw) -> None:
+    drawing, charts, rows = draw("fedath", "4")
+    assert [chart.title for chart in charts] == drawing.datasets()
+    assert len(rows) == len(drawing.points)
+    (line,) = marks(charts[0], Line)
+    assert list(line.y) == [60.0] * 6
+    assert list(line.high) == [61.5] * 6
+    assert rows[0]["std"] == "1.5"
+    assert charts[0].x.log
 
 
-def test_a_grid_starts_at_its_least_value() -> None:
-    chart = only_chart(DRAW["grid"](drawing("grid"))[0][""])
-    (heat,) = chart.marks
-    assert isinstance(heat, Heat)
-    assert heat.low == pytest.approx(50.0)
-    assert heat.high is not None
-    assert heat.high >= heat.low + 1.0
-    assert isinstance(drawing("grid").recipe.y[0], Variant)
+def test_curves_of_many_methods_differ_in_colour_or_dash(draw) -> None:
+    drawing, charts, rows = draw("fedath", "7")
+    lines = marks(charts[0], Line)
+    assert len({(line.colour, line.dash) for line in lines}) == len(lines)
+    assert (lines[-1].name, lines[-1].colour) == ("FedATH", "black")
+    assert [row["round"] for row in rows[:4]] == ["1", "2", "3", "4"]
+    assert float(rows[0]["mean"]) == round(
+        100 * MadeUp(Path(f"{drawing.points[0].x.label}-FedAvg")).curve("").mean(0)[0], 3
+    )
+
+
+def test_bars_name_each_method_once_and_have_whiskers(draw) -> None:
+    drawing, (chart,), rows = draw("fedtad", "4")
+    bars = marks(chart, Bars)
+    assert len(bars) == len(rows) == len(drawing.points)
+    names = [bar.name for bar in bars if bar.name]
+    assert sorted(names) == sorted({point.method for point in drawing.points})
+    assert all(list(bar.spread) == [1.5] for bar in bars)
+    assert chart.y.low == 50.5
+
+
+def test_a_grid_is_a_heat_map_of_all_pairs(draw) -> None:
+    _, charts, rows = draw("gcfl", "2")
+    assert [chart.title.split("\n")[0] for chart in charts] == [
+        "MOLECULES, GCFL",
+        "MOLECULES, GCFL+",
+    ]
+    (heat,) = marks(charts[0], Heat)
+    assert heat.values.tolist() == [[60.0] * 3] * 3
+    assert (heat.low, heat.high) == (60.0, 61.0)  # equal values do not look different
+    assert len(rows) == 18
+
+
+def test_distances_have_their_number_above_the_bar(draw) -> None:
+    _, (chart,), rows = draw("fedath", "1")
+    assert [row["distance"] for row in rows] == ["0.25"] * len(rows)
+    assert [bar.length for bar in marks(chart, Bars)] == [[0.25]] * len(rows)
+
+
+def test_pairs_show_the_client_alone_as_a_line(draw) -> None:
+    _, (chart,), rows = draw("gcfl", "5")
+    (alone,) = marks(chart, Rule)
+    assert alone.name == "alone"
+    assert len(marks(chart, Dots)) == len(rows) - 1
+    assert {row["structure_heterogeneity"] for row in rows} == {"", "0.3"}
+
+
+def test_violins_have_two_halves_and_a_dot_for_each_client(draw) -> None:
+    drawing, charts, rows = draw("gcfl", "6")
+    halves, dots = marks(charts[0], Area), marks(charts[0], Dots)
+    assert len(halves) == len(dots) == 8  # four methods, two kinds of clients
+    assert np.all(np.asarray(halves[0].high) == 0)  # the left half ends at its method
+    assert len(rows) == 10 * len(drawing.points)
