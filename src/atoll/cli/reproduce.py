@@ -69,6 +69,10 @@ def reproduce(
     Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
     is every one of the paper.
     """
+    from rich.console import Group
+    from rich.text import Text
+
+    from atoll.present.tables import rich_table
     from atoll.studies.reproduce.listing import items, listing
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
     from atoll.studies.reproduce.table import Wanted, parse_only
@@ -76,7 +80,10 @@ def reproduce(
     console = make_console(stderr=as_json or quiet)
     if paper is None or item is None:
         names = PAPERS if paper is None else (read_paper(paper).name,)
-        console.print(listing(names, data_root, seeds))
+        tables, caption = listing(names, data_root, seeds)
+        for table in tables:
+            console.print(Group(Text(table.title, style="bold"), rich_table(table), Text()))
+        console.print(Text(caption, style="dim"))
         return
     wanted = Wanted(parse_only(only), both, seeds, rounds, data_root, device)
     chosen = read_paper(paper)
