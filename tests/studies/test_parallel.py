@@ -221,7 +221,7 @@ def test_a_worker_that_cannot_load_a_run_leaves_it_to_the_parent(
     monkeypatch.syspath_prepend(str(tmp_path))
     import odd_methods  # type: ignore[import-not-found]  # written above
 
-    federation = atoll.partition(atoll.load(SMALL["data"]), clients=2)
+    federation = atoll.partition(atoll.load(SMALL["data"], clients=2))
     net = GCN(federation.features, federation.classes, hidden=8)
     config = make_config(method="m", data=federation.name, rounds=2, objects=["method", "data"])
     runs = [
