@@ -89,8 +89,8 @@ def compare(
     Example:
         >>> import atoll
         >>> found = atoll.compare(["local", "fedavg"], "lagoon:nodes=200", rounds=3, seeds=3)
-        >>> found.tests()[0]["pairs"]  # one for each seed
-        3
+        >>> [test["pairs"] for test in found.tests()]  # one for each seed
+        [3]
     """
     arms, sources = _arms(methods), _unique("data set", _named_data(data))
     request = make_request(
