@@ -25,7 +25,7 @@ from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
 from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.metrics import METRICS, mean_over_clients
-from atoll.experiment.rounds import Experiment, _numbers
+from atoll.experiment.rounds import Experiment, score_numbers
 from atoll.methods import FedAvg
 from atoll.nn.gcn import GCN
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
@@ -145,12 +145,12 @@ def test_numbers_have_a_place_for_every_metric_and_nothing_where_a_role_is_empty
     step = Evaluator(Reader(), with_auc=True).score
     keys = make_key(0).expand(2)
     replies = Serial([graph, empty]).run(step, positions, ToAll(torch.tensor(1.0)), keys, 0)
-    table = _numbers(replies)
+    table = score_numbers(replies)
     assert table.shape == (2, len(ROLES), len(METRICS))
     assert np.isnan(table[1, ROLES.index("test")]).all()
     assert not np.isnan(table[0]).any()
     assert not np.isnan(table[1, :2]).any()
-    without = _numbers(replace(replies, auc=torch.full((2, 3), -1.0)))
+    without = score_numbers(replace(replies, auc=torch.full((2, 3), -1.0)))
     assert np.isnan(without[..., METRICS.index("auc")]).all()
 
 
