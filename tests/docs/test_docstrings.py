@@ -11,7 +11,18 @@ import atoll
 from atoll.testing import check_method
 from tests.docs.pages import ROOT
 
-PUBLIC = {name: getattr(atoll, name) for name in atoll.__all__}
+MODULES = ("data", "testing")
+"""Rooms whose parts have their own pages."""
+VERBS = ("Federation", "Method", "client_step")
+"""Names of `atoll.core` with a section on the page; the rest is the vocabulary of a method."""
+VOCABULARY = [
+    name
+    for name, home in atoll._HOMES.items()
+    if home.startswith("atoll.core") and name not in VERBS
+]
+PUBLIC = {
+    name: getattr(atoll, name) for name in atoll.__all__ if name not in (*VOCABULARY, *MODULES)
+}
 EXAMPLES = {"atoll": atoll, **PUBLIC, "testing.check_method": check_method}
 
 
@@ -30,3 +41,11 @@ def test_every_public_name_is_on_the_page() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     for name in (*PUBLIC, "testing.check_method"):
         assert f"\n::: atoll.{name}\n" in page, f"docs/api.md lacks ::: atoll.{name}"
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_the_vocabulary_is_explained_and_listed(name: str) -> None:
+    found = getattr(atoll, name)
+    if callable(found) and hasattr(found, "__module__") and found.__module__ == atoll._HOMES[name]:
+        assert found.__doc__, f"atoll.{name} has no docstring"
+    assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text()

@@ -1,0 +1,48 @@
+"""`import atoll` offers everything that a method's file needs, and three lists of it agree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atoll
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_all_names_can_be_imported() -> None:
+    for name in atoll.__all__:
+        assert getattr(atoll, name) is not None
+    assert len(atoll.__all__) == len(set(atoll.__all__))
+    assert {*atoll.__all__} <= {*dir(atoll)}
+
+
+def test_the_three_lists_agree() -> None:
+    listed = {*atoll._HOMES, *atoll._MODULES}
+    assert {*atoll.__all__} == listed
+    tree = ast.parse((ROOT / "src" / "atoll" / "__init__.py").read_text())
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.name for node in checked.body for alias in node.names}
+    assert typed == listed
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        _ = atoll.fitt
+
+
+def test_importing_atoll_costs_nothing() -> None:
+    code = "import atoll, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_page_lists_every_name_of_the_vocabulary() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    shown = set(re.findall(r"`(\w+)", page))
+    assert {*atoll.__all__} - shown == {"data"}
