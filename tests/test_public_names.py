@@ -46,3 +46,11 @@ def test_the_page_lists_every_name_of_the_vocabulary() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     shown = set(re.findall(r"`(\w+)", page))
     assert {*atoll.__all__} - shown == {"data"}
+
+
+def test_the_method_of_the_docs_is_short_and_needs_no_deep_import() -> None:
+    page = (ROOT / "docs" / "own-method.md").read_text()
+    file = re.search(r'```python title="fedcalm.py"\n(.*?)```', page, re.DOTALL)
+    assert file is not None
+    assert len(file[1].splitlines()) <= 45
+    assert "atoll." not in "\n".join(re.findall(r"^from .*", file[1], re.MULTILINE))

@@ -12,7 +12,7 @@ Names are imported when they are first used, so that `import atoll` costs nothin
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         Update,
         aggregated,
         average,
+        first_server,
         mix,
         model_of,
+        next_server,
         put,
         spread,
     )
@@ -48,11 +50,11 @@ if TYPE_CHECKING:
         WeightBy,
         ZeroOrMore,
     )
-    from atoll.core.losses import cross_entropy, masked_mean
+    from atoll.core.losses import cross_entropy, masked_mean, sq_distance
     from atoll.core.message import ToAll, ToEach
     from atoll.core.method import Clients, Method, Net, client_step
     from atoll.core.optim import SGD, Adam, Optimizer
-    from atoll.core.private_layers import Private
+    from atoll.core.private_layers import Private, fit_received, init_shared
     from atoll.core.random import fold
     from atoll.core.space import USUAL, OneOf, Real, Whole
     from atoll.core.tree import Empty, Tree, leaves, record, tree_map
@@ -71,8 +73,10 @@ _NAMES = {
         "Update",
         "aggregated",
         "average",
+        "first_server",
         "mix",
         "model_of",
+        "next_server",
         "put",
         "spread",
     ),
@@ -92,11 +96,11 @@ _NAMES = {
         "WeightBy",
         "ZeroOrMore",
     ),
-    "atoll.core.losses": ("cross_entropy", "masked_mean"),
+    "atoll.core.losses": ("cross_entropy", "masked_mean", "sq_distance"),
     "atoll.core.message": ("ToAll", "ToEach"),
     "atoll.core.method": ("Clients", "Method", "Net", "client_step"),
     "atoll.core.optim": ("SGD", "Adam", "Optimizer"),
-    "atoll.core.private_layers": ("Private",),
+    "atoll.core.private_layers": ("Private", "fit_received", "init_shared"),
     "atoll.core.random": ("fold",),
     "atoll.core.space": ("USUAL", "OneOf", "Real", "Whole"),
     "atoll.core.tree": ("Empty", "Tree", "leaves", "record", "tree_map"),
@@ -153,14 +157,18 @@ __all__ = [
     "compare",
     "cross_entropy",
     "data",
+    "first_server",
     "fit",
+    "fit_received",
     "fold",
+    "init_shared",
     "leaves",
     "load",
     "masked_mean",
     "methods",
     "mix",
     "model_of",
+    "next_server",
     "nn",
     "partition",
     "put",
@@ -170,16 +178,16 @@ __all__ = [
     "run",
     "save",
     "spread",
+    "sq_distance",
     "testing",
     "tree_map",
     "tune",
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        found: object = getattr(import_module(_HOMES[name]), name)
-        return found
+        return getattr(import_module(_HOMES[name]), name)
     if name in _MODULES:
         return import_module(f"atoll.{name}")
     raise AttributeError(f"module 'atoll' has no attribute '{name}'")

@@ -18,12 +18,12 @@ from atoll.core.aggregate import (
     Update,
     aggregated,
     average,
-    combined,
+    first_server,
     mix,
     model_of,
+    next_server,
     put,
     spread,
-    start,
     with_model,
 )
 from atoll.core.dp import Noised
@@ -200,17 +200,17 @@ def test_the_server_s_tree_is_the_model_unless_a_rule_keeps_a_state():
     model = {"w": torch.ones(3)}
     reply = Update({"w": torch.full((2, 3), 2.0)}, torch.ones(2))
     for rule in (Mean(), Median()):
-        assert start(rule, model) is model
-        assert combined(rule, model, reply, KEY)["w"].tolist() == [2.0] * 3
-    server = start(Momentum(), model)
+        assert first_server(rule, model) is model
+        assert next_server(rule, model, reply, KEY)["w"].tolist() == [2.0] * 3
+    server = first_server(Momentum(), model)
     assert isinstance(server, Averaged)
     assert model_of(server) is model
     assert with_model(server, {"w": torch.zeros(3)}).rule is server.rule
-    after = combined(Momentum(), server, reply, KEY)
+    after = next_server(Momentum(), server, reply, KEY)
     assert int(after.rule.rounds) == 1
     assert after.model["w"].tolist() == pytest.approx([2.0] * 3, abs=0.01)
-    assert torch.equal(after.model["w"], combined(Momentum(), server, reply, KEY).model["w"])
-    other = combined(Momentum(), server, reply, fold(KEY, 1)).model["w"]
+    assert torch.equal(after.model["w"], next_server(Momentum(), server, reply, KEY).model["w"])
+    other = next_server(Momentum(), server, reply, fold(KEY, 1)).model["w"]
     assert not torch.equal(after.model["w"], other), "the key does not reach the rule"
 
 

@@ -74,6 +74,7 @@ class Spied(Method):
 
 CALLS = {
     "init": (1,),
+    "loss": (1, 2, None),
     "round": (1, 2),
     "stage": (1,),
     "deploy": (1,),

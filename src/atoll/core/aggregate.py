@@ -1,7 +1,7 @@
 """How a server combines what clients send: `average`, `mix`, and rules in the mean's place.
 
-    server <- start(self.aggregate, model)                    once, in `init`
-    server <- combined(self.aggregate, server, reply, key)    in every round
+    server <- first_server(self.aggregate, model)                    once, in `init`
+    server <- next_server(self.aggregate, server, reply, key)    in every round
 
 `mix` multiplies stacked models by a matrix, and `average` is one row of it. A method that averages
 has a field `aggregate`, a `Rule`; the default is the weighted mean. `--set aggregate=median`
@@ -111,13 +111,13 @@ def with_model(server: Tree, model: Tree) -> Tree:
     return replace(server, model=model) if hasattr(server, "model") else model
 
 
-def start(rule: Rule, model: Tree) -> Tree:
+def first_server(rule: Rule, model: Tree) -> Tree:
     """The server's first tree: the model, with the rule's state if the rule has one."""
     state = rule.init(model)
     return model if state is None else Averaged(model, state)
 
 
-def combined(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
+def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
     """The server's next tree, from the replies to its model, stacked."""
     state = server.rule if isinstance(server, Averaged) else None
     model, state = aggregated(rule, model_of(server), reply.model, reply.weight, key, state)

@@ -40,6 +40,9 @@ class Wrapper(Method):
     def init(self, clients: Clients) -> Tree:
         return self._hooks.init(clients)
 
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
+        return self._hooks.loss(params, graph, key)
+
     def round(self, server: Tree, clients: Clients) -> Tree:
         return self._hooks.round(server, clients)
 

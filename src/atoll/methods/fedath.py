@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
@@ -131,13 +131,13 @@ class FedATH(Method):
         return {**self.gcn.views, **self.scorer.views}
 
     def init(self, clients: Clients) -> Tree:
-        return start(
+        return first_server(
             self.aggregate, {name: self._fresh(name, clients.key) for name in SHARED[self.share]}
         )
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OptimizerState, WeightBy
 from atoll.core.message import ToAll
@@ -45,11 +45,11 @@ class FedAvg(Method):
     not_private: ClassVar[str] = ""
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, init_shared(self.net, clients.key))
+        return first_server(self.aggregate, init_shared(self.net, clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(

@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from atoll.core import private_layers as layers
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OptimizerState, WeightBy, ZeroOrMore
@@ -67,11 +67,11 @@ class FedPer(Method):
     deployed: ClassVar[str] = "personalised"
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, self._fresh(clients.key)[0])
+        return first_server(self.aggregate, self._fresh(clients.key)[0])
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
@@ -51,11 +51,11 @@ class FedSage(Method):
             raise ConfigError("fedsage trains a GraphSAGE; use --set net=sage")
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, self.net.init(clients.key))
+        return first_server(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, put, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server, put
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
@@ -232,7 +232,7 @@ class FedSagePlus(Method):
         return {**self.net.views, "rows": _dense_features}
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, self.net.init(clients.key))
+        return first_server(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         if clients.round < self.generator_rounds:
@@ -240,7 +240,7 @@ class FedSagePlus(Method):
         if clients.round < self.generator_rounds - 1:
             return server
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     def stage(self, round: int) -> int:
         return min(round, self.generator_rounds)

@@ -34,7 +34,16 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, put, start, with_model
+from atoll.core.aggregate import (
+    Aggregate,
+    Mean,
+    Update,
+    first_server,
+    model_of,
+    next_server,
+    put,
+    with_model,
+)
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit, minimise
 from atoll.core.graph import Graph, View, make_graph
@@ -182,7 +191,7 @@ class FedTAD(Wrapper):
                 f"give at least {self.net.classes}"
             )
         if self.base is None:
-            server = start(self.aggregate, self.net.init(clients.key))
+            server = first_server(self.aggregate, self.net.init(clients.key))
         else:
             server = self.base.init(clients)
         generator = self.generator.init(fold(clients.key, "generator"))
@@ -202,7 +211,7 @@ class FedTAD(Wrapper):
         reply: Any  # with a base, whatever its clients send
         if self.base is None:
             reply = clients.map(self.train, ToAll(model_of(server.base)))
-            aggregated = combined(self.aggregate, server.base, reply, clients.key)
+            aggregated = next_server(self.aggregate, server.base, reply, clients.key)
         else:
             aggregated = self.base.round(server.base, clients)
             reply = clients.replies.get("train")

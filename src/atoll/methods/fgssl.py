@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, Sparse, View
@@ -112,11 +112,11 @@ class FGSSL(Method):
         }
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, self.net.init(clients.key))
+        return first_server(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, combined, model_of, start
+from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
 from atoll.core.losses import masked_mean, unit
@@ -97,11 +97,11 @@ class MOON(Method):
         return Projected(self.net, self.head) if self.head else self.net
 
     def init(self, clients: Clients) -> Tree:
-        return start(self.aggregate, init_shared(self.model, clients.key))
+        return first_server(self.aggregate, init_shared(self.model, clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         reply = clients.map(self.train, ToAll(model_of(server)))
-        return combined(self.aggregate, server, reply, clients.key)
+        return next_server(self.aggregate, server, reply, clients.key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None

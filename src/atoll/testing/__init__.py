@@ -213,7 +213,7 @@ def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
     if models[0] and all(torch.equal(one, other) for one, other in zip(*models, strict=True)):
         raise ContractBroken(
             f"{_name(method)} has a field `aggregate`, but a median changes nothing; combine the "
-            "replies with it (`core.aggregate.combined`)"
+            "replies with it (`core.aggregate.next_server`)"
         )
 
 
