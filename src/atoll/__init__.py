@@ -12,7 +12,7 @@ Names are imported when they are first used, so that `import atoll` costs nothin
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -185,9 +185,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        found: object = getattr(import_module(_HOMES[name]), name)
+        return found
     if name in _MODULES:
         return import_module(f"atoll.{name}")
     raise AttributeError(f"module 'atoll' has no attribute '{name}'")

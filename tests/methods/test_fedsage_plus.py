@@ -23,18 +23,14 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedSage, FedSagePlus
-from atoll.methods.fedsage_plus import (
-    Learning,
-    Mended,
-    Pull,
+from atoll.methods.fedsage_plus import Learning, Mended, Pull
+from atoll.nn import GCN, GraphSAGE
+from atoll.nn.neighgen import (
+    NeighGen,
     degree_loss,
     feature_loss,
     gathered,
     given_back,
-)
-from atoll.nn import GCN, GraphSAGE
-from atoll.nn.neighgen import (
-    NeighGen,
     hide_nodes,
     made_neighbours,
     mended_sage,

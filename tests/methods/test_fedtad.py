@@ -17,16 +17,15 @@ from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, stack
 from atoll.experiment.rounds import Experiment
 from atoll.methods import GCFL, FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
-from atoll.methods.fedtad import (
-    Lesson,
+from atoll.methods.fedtad import Lesson, _share
+from atoll.nn import GCN, nets_for
+from atoll.nn.fedtad import (
     _half_by_row,
     _half_in_blocks,
-    _share,
     divergence,
     mean_cosine,
     mode_seeking,
 )
-from atoll.nn import GCN, nets_for
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
 
 NODE_NETS = nets_for(NODES.name)

@@ -22,7 +22,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.hyper import check_hypers
 from atoll.core.message import Message, ToAll
 from atoll.core.private_layers import private_names, whole_params
-from atoll.core.space import USUAL, Space
+from atoll.core.space import USUAL, Presets, Settings, Space
 from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, tree_map
 
@@ -124,7 +124,7 @@ class StepDefinition(Generic[Reply_co]):
     def __init__(
         self,
         function: Callable[..., Any],
-        vectorize: bool | Callable[[Any], bool] = True,
+        vectorize: bool | Callable[..., bool] = True,
         keeps_state: bool = False,
         discloses: Mapping[str, str] | None = None,
     ) -> None:
@@ -169,21 +169,21 @@ def declared_steps(owner: object) -> list[Step]:
 
 
 @overload
-def client_step(function: Callable[..., tuple[Reply, Any]]) -> StepDefinition[Reply]: ...
+def client_step(function: Callable[..., tuple[Reply, object]]) -> StepDefinition[Reply]: ...
 @overload
 def client_step(
     *,
     keeps_state: Literal[True],
-    vectorize: bool | Callable[[Any], bool] = ...,
+    vectorize: bool | Callable[..., bool] = ...,
     discloses: Mapping[str, str] = ...,
 ) -> Callable[[Callable[..., Reply]], StepDefinition[Reply]]: ...
 @overload
 def client_step(
     *,
     keeps_state: Literal[False] = ...,
-    vectorize: bool | Callable[[Any], bool] = ...,
+    vectorize: bool | Callable[..., bool] = ...,
     discloses: Mapping[str, str] = ...,
-) -> Callable[[Callable[..., tuple[Reply, Any]]], StepDefinition[Reply]]: ...
+) -> Callable[[Callable[..., tuple[Reply, object]]], StepDefinition[Reply]]: ...
 def client_step(function: Callable[..., Any] | None = None, **options: Any) -> object:
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
@@ -259,10 +259,10 @@ class Method(ABC):
     paper: ClassVar[str]
     """Authors, title, venue and year, for `atoll methods`."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    presets: ClassVar[Presets] = MappingProxyType({})
     """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
 
-    for_graphs: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    for_graphs: ClassVar[Settings] = MappingProxyType({})
     """Hyper-parameters with other defaults where graphs are classified."""
 
     space: ClassVar[Space] = USUAL

@@ -15,6 +15,12 @@ from atoll.core.errors import ConfigError
 
 Value = bool | int | float | str
 
+Settings = Mapping[str, Value]
+"""Values of hyper-parameters, by the keys of `--set`."""
+
+Presets = Mapping[str, Settings]
+"""Named settings."""
+
 
 def _check_ends(low: float, high: float, log: bool) -> None:
     if not low < high:

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Real, Space, Whole
+from atoll.core.space import USUAL, Presets, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.adafgl import Adaptive, Surroundings, homophily
 from atoll.nn.views import gcn_adjacency
@@ -141,7 +141,7 @@ class AdaFGL(Method):
         "Heterogeneity, ICDE 2024"
     )
     deployed: ClassVar[str] = "personalised"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         # The authors' code for 300 rounds, but for its network (ChebNet) and its choice of epochs.
         "reference": {
             "federated_rounds": 100,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
 from atoll.nn.gcn import GCN
@@ -86,7 +86,7 @@ class FedATH(Method):
     )
     not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
         "paper": {
             "evaluator": "mlp",

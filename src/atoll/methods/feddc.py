@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL_SGD, OneOf, Real, Space
+from atoll.core.space import USUAL_SGD, OneOf, Presets, Real, Settings, Space
 from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record, take, tree_map
 
@@ -108,8 +108,8 @@ class FedDC(Method):
         "its clients also send how many steps they took, and the server follows the "
         "drift of each of them"
     )
-    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    for_graphs: ClassVar[Settings] = {"lr": 0.01}
+    presets: ClassVar[Presets] = {
         "openfgl": {"optimizer": "adam", "alpha": 0.1, "weight_by": "nodes", "compat": "openfgl"},
     }
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Real, Space, Whole
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole
 from atoll.core.tree import Tree, record
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.vgae import (
@@ -157,7 +157,7 @@ class FedIIH(Method):
         "every client gets a mixture of models, weighted by how alike the clients are"
     )
     deployed: ClassVar[str] = "personalised"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
         # and little else; the defaults, which differ from the code in q's dropout, learn.
         "paper": {

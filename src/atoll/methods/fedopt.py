@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL_SGD, OneOf, Real, Space
+from atoll.core.space import USUAL_SGD, OneOf, Real, Settings, Space
 from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record, tree_map
 
@@ -88,7 +88,7 @@ class FedOpt(Method):
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     not_private: ClassVar[str] = ""
-    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.03}
+    for_graphs: ClassVar[Settings] = {"lr": 0.03}
 
     @property
     def _lr(self) -> float:

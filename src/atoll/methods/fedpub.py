@@ -43,7 +43,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
 from atoll.nn.gcn import GCN
@@ -108,7 +108,7 @@ class FedPUB(Method):
     )
     deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1},
         "reference": {
             "layers": 3,

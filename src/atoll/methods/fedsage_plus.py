@@ -50,11 +50,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server, put
 from atoll.core.errors import ConfigError
@@ -70,17 +69,22 @@ from atoll.core.hyper import (
     WeightBy,
     ZeroOrMore,
 )
-from atoll.core.losses import masked_mean
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Real, Space
+from atoll.core.space import USUAL, Presets, Real, Space
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.neighgen import (
     Lost,
     Made,
     NeighGen,
+    compared,
+    degree_loss,
+    feature_loss,
+    from_others,
+    gathered,
+    given_back,
     hide_nodes,
     made_neighbours,
     mended_sage,
@@ -207,7 +211,7 @@ class FedSagePlus(Method):
     )
     not_private: ClassVar[str] = "its clients send generated features of single nodes"
     nets: ClassVar[tuple[str, ...]] = ("sage",)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"narrow": 256, "wide": 2048}}
+    presets: ClassVar[Presets] = {"paper": {"narrow": 256, "wide": 2048}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -466,80 +470,6 @@ class FedSagePlus(Method):
     @property
     def _adam(self) -> Adam:
         return Adam(lr=self.generator_lr, weight_decay=1e-4)
-
-
-def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
-    """What participants show, (K, M, p, D), without most of the slots that are not used.
-
-    Returns:
-        Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and which
-        of the K p rows of the same number they were, (Q, M).
-    """
-    rows = shown.movedim(2, 1).flatten(0, 1)
-    used = (rows != 0).any(-1)
-    most = max(1, int(used.sum(0).max()))
-    places = torch.argsort(used.to(torch.uint8), dim=0, descending=True, stable=True)[:most]
-    return rows.gather(0, places.unsqueeze(-1).expand(-1, -1, rows.shape[-1])), places
-
-
-def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
-    """Sum of K answers, (K, Q, M, D), without that of each row's owner, (Q, M): (Q, M, D)."""
-    own = owner.unsqueeze(-1).expand(slopes.shape[1:]).unsqueeze(0)
-    return slopes.sum(0) - slopes.gather(0, own).squeeze(0)
-
-
-def given_back(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """The opposite of `gathered`, (K, M, p, D), with zeros for what it left out."""
-    count, numbers, slots, wide = shape
-    every = rows.new_zeros(count * slots, numbers, wide)
-    every = every.scatter(0, places.unsqueeze(-1).expand_as(rows), rows)
-    return every.reshape(count, slots, numbers, wide).movedim(1, 2)
-
-
-def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
-    """L_d over nodes with mask one."""
-    return masked_mean(functional.smooth_l1_loss(guess, count, reduction="none"), mask)
-
-
-def feature_loss(
-    made: Tensor,
-    true: Tensor,
-    used: Tensor,
-    there: Tensor,
-    mask: Tensor,
-    last: bool = False,
-    places: Places | None = None,
-) -> Tensor:
-    """L_f over nodes with mask one.
-
-    Args:
-        made: x̂, (n, s, D).
-        true: Candidates, (n, k, D).
-        used: One for the used slots, (n, s).
-        there: One for the candidates that exist, the first ones, (n, k).
-        mask: (N,).
-        last: Compare with the last candidate, not with the nearest.
-        places: What the n are; None for all N nodes and p slots.
-    """
-    gaps = made - compared(made, true, there, last) @ true
-    errors = gaps.square().mean(-1) * used * there[:, :1]
-    if places is None:
-        return masked_mean(errors.mean(-1), mask)
-    each = places.onto(places.summed(errors.unsqueeze(-1)).squeeze(-1))
-    return masked_mean(each / places.shape[1], mask)
-
-
-def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
-    """One at the candidate that each made node is compared with, else zero, (n, p, k)."""
-    if last:
-        best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
-    else:
-        # |x̂|² is the same for all candidates.
-        square = torch.linalg.vector_norm(true, dim=-1).square().unsqueeze(-2)
-        apart = square - 2 * made.detach() @ true.transpose(-1, -2)
-        best = torch.where(there.unsqueeze(-2) > 0, apart, torch.inf).argmin(-1)
-    candidate = torch.arange(there.shape[-1], device=best.device)
-    return (best.unsqueeze(-1) == candidate).to(made.dtype)
 
 
 def _dense_features(graph: Graph) -> Tensor:

@@ -31,7 +31,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.aggregate import (
@@ -52,10 +51,18 @@ from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, normal
-from atoll.core.space import USUAL, OneOf, Real, Space, Whole
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.core.wrapper import Wrapper
-from atoll.nn.fedtad import Generator, nearest_neighbours, neighbour_similarity, visited_similarity
+from atoll.nn.fedtad import (
+    Generator,
+    divergence,
+    mean_cosine,
+    mode_seeking,
+    nearest_neighbours,
+    neighbour_similarity,
+    visited_similarity,
+)
 
 
 @record
@@ -134,7 +141,7 @@ class FedTAD(Wrapper):
         "its clients also send how reliable each of their classes is, and the server "
         "distils from each of their models"
     )
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.
         "paper": {
             "reliability": "topology",
@@ -418,88 +425,6 @@ class Lesson:
             models, keys
         )
         return noisy
-
-
-def divergence(said: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
-    """Σ_k Σ_i weight_ki D(said_i, taught_ki), with D = KL(said ‖ taught) or the mean |difference|.
-
-    Args:
-        said: The student's logits, (B, C).
-        taught: The teachers' logits, (K, B, C).
-        weight: Trust in each, (K, B).
-        reading: "kl" or "l1".
-    """
-    if reading == "l1":
-        gap = said - taught
-        # Where both agree (one client alone), the sign of a rounding error must not be a lesson.
-        gap = torch.where(gap.abs() > 1e-6, gap, 0 * gap)
-        return (weight * gap.abs().mean(-1)).sum()
-    log_p, log_q = functional.log_softmax(said, -1), functional.log_softmax(taught, -1)
-    return (weight * (log_p.exp() * (log_p - log_q)).sum(-1)).sum()
-
-
-def mean_cosine(x: Tensor) -> Tensor:
-    """Mean cosine over all pairs of rows, themselves included, in O(B D)."""
-    return functional.normalize(x, dim=1).mean(0).square().sum()
-
-
-def mode_seeking(noise: Tensor, x: Tensor) -> Tensor:
-    """exp(-mean_ij ‖z_i - z_j‖² ‖x_i - x_j‖_1), each norm divided by its dimension."""
-    squares = noise.square().sum(1)
-    z_apart = (squares.unsqueeze(1) + squares - 2 * noise @ noise.T).clamp(min=0)
-    total, _ = _WeightedGaps.apply(x, z_apart / noise.shape[1])  # type: ignore[no-untyped-call]
-    loss: Tensor = torch.exp(-total / (x.shape[1] * len(x) ** 2))
-    return loss
-
-
-class _WeightedGaps(Function):
-    """Σ_ij w_ij ‖x_i - x_j‖_1 for a symmetric w, in a quarter of the time of `cdist`.
-
-    With s_ij = sign(x_i - x_j) half its gradient is G_i = Σ_j w_ij s_ij, and because s is
-    antisymmetric the sum itself is 2 Σ_i <x_i, G_i>: one pass over the pairs gives both.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        half = _half_in_blocks(x, weight) if x.is_cuda else _half_by_row(x, weight)
-        return 2 * (x * half).sum(), half
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
-        (half,) = ctx.saved_tensors
-        return 2 * grad * half, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor) -> Any:
-        many = [
-            leaf.expand(info.batch_size, *leaf.shape) if axis is None else leaf.movedim(axis, 0)
-            for leaf, axis in zip((x, weight), in_dims, strict=True)
-        ]
-        found = [_WeightedGaps.apply(*one) for one in zip(*many, strict=True)]  # type: ignore[no-untyped-call]
-        return tuple(torch.stack(part) for part in zip(*found, strict=True)), (0, 0)
-
-
-def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
-    """G, one row against the rows before it at a time, which stay in a processor's cache."""
-    half, signs = torch.zeros_like(x), torch.empty_like(x)
-    for row in range(1, len(x)):
-        gaps, by = torch.sub(x[row], x[:row], out=signs[:row]).sign_(), weight[row, :row]
-        half[row] += by @ gaps
-        half[:row].addcmul_(gaps, by.unsqueeze(1), value=-1)
-    return half
-
-
-def _half_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
-    """G with few kernels: many rows against all, as many as fit into 256 MB."""
-    rows = max(1, (1 << 26) // max(1, x.numel()))
-    parts = zip(torch.split(x, rows), torch.split(weight, rows), strict=True)
-    blocks = [by.unsqueeze(1) @ (part.unsqueeze(1) - x).sign_() for part, by in parts]
-    return torch.cat(blocks).squeeze(1)
 
 
 def _share(phi: Tensor) -> Tensor:

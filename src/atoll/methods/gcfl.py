@@ -41,7 +41,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space
 from atoll.core.task import TASKS
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
@@ -134,7 +134,7 @@ class GCFL(Method):
     )
     deployed: ClassVar[str] = "personalised"
     optimizer_state: ClassVar[str] = "keep"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         "plus": {"similarity": "gradient-norms"},
         "plus-dws": {"similarity": "update-norms"},
     }

@@ -24,9 +24,8 @@ participants' c_i: right only if all take part. `preset=openfgl` has both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ from atoll.core.private_layers import (
     whole_params,
 )
 from atoll.core.random import fold
-from atoll.core.space import USUAL_SGD, Real, Space
+from atoll.core.space import USUAL_SGD, Presets, Real, Settings, Space
 from atoll.core.task import TASKS
 from atoll.core.tree import Tree, record, tree_map
 
@@ -110,8 +109,8 @@ class Scaffold(Method):
         "its clients also send how many steps they took, and the server rebuilds a "
         "control from each of their models"
     )
-    for_graphs: ClassVar[Mapping[str, Any]] = {"lr": 0.01}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    for_graphs: ClassVar[Settings] = {"lr": 0.01}
+    presets: ClassVar[Presets] = {
         "openfgl": {"optimizer": "adam", "weight_by": "nodes", "compat": "replace-controls"},
     }
 
