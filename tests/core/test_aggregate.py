@@ -16,8 +16,8 @@ from atoll.core.aggregate import (
     Mean,
     Median,
     Update,
-    aggregated,
     average,
+    combine,
     first_server,
     mix,
     model_of,
@@ -184,7 +184,7 @@ class Momentum:
 def test_a_mean_is_the_average_of_the_models_to_the_last_bit():
     models = {"w": normal(fold(KEY, "w"), (5, 40), torch.float32)}
     weight, received = torch.tensor([3.0, 1, 4, 1, 5]), {"w": torch.full((40,), 0.1)}
-    found, state = aggregated(Mean(), received, models, weight, KEY, None)
+    found, state = combine(Mean(), received, models, weight, KEY, None)
     assert torch.equal(found["w"], average(models, weight)["w"])
     assert state is None
 
@@ -192,7 +192,7 @@ def test_a_mean_is_the_average_of_the_models_to_the_last_bit():
 @pytest.mark.parametrize(("count", "expected"), [(3, [3.0, 20.0]), (4, [4.0, 25.0])])
 def test_the_median_of_every_parameter(count, expected):
     rows = torch.tensor([[1.0, 20.0], [100.0, -7.0], [3.0, 30.0], [5.0, 40.0]])[:count]
-    found, _ = aggregated(Median(), torch.tensor([0.5, 0.25]), rows, torch.ones(count), KEY, None)
+    found, _ = combine(Median(), torch.tensor([0.5, 0.25]), rows, torch.ones(count), KEY, None)
     assert found.tolist() == expected
 
 

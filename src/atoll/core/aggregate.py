@@ -32,6 +32,18 @@ class Update:
     weight: Tensor
 
 
+class Weighed(Protocol):
+    """Any reply with a model and its weight, such as an `Update`."""
+
+    @property
+    def model(self) -> Tree:
+        """The trained model."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Its weight in the mean."""
+
+
 class Rule(Protocol):
     """Turns many updates into one. Rules are frozen dataclasses of their parameters."""
 
@@ -119,12 +131,20 @@ def first_server(rule: Rule, model: Tree) -> Tree:
 
 def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
     """The server's next tree, from the replies to its model, stacked."""
-    state = server.rule if isinstance(server, Averaged) else None
-    model, state = aggregated(rule, model_of(server), reply.model, reply.weight, key, state)
+    model, state = aggregated(rule, server, reply, key)
     return model if state is None else Averaged(model, state)
 
 
-def aggregated(
+def aggregated(rule: Rule, server: Tree, reply: Weighed, key: Tensor) -> tuple[Tree, Tree]:
+    """The next model and the next state of the rule, for a server with its own record.
+
+    That record has the fields `model` and `rule`; `reply` is the stacked replies to the model.
+    """
+    state = getattr(server, "rule", None)
+    return combine(rule, model_of(server), reply.model, reply.weight, key, state)
+
+
+def combine(
     rule: Rule, received: T, models: T, weight: Tensor, key: Tensor, state: Tree
 ) -> tuple[T, Tree]:
     """The next model and the next state of the rule.

@@ -214,9 +214,7 @@ class AdaFGL(Method):
     def _federated(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(server.model))
         assert isinstance(reply, Update)
-        model, rule = aggregated(
-            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
-        )
+        model, rule = aggregated(self.aggregate, server, reply, clients.key)
         server = replace(server, model=model, rule=rule)
         if self.keep == "last":
             return server

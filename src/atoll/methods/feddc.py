@@ -27,7 +27,7 @@ is not reproduced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -129,12 +129,10 @@ class FedDC(Method):
         message = Download(spread(server.model, clients.total), shift)
         reply = clients.map(self.train, ToEach(message))
         drift, slope = self._followed(server, reply, clients.positions)
-        models = reply.model
         if self.variant == "paper":
-            models = tree_map(torch.add, models, take(drift, clients.positions))
-        model, rule = aggregated(
-            self.aggregate, server.model, models, reply.weight, clients.key, server.rule
-        )
+            own = tree_map(torch.add, reply.model, take(drift, clients.positions))
+            reply = replace(reply, model=own)
+        model, rule = aggregated(self.aggregate, server, reply, clients.key)
         if self.variant == "authors":
             model = tree_map(torch.add, model, average(drift))
         return Server(model, drift, slope, rule)

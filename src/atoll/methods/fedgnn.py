@@ -176,9 +176,7 @@ class FedGNN(Method):
     def round(self, server: Server, clients: Clients) -> Server:
         message = self._exchange(server, clients)
         reply = clients.map(self.train, message)
-        model, rule = aggregated(
-            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
-        )
+        model, rule = aggregated(self.aggregate, server, reply, clients.key)
         return replace(server, model=model, rule=rule)
 
     def _exchange(self, server: Server, clients: Clients) -> ToAll | ToEach:

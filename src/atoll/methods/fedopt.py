@@ -110,9 +110,7 @@ class FedOpt(Method):
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(server.model))
-        target, rule = aggregated(
-            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
-        )
+        target, rule = aggregated(self.aggregate, server, reply, clients.key)
         return replace(self.step(server, target), rule=rule)
 
     def step(self, server: Server, target: Tree) -> Server:

@@ -38,7 +38,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, aggregated
+from atoll.core.aggregate import Aggregate, Mean, combine
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Graph
@@ -156,7 +156,7 @@ class FedProto(Method):
             known = torch.maximum(known, server.known)
         if not self.share_weights or reply.size is None:
             return Server(server.start, found, known)
-        start, rule = aggregated(
+        start, rule = combine(
             self.aggregate, server.start, reply.model, reply.size, clients.key, server.rule
         )
         return Server(start, found, known, rule)

@@ -120,9 +120,7 @@ class Scaffold(Method):
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(replace(server, rule=None)))
-        mean, rule = aggregated(
-            self.aggregate, server.model, reply.model, reply.weight, clients.key, server.rule
-        )
+        mean, rule = aggregated(self.aggregate, server, reply, clients.key)
         return Server(
             # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
             model=tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean),
