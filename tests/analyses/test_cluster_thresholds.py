@@ -12,29 +12,38 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.analyses.cluster_thresholds import STEPS, Tuning, tune_clusters, two_digits
-from atoll.analyses.cluster_thresholds_show import (
+from atoll.analyses.cluster_thresholds import (
+    STEPS,
+    ThresholdProposal,
+    tune_clusters,
+    two_digits,
+)
+from atoll.analyses.cluster_thresholds_view import (
     command,
     reasons,
     summary,
-    tuning_text,
-    write_tuning,
+    threshold_files,
+    threshold_parts,
 )
 from atoll.core.errors import ConfigError
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import CHECKPOINT
 from atoll.methods.gcfl import cluster_tree
+from atoll.present.files import plain_json, write_all
+from atoll.present.layout import layout
 
 SMALL: dict[str, Any] = {
     "method": "gcfl", "data": "lagoon:nodes=300", "clients": 4, "epochs": 1, "set": {"hidden": 8},
 }  # fmt: skip
 
 
-def tuning(together: list[float], norms: list[list[float]], may_split: int = 0) -> Tuning:
+def tuning(
+    together: list[float], norms: list[list[float]], may_split: int = 0
+) -> ThresholdProposal:
     config = make_config(method="gcfl")
     names = tuple(map(str, range(len(norms[0]))))
-    return Tuning(config, config, np.array(norms), np.array(together), may_split, names)
+    return ThresholdProposal(config, config, np.array(norms), np.array(together), may_split, names)
 
 
 MADE = tuning(
@@ -101,11 +110,11 @@ def test_doubts() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Tuning:
+def found() -> ThresholdProposal:
     return tune_clusters(make_config(rounds=8, **SMALL))
 
 
-def test_the_norms_are_those_of_a_run(found: Tuning, tmp_path: Path) -> None:
+def test_the_norms_are_those_of_a_run(found: ThresholdProposal, tmp_path: Path) -> None:
     options = {**SMALL, "set": {"hidden": 8, "eps1": 0.0}}
     atoll.run(rounds=8, out=tmp_path, **options)
     trace = load_checkpoint(tmp_path / "seed-0" / CHECKPOINT)["server"].trace.numpy()
@@ -133,7 +142,7 @@ def test_gcfl_plus_waits_for_its_sequences() -> None:
     assert found.may_split == 6  # after seven norms, in the seventh round
 
 
-def test_a_user_reads_two_reasons_and_a_command(found: Tuning, tmp_path: Path) -> None:
+def test_a_user_reads_two_reasons_and_a_command(found: ThresholdProposal, tmp_path: Path) -> None:
     first, second, _ = reasons(found)
     assert first.startswith(f"eps1 = {found.eps1:g}: the mean update is shorter in one round of")
     assert second.startswith(f"eps2 = {found.eps2:g}: the largest update is longer in all th")
@@ -141,14 +150,14 @@ def test_a_user_reads_two_reasons_and_a_command(found: Tuning, tmp_path: Path) -
         "atoll run gcfl --data lagoon:nodes=300 --clients 4 --epochs 1 --set hidden=8 "
         f"--set eps1={found.eps1:g} --set eps2={found.eps2:g}"
     )
-    assert tuning_text(found, grid=True)
-    paths = write_tuning(found, tmp_path)
+    assert layout(threshold_parts(found, grid=True)).renderables
+    paths = write_all(tmp_path, threshold_files(found))
     assert [path.name for path in paths] == ["norms.csv", "tune-clusters.json", "tune-clusters.png"]
     rows = list(csv.DictReader((tmp_path / "norms.csv").read_text().splitlines()))
     assert len(rows) == 8
     assert float(rows[3]["client 2"]) == pytest.approx(found.norms[3, 2], rel=1e-5)
     saved = json.loads((tmp_path / "tune-clusters.json").read_text())
-    assert saved == json.loads(json.dumps(summary(found)))
+    assert saved == plain_json(summary(found))
     assert saved["first_split"] is None  # eight rounds are before the first that may split
     assert paths[2].read_bytes().startswith(b"\x89PNG")
 

@@ -14,15 +14,17 @@ from rich.console import Console
 
 import atoll
 from atoll.analyses.clusters import ClusterStudy, Gain, inside, labels_by_round, study_clusters
-from atoll.analyses.clusters_plots import boxes, colours, pictures, plot_norms, rows
-from atoll.analyses.clusters_show import clusters_text, summary, write_clusters
+from atoll.analyses.clusters_charts import boxes, cluster_charts, colours, norm_charts, rows
+from atoll.analyses.clusters_view import cluster_files, cluster_parts, summary
 from atoll.core.errors import ConfigError
 from atoll.data.measure.graph_pairs import PairHeterogeneity
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.experiment.folder import CHECKPOINT, read_run
 from atoll.methods.gcfl import Split, clusters
-from atoll.present.chart_png import figure
+from atoll.present.chart import Line
+from atoll.present.files import plain_json, write_all
+from atoll.present.layout import layout
 
 SPLITS = {"eps1": 1e9, "eps2": 0.0, "min_round": 2, "hidden": 8}
 OPTIONS: dict[str, Any] = {
@@ -46,7 +48,7 @@ def found(runs: Path) -> ClusterStudy:
 
 def text_of(found: ClusterStudy) -> str:
     console = Console(file=io.StringIO(), width=80)
-    console.print(clusters_text(found))
+    console.print(layout(cluster_parts(found), gap=2))
     return console.file.getvalue()
 
 
@@ -170,7 +172,7 @@ def test_the_tree_in_words(found: ClusterStudy) -> None:
 
 
 def test_pictures_and_json(found: ClusterStudy, tmp_path: Path) -> None:
-    paths = write_clusters(found, tmp_path)
+    paths = write_all(tmp_path, cluster_files(found))
     names = {path.name for path in paths}
     assert names == {
         "clusters.json", "tree.png", "norms.png", "heterogeneity.png", "losses.png",
@@ -179,7 +181,7 @@ def test_pictures_and_json(found: ClusterStudy, tmp_path: Path) -> None:
     for path in paths[1:]:
         assert path.read_bytes().startswith(b"\x89PNG")
     saved = json.loads((tmp_path / "clusters.json").read_text())
-    assert saved == summary(found)
+    assert saved == plain_json(summary(found))
     assert saved["splits"][0]["round"] == found.splits[0].round
     assert [one["members"] for one in saved["clusters"]] == found.members
     assert saved["gains"][0]["not_worse"] >= saved["gains"][0]["better"]
@@ -204,7 +206,10 @@ def test_a_run_without_splits_or_baseline_can_be_shown(tmp_path: Path) -> None:
     assert "0 splits, 1 cluster all 6 clients, eps1 0.05, eps2 0.1 └── at the end" in text
     assert "heterogeneity" not in text
     assert "give the folder of a run of local" in text
-    assert "gains.png" not in pictures(found)
+    assert cluster_charts(found, "")["gains.png"] is None
+    (tmp_path / "gains.png").write_bytes(b"of an earlier comparison")
+    write_all(tmp_path, cluster_files(found))
+    assert not (tmp_path / "gains.png").exists()
 
 
 def test_absent_clients_have_no_norms(tmp_path: Path) -> None:
@@ -212,8 +217,8 @@ def test_absent_clients_have_no_norms(tmp_path: Path) -> None:
     atoll.run("gcfl", out=tmp_path / "r", set={"hidden": 8}, **some)
     found = study_clusters(tmp_path / "r")
     assert np.isnan(found.norms).sum(1).tolist() == [3] * 6
-    (axes,) = figure(plot_norms(found)).axes
-    assert len(axes.lines) >= 6
+    ((chart,),) = norm_charts(found, "").rows
+    assert sum(isinstance(mark, Line) for mark in chart.marks) >= 6
 
 
 # Sets of graphs

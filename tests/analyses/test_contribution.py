@@ -17,11 +17,11 @@ from rich.console import Console
 import atoll
 from atoll.analyses import contribution as module
 from atoll.analyses.contribution import Contribution, contribution, with_and_without
-from atoll.analyses.contribution_show import (
-    contribution_tables,
+from atoll.analyses.contribution_view import (
+    contribution_files,
+    contribution_parts,
     reading_of,
     summary,
-    write_contribution,
 )
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
@@ -30,6 +30,8 @@ from atoll.core.optim import Adam
 from atoll.experiment.config import RunConfig, make_config
 from atoll.methods import FedAvg, FedProx
 from atoll.nn import GCN
+from atoll.present.files import plain_json, write_all
+from atoll.present.layout import layout
 
 SMALL = {"data": "lagoon:nodes=240", "clients": 3, "rounds": 2, "epochs": 1, "set": {"hidden": 8}}
 
@@ -55,9 +57,9 @@ def with_masks(federation: Federation, place: int, **masks: torch.Tensor) -> Fed
     return replace(federation, graphs=tuple(graphs))
 
 
-def text_of(renderable: object) -> str:
+def text_of(found: Contribution) -> str:
     console = Console(width=80, file=io.StringIO())
-    console.print(renderable)
+    console.print(layout(contribution_parts(found)))
     return console.file.getvalue()
 
 
@@ -112,7 +114,7 @@ def test_a_class_that_only_one_client_can_teach(federation) -> None:
 def test_the_result_repeats() -> None:
     config = make_config(**SMALL)
     first, second = (contribution(config, vary="topology") for _ in range(2))
-    assert summary(first) == summary(second)
+    assert plain_json(summary(first)) == plain_json(summary(second))
 
 
 def test_a_client_stays_the_same_client_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,19 +185,20 @@ def test_a_class_without_test_nodes_has_no_number(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     counts = np.diag([5.0, 0.0, 5.0])
     found = made_up(counts, counts, np.array([[1, 0, 2], [2, 0, 2]]))
-    plain = json.loads(json.dumps(summary(found), allow_nan=False))
+    plain = json.loads(json.dumps(plain_json(summary(found)), allow_nan=False))
     assert plain["classes"][1]["with"]["mean"] is None
     assert plain["classes"][0]["difference"]["mean"] == 0
-    line = next(x for x in text_of(contribution_tables(found)).splitlines() if " 1 " in x[:9])
+    assert plain["classes"][0]["difference"]["std"] is None  # one seed has no spread
+    line = next(x for x in text_of(found).splitlines() if " 1 " in x[:9])
     assert line.split()[-3:] == ["–", "–", "–"]
-    assert len(write_contribution(found, tmp_path)) == 3
+    assert len(write_all(tmp_path, contribution_files(found))) == 3
 
 
 @pytest.mark.parametrize("vary", ["none", "nodes"])
 def test_files(vary: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = contribution(make_config(**SMALL, seeds=2), vary=vary)
-    paths = write_contribution(found, tmp_path / "new" / "folder")
+    paths = write_all(tmp_path / "new" / "folder", contribution_files(found))
     assert [path.name for path in paths] == [
         "contribution.csv", "contribution.json", "contribution.png",
     ]  # fmt: skip
@@ -211,7 +214,7 @@ def test_files(vary: str, tmp_path: Path) -> None:
     assert whole["about"]["partition"] == "column:owner"
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     assert paths[2].stat().st_size > 20_000
-    assert ("own | others" in text_of(contribution_tables(found))) == (vary == "none")
+    assert ("own | others" in text_of(found)) == (vary == "none")
 
 
 def test_many_clients_and_classes_are_drawn(tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def test_many_clients_and_classes_are_drawn(tmp_path: Path) -> None:
         make_config(rounds=1, seeds=2), 44, "none", 0.5, rng.integers(0, 9, (2, 45, 30)),
         rng.random(45), rng.random((45, 30)), counts, counts, np.zeros((2, 2), dtype=int), {},
     )  # fmt: skip
-    assert write_contribution(found, tmp_path)[2].stat().st_size > 20_000
+    assert write_all(tmp_path, contribution_files(found))[2].stat().st_size > 20_000
 
 
 def test_a_method_with_private_edge_weights_is_scored_without_them() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.analyses.explain import explain, write_explanation
+from atoll.analyses.explain import explain, explanation_files, explanation_table
 from atoll.core.errors import ConfigError
+from atoll.present.files import write_all
 
 SMALL = {"data": "lagoon:nodes=200", "clients": 3, "rounds": 2, "seeds": 1}
 
@@ -28,7 +29,7 @@ def test_every_edge_of_every_client_has_a_weight(folder, tmp_path):
     for client in found.clients:
         assert ((client.weight > 0) & (client.weight < 1)).all()
         assert client.norm > 0
-    paths = write_explanation(found, tmp_path)
+    paths = write_all(tmp_path, explanation_files(found))
     with (tmp_path / "client-0" / "edges.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == about["edges"][0]
@@ -36,6 +37,7 @@ def test_every_edge_of_every_client_has_a_weight(folder, tmp_path):
     assert {int(row["source"]) for row in rows} <= ids
     assert (tmp_path / "edges.png").stat().st_size > 10_000
     assert all(path.exists() for path in paths)
+    assert len(explanation_table(found).rows) == 3
 
 
 def test_the_ledger_shows_that_no_edge_weight_crossed(folder):
@@ -46,7 +48,7 @@ def test_the_ledger_shows_that_no_edge_weight_crossed(folder):
 def test_parquet(folder, tmp_path):
     import pyarrow.parquet as pq
 
-    write_explanation(explain(folder), tmp_path, "parquet")
+    write_all(tmp_path, explanation_files(explain(folder), "parquet"))
     table = pq.read_table(tmp_path / "client-1" / "edges.parquet")
     assert table.column_names == ["source", "target", "weight", "same_class"]
 

@@ -14,18 +14,19 @@ from rich.console import Console
 
 from atoll.analyses.inspect import (
     MAX_ROWS,
-    heterogeneity_tables,
-    inspect_federation,
-    write_numbers,
-    write_plots,
+    inspection_files,
+    inspection_numbers,
+    inspection_tables,
 )
-from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.data.divide import federate
 from atoll.data.measure.heterogeneity import describe
 from atoll.data.public.registry import load_dataset
 from atoll.data.source import Source
+from atoll.present.files import write_all
+from atoll.present.layout import layout
+from atoll.present.tables import Table
 
 PLOTS = ["labels.png", "sizes.png", "divergence.png", "homophily.png"]
 
@@ -49,9 +50,9 @@ def federation(clients: int = 3, classes: int = 3) -> Federation:
     return Federation(graphs, classes, name="rings", about=about)
 
 
-def text_of(renderable: object) -> str:
+def text_of(tables: list[Table]) -> str:
     console = Console(width=140, file=io.StringIO())
-    console.print(renderable)
+    console.print(layout(tables, framed="center"))
     return console.file.getvalue()
 
 
@@ -60,7 +61,7 @@ def is_png(path: Path) -> bool:
 
 
 def test_tables_say_what_was_measured() -> None:
-    text = text_of(inspect_federation(federation()))
+    text = text_of(inspection_tables(describe(federation())))
     for expected in (
         "Clients of rings",
         "2 of 20 edges (10.0%) lie between clients and are lost",
@@ -70,27 +71,28 @@ def test_tables_say_what_was_measured() -> None:
         "clustering coefficient",
     ):
         assert expected in text
-    assert "Written" not in text
 
 
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    inspect_federation(federation(), tmp_path)
+    found = describe(federation())
+    inspection_tables(found)
+    write_all(tmp_path, inspection_files(found, federation()))
     assert capsys.readouterr() == ("", "")
 
 
 def test_plots_and_numbers_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "new" / "folder [1]"  # brackets, which rich would read as markup
-    text = text_of(inspect_federation(federation(), out))
+    write_all(out, inspection_files(describe(federation()), federation()))
     assert sorted(path.name for path in out.iterdir()) == sorted([*PLOTS, "heterogeneity.json"])
     assert all(is_png(out / name) for name in PLOTS)
-    assert "[1]" in text
 
 
 def test_numbers_are_json_with_null_for_undefined(tmp_path: Path) -> None:
     found = describe(federation(), random_graphs=2)
-    path = write_numbers(found, tmp_path, {"partition": "by hand", "hash": Path("x")})
+    about = {"partition": "by hand", "hash": Path("x")}
+    (path,) = write_all(tmp_path, {"numbers.json": inspection_numbers(found, about)})
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
@@ -107,11 +109,12 @@ def test_numbers_are_json_with_null_for_undefined(tmp_path: Path) -> None:
 def test_one_client_many_clients_and_many_classes_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for clients, classes in ((1, 2), (MAX_ROWS + 5, 3), (2, 40)):
-        found = describe(federation(clients, classes), random_graphs=0, walks=10)
-        paths = write_plots(found, tmp_path, "rings")
+        divided = federation(clients, classes)
+        found = describe(divided, random_graphs=0, walks=10)
+        paths = write_all(tmp_path, inspection_files(found, divided))[1:]
         assert [path.name for path in paths] == PLOTS
         assert all(is_png(path) for path in paths)
-        text = "".join(text_of(table) for table in heterogeneity_tables(found))
+        text = text_of(inspection_tables(found))
         assert ("first 40 of 45 clients" in text) == (clients > MAX_ROWS)
         assert ("Nodes per class" in text) == (classes <= 12)
 
@@ -119,25 +122,10 @@ def test_one_client_many_clients_and_many_classes_are_drawn(tmp_path: Path) -> N
 def test_unknown_lost_edges_and_clients_without_edges_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     lonely = make_graph(torch.zeros(2, 12), torch.zeros(2, 0).long(), torch.tensor([0, 1]))
-    found = describe(Federation((cycle(5), lonely), classes=3), random_graphs=2)
-    assert all(is_png(path) for path in write_plots(found, tmp_path, "odd"))
-    assert "unknown" in text_of(heterogeneity_tables(found)[0])
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot make .*file"):
-        inspect_federation(federation(), tmp_path / "file")
-
-
-def test_matplotlib_missing_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[report\]'"):
-        inspect_federation(federation(), tmp_path)
-    assert inspect_federation(federation()).renderables  # tables need no plots
+    odd = Federation((cycle(5), lonely), classes=3)
+    found = describe(odd, random_graphs=2)
+    assert all(is_png(path) for path in write_all(tmp_path, inspection_files(found, odd))[1:])
+    assert "unknown" in text_of(inspection_tables(found)[:1])
 
 
 def test_drawing_needs_no_screen_and_no_pyplot(tmp_path: Path) -> None:
@@ -148,7 +136,10 @@ def test_drawing_needs_no_screen_and_no_pyplot(tmp_path: Path) -> None:
         "import torch; from atoll.core.federation import Federation\n"
         "from atoll.core.graph import make_graph\n"
         "g = make_graph(torch.eye(3), torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 1, 1]))\n"
-        f"i.inspect_federation(Federation((g, g), 2), {str(tmp_path)!r})\n"
+        "from atoll.data.measure.heterogeneity import describe\n"
+        "from atoll.present.files import write_all\n"
+        "f = Federation((g, g), 2)\n"
+        f"write_all({str(tmp_path)!r}, i.inspection_files(describe(f), f))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run(
@@ -163,7 +154,9 @@ def test_cora_among_ten_clients_in_time(real_data: Callable[[str], Path], tmp_pa
     assert isinstance(source, Source)
     divided = federate(source, clients=10, partition="louvain")
     start = time.perf_counter()
-    text = text_of(inspect_federation(divided, tmp_path))
+    found = describe(divided)
+    text = text_of(inspection_tables(found))
+    write_all(tmp_path, inspection_files(found, divided))
     assert time.perf_counter() - start < 30
     assert "of 5,278 edges" in text
     assert all(is_png(tmp_path / name) for name in PLOTS)

@@ -12,12 +12,13 @@ from atoll import run
 from atoll.analyses.similarity import (
     Similarities,
     read_similarities,
+    similarity_files,
     similarity_table,
-    write_similarities,
 )
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
 from atoll.experiment.folder import read_run
+from atoll.present.files import write_all
 
 DATA = {"data": "lagoon:nodes=300", "clients": 4, "rounds": 2, "seeds": 2}
 
@@ -39,8 +40,8 @@ def test_methods_and_data_side_by_side(folders: list[Path], tmp_path: Path) -> N
     np.testing.assert_array_equal(found.methods["fedpub"], saved.servers[0].similarity.numpy())
     expected = 1 - describe(saved.federations[0], random_graphs=0).label_divergence
     np.testing.assert_allclose(found.data["labels"], expected)
-    assert similarity_table(found).row_count == 3
-    written = write_similarities(found, tmp_path / "out")
+    assert len(similarity_table(found).rows) == 3
+    written = write_all(tmp_path / "out", similarity_files(found))
     numbers = json.loads(written[0].read_text())
     assert numbers["rank correlation"]["fedgta"].keys() == {"labels", "features", "structure"}
     assert written[1].stat().st_size > 10_000

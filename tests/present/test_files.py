@@ -1,11 +1,12 @@
 import json
+import sys
 
 import numpy as np
 import pytest
 
 from atoll.core.errors import ConfigError
 from atoll.present.chart import Axis, Chart, Line
-from atoll.present.files import write_all
+from atoll.present.files import check_output, write_all
 from atoll.present.tables import make_table
 
 
@@ -46,8 +47,23 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_sentence(tmp_path):
         write_all(tmp_path / "file" / "out", {"x.json": 1})
 
 
+def test_none_removes_an_old_file(tmp_path):
+    write_all(tmp_path, {"x.csv": "a", "y.csv": "b"})
+    assert write_all(tmp_path, {"x.csv": None, "y.csv": "c", "z.csv": None}) == [tmp_path / "y.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["y.csv"]
+
+
+def test_output_is_checked_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file; choose another --out"):
+        check_output(tmp_path / "file")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[report\]'"):
+        check_output(tmp_path / "new")
+
+
 def test_pictures_without_matplotlib_are_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match="plots need the package matplotlib"):
         write_all(tmp_path, {"x.json": 1, "x.png": b""})
     assert list(tmp_path.iterdir()) == []

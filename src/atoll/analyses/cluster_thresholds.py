@@ -44,7 +44,7 @@ STEPS = (-3, -2, -1, 0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
+class ThresholdProposal:
     """What `tune_clusters` finds. R rounds, K clients.
 
     Attributes:
@@ -153,7 +153,9 @@ def _rounded(values: list[float]) -> np.ndarray:
 
 
 @tuned_process()
-def tune_clusters(asked: RunConfig, *, on_round: Callable[[int], None] | None = None) -> Tuning:
+def tune_clusters(
+    asked: RunConfig, *, on_round: Callable[[int], None] | None = None
+) -> ThresholdProposal:
     """Run a method of GCFL's kind without splits and write all norms down.
 
     Args:
@@ -177,7 +179,7 @@ def tune_clusters(asked: RunConfig, *, on_round: Callable[[int], None] | None = 
     check_task(method, federation)
     norms, together = _norms(method, federation, config, rounds, on_round)
     waits = method.seq_length if method.similarity != "cosine" else 1
-    return Tuning(
+    return ThresholdProposal(
         config,
         asked,
         norms,

@@ -52,7 +52,7 @@ class Gain:
 
     @property
     def spread(self) -> float | None:
-        """The paper's ±: mean over clients of the standard deviation over seeds."""
+        """The paper's ±: mean over clients of the standard deviation over seeds; None for one."""
         if len(self.accuracy) < 2:
             return None
         return float(np.nanmean(self.accuracy.std(0, ddof=1)))

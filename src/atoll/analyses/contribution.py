@@ -52,7 +52,7 @@ OnRound = Callable[[int, bool, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class Effect:
     """One class, or one group of clients. S seeds; NaN where a number is not defined.
 
     Attributes:
@@ -118,14 +118,14 @@ class Contribution:
     def clients(self) -> int:
         return int(self.train.shape[1])
 
-    def classes(self) -> list[Row]:
+    def classes(self) -> list[Effect]:
         """A row for each class, over the test nodes of all clients."""
         own, others = _own_and_others(self.class_homophily, self.client)
         train = self.train.mean(0)
         test = self.present.sum((1, 3)).mean(0)
         present, absent = (_recall(counts.sum(1)) for counts in (self.present, self.absent))
         return [
-            Row(
+            Effect(
                 str(c),
                 train[self.client, c],
                 train[:, c].sum(),
@@ -138,7 +138,7 @@ class Contribution:
             for c in range(train.shape[1])
         ]
 
-    def groups(self) -> list[Row]:
+    def groups(self) -> list[Effect]:
         """Rows for the test nodes of all clients, of the one in question, and of the others."""
         own, others = _own_and_others(self.homophily[:, None], self.client)
         mine = np.arange(self.clients) == self.client
@@ -149,7 +149,7 @@ class Contribution:
             test = counts[0].sum((1, 2)).mean()
             phi = (own[0], others[0]) if who.all() else (np.nan, np.nan)
             total = (train[mine & who].sum(), train[who].sum())
-            rows.append(Row(name, *total, test, *phi, *(_accuracy(part) for part in counts)))
+            rows.append(Effect(name, *total, test, *phi, *(_accuracy(part) for part in counts)))
         return rows
 
     def correlations(self) -> dict[str, dict[str, float]]:
@@ -193,10 +193,10 @@ def mean(values: np.ndarray) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def std(values: np.ndarray) -> float:
-    """Standard deviation over the seeds that have a number; 0 for one."""
+def std(values: np.ndarray) -> float | None:
+    """Standard deviation over the seeds that have a number; None for one."""
     known = values[np.isfinite(values)]
-    return float(known.std(ddof=1)) if known.size > 1 else 0.0
+    return float(known.std(ddof=1)) if known.size > 1 else None
 
 
 def _spearman(gain: np.ndarray, cause: np.ndarray) -> dict[str, float]:
@@ -321,7 +321,7 @@ def _train_labels(graph: Graph, classes: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class ScoredTraining:
     """One of the two trainings.
 
     Attributes:
@@ -342,7 +342,7 @@ def with_and_without(
     seed: int = 0,
     config: RunConfig | None = None,
     on_round: OnRound | None = None,
-) -> tuple[Arm, Arm]:
+) -> tuple[ScoredTraining, ScoredTraining]:
     """Train on all clients and on all but one; score both models on everybody's test nodes.
 
     Args:
@@ -371,7 +371,7 @@ def with_and_without(
         experiment = Experiment(method, roster, rounds, config.fraction, auc=False, **where)
         model, best = _best_model(experiment, heard)
         counts = everyone.map(Evaluator(method).score, model).confusion
-        arms.append(Arm(counts[:, ROLES.index("test")].cpu().numpy(), best))
+        arms.append(ScoredTraining(counts[:, ROLES.index("test")].cpu().numpy(), best))
     return arms[0], arms[1]
 
 

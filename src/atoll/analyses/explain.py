@@ -7,14 +7,12 @@ an edge axis ever crossed.
 
 from __future__ import annotations
 
-import csv
-import json
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
@@ -38,9 +36,8 @@ from atoll.present.chart import (
     Panels,
     Texts,
     named,
-    steps,
 )
-from atoll.present.chart_png import png
+from atoll.present.tables import Column, Table, make_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,13 +143,12 @@ def _norm(loops: Sparse, weight: Tensor) -> float:
     return float((weight / (degree[rows] * degree[columns]).sqrt()).square().sum().sqrt())
 
 
-def write_explanation(found: Explanation, out: Path, form: str = "csv") -> list[Path]:
-    """One folder per client with its edges; a summary and plots beside them."""
-    written = []
-    for number, client in enumerate(found.clients):
-        folder = out / f"client-{number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        written.append(_write_edges(client, folder / f"edges.{form}"))
+def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object]:
+    """One folder per client with its edges, a summary and the picture, for `write_all`."""
+    edges = {
+        f"client-{number}/edges.{form}": _edges(client, form)
+        for number, client in enumerate(found.clients)
+    }
     summary = {
         "median weight, same class": _median(found, alike=True),
         "median weight, different class": _median(found, alike=False),
@@ -163,95 +159,102 @@ def write_explanation(found: Explanation, out: Path, form: str = "csv") -> list[
         "bytes of the shared networks and the client's weight": found.bytes_shared,
         "bytes up that these do not explain": found.bytes_up - found.bytes_shared,
     }
-    path = out / "summary.json"
-    path.write_text(json.dumps(summary, indent=2))
-    return [*written, path, *_plots(found, out)]
+    return {**edges, "summary.json": summary, "edges.png": edge_charts(found)}
 
 
 def explanation_table(found: Explanation) -> Table:
-    """The summary for people."""
+    """The medians and norms of each client."""
     plain, causal = found.distance["all edges"], found.distance["causal edges"]
-    table = Table(
-        title="Median causal weight of edges, and size of the propagation matrix",
-        caption=f"Same-class nodes of different clients are {plain:.3f} apart with all edges and "
-        f"{causal:.3f} with causal weights (Wasserstein). {found.bytes_up:,} bytes went up per "
-        f"client and round; the shared networks explain {found.bytes_shared:,}.",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for name in ("client", "edges", "same class", "different class", "norm", "norm, all edges"):
-        table.add_column(name, justify="right")
+    names = ("client", "edges", "same class", "different class", "norm", "norm, all edges")
+    lines = []
     for number, client in enumerate(found.clients):
         picked = [client.weight[client.alike == alike] for alike in (True, False)]
         medians = [f"{np.median(weights):.2f}" if weights.size else "-" for weights in picked]
         norms = (f"{client.norm:.2f}", f"{client.norm_plain:.2f}")
-        table.add_row(str(number), str(client.weight.size), *medians, *norms)
-    return table
+        lines.append([number, client.weight.size, *medians, *norms])
+    return make_table(
+        [Column(name, wrap=True) for name in names],
+        lines,
+        title="Median causal weight of edges, and size of the propagation matrix",
+        caption=f"Same-class nodes of different clients are {plain:.3f} apart with all edges and "
+        f"{causal:.3f} with causal weights (Wasserstein). {found.bytes_up:,} bytes went up per "
+        f"client and round; the shared networks explain {found.bytes_shared:,}.",
+    )
+
+
+def _weights(found: Explanation, *, alike: bool) -> np.ndarray:
+    return np.concatenate([c.weight[c.alike == alike] for c in found.clients])
 
 
 def _median(found: Explanation, *, alike: bool) -> float:
-    weights = np.concatenate([c.weight[c.alike == alike] for c in found.clients])
+    weights = _weights(found, alike=alike)
     return float(np.median(weights)) if weights.size else float("nan")
 
 
-def _write_edges(client: ClientEdges, path: Path) -> Path:
-    if path.suffix == ".parquet":
+def _edges(client: ClientEdges, form: str) -> Table | bytes:
+    """The edges as a table, or as the bytes of a parquet file."""
+    names = ("source", "target", "weight", "same_class")
+    columns = (client.source, client.target, client.weight, client.alike)
+    if form == "parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        names = ("source", "target", "weight", "same_class")
-        columns = (client.source, client.target, client.weight, client.alike)
-        pq.write_table(pa.table(dict(zip(names, columns, strict=True))), path)
-        return path
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["source", "target", "weight", "same_class"])
-        rows = zip(client.source, client.target, client.weight, client.alike, strict=True)
-        writer.writerows((s, t, f"{w:.6f}", int(a)) for s, t, w, a in rows)
-    return path
+        content = io.BytesIO()
+        pq.write_table(pa.table(dict(zip(names, columns, strict=True))), content)
+        return content.getvalue()
+    rows = zip(*columns, strict=True)
+    return make_table(names, ((s, t, f"{w:.6f}", int(a)) for s, t, w, a in rows))
 
 
-def _plots(found: Explanation, out: Path) -> list[Path]:
-    path = out / "edges.png"
-    path.write_bytes(png(plot(found)))
-    return [path]
+PLAIN, CAUSAL, OTHER = GREY, BLUE, RED
 
 
-def plot(found: Explanation) -> Panels:
-    """Which edges count, how much each client's matrix shrinks, and how far clients are apart."""
-    charts = (_weights_chart(found), _norms_chart(found), _distance_chart(found))
+def edge_charts(found: Explanation) -> Panels:
+    """Weights of edges, sizes of the propagation matrices, and distances between clients."""
+    place = np.arange(len(found.clients))
+    plain, causal = ([getattr(c, n) for c in found.clients] for n in ("norm_plain", "norm"))
+    norms = (
+        Bars(place - 0.2, plain, width=0.4, colour=PLAIN, name="all edges"),
+        Bars(place + 0.2, causal, width=0.4, colour=CAUSAL, name="causal edges"),
+    )
+    names, values = list(found.distance), list(found.distance.values())
+    distances: list[Mark] = [
+        Bars([i], [value], width=0.6, colour=colour)
+        for i, (value, colour) in enumerate(zip(values, (PLAIN, CAUSAL), strict=True))
+    ]
+    distances.append(Texts(range(len(values)), values, [f"{value:.2f}" for value in values]))
+    charts = (
+        _weight_chart(found),
+        Chart(
+            "Size of the propagation matrix",
+            named("client", place),
+            Axis("Frobenius norm"),
+            norms,
+            legend="below",
+        ),
+        Chart(
+            "How far apart same-class nodes\nof different clients are",
+            named("", names),
+            Axis("average Wasserstein distance", room=0.12),
+            tuple(distances),
+        ),
+    )
     return Panels("", (charts,), (13, 4.6))
 
 
-def _weights_chart(found: Explanation) -> Chart:
-    """Densities of the weights of edges, by whether both ends have one class."""
+def _weight_chart(found: Explanation) -> Chart:
     marks: list[Mark] = []
-    for alike, who, colour in ((True, "same class", BLUE), (False, "different class", RED)):
-        values = np.concatenate([c.weight[c.alike == alike] for c in found.clients])
+    for alike, who, colour in ((True, "same class", CAUSAL), (False, "different class", OTHER)):
+        values = _weights(found, alike=alike)
         if values.size:
-            name = f"{who} (median {np.median(values):.2f})"
-            density, edges = np.histogram(values, bins=40, range=(0, 1), density=True)
-            outline = steps([0.0, *edges], [0.0, *density, 0.0])
-            marks.append(Line(*outline, colour, name, width=2))
-    x, y = Axis("causal weight of the edge"), Axis("density", 0.0)
-    return Chart("Which edges count", x, y, tuple(marks), legend="below")
-
-
-def _norms_chart(found: Explanation) -> Chart:
-    place = np.arange(len(found.clients))
-    marks = (
-        Bars(place - 0.2, [c.norm_plain for c in found.clients], 0.0, 0.4, GREY, "all edges"),
-        Bars(place + 0.2, [c.norm for c in found.clients], 0.0, 0.4, BLUE, "causal edges"),
+            density, ends = np.histogram(values, bins=40, range=(0, 1), density=True)
+            x, y = np.repeat(ends, 2), np.concatenate([[0], np.repeat(density, 2), [0]])
+            label = f"{who} (median {np.median(values):.2f})"
+            marks.append(Line(x, y, colour, label, width=2))
+    return Chart(
+        "Which edges count",
+        Axis("causal weight of the edge"),
+        Axis("density"),
+        tuple(marks),
+        legend="below",
     )
-    x, y = named("client", place.tolist()), Axis("Frobenius norm")
-    return Chart("Size of the propagation matrix", x, y, marks, legend="below")
-
-
-def _distance_chart(found: Explanation) -> Chart:
-    values = list(found.distance.values())
-    colours = (GREY, BLUE)
-    bars = [Bars([i], [v], 0.0, 0.6, colours[i % 2]) for i, v in enumerate(values)]
-    words = Texts(range(len(values)), values, [f"{value:.2f}" for value in values])
-    y = Axis("average Wasserstein distance", room=0.12)
-    title = "How far apart same-class nodes\nof different clients are"
-    return Chart(title, named("", list(found.distance)), y, (*bars, words))

@@ -1,21 +1,17 @@
-"""`atoll inspect`: what makes the clients of a federation differ, as tables, plots and numbers.
+"""`atoll inspect`: what makes the clients of a federation differ, as tables, charts and numbers.
 
-`atoll.data.measure.heterogeneity` measures; this file shows.
+`atoll.data.measure.heterogeneity` measures; this module presents.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
-from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity, describe
+from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity
 from atoll.data.measure.structure import STATISTICS, walk_patterns
 from atoll.present.chart import (
     BLUE,
@@ -34,54 +30,16 @@ from atoll.present.chart import (
     named,
     number_text,
     number_words,
+    titled,
 )
-from atoll.present.chart_png import need_matplotlib, png
-from atoll.present.plots import plain_json
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+from atoll.present.tables import Column, Table, make_table
 
 MAX_CLASSES = 12
 """Classes that the table of labels lists; the plot has all."""
 
 
-def inspect_federation(
-    federation: Federation, out: str | Path | None = None, *, seed: int = 0
-) -> Group:
-    """Measure a federation; with `out`, write plots and numbers there.
-
-    Args:
-        federation: The clients.
-        out: Folder for `labels.png`, `sizes.png`, `divergence.png`, `homophily.png` and
-            `heterogeneity.json`; made if it is not there.
-        seed: Seed of everything that is drawn (walks, random graphs).
-
-    Returns:
-        Tables for `rich.console.Console.print`.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    if out is not None:
-        need_matplotlib()  # before the work, not after it
-    found = describe(federation, seed=seed)
-    parts: list[Any] = [*heterogeneity_tables(found)]
-    if out is not None:
-        partition = federation.about.get("partition")
-        heading = f"{federation.name}, {len(federation)} clients"
-        heading += f", partition {partition}" if partition else ""
-        paths = [
-            write_numbers(found, Path(out), dict(federation.about)),
-            *write_plots(found, Path(out), heading),
-        ]
-        # Text, because a plain string would have its square brackets read as markup.
-        parts.append(Text("Written: " + ", ".join(str(path) for path in paths)))
-    return Group(*parts)
-
-
-def heterogeneity_tables(found: Heterogeneity) -> list[Table]:
-    """The numbers as rich tables: clients, labels, differences between clients, shape."""
+def inspection_tables(found: Heterogeneity) -> list[Table]:
+    """Tables of the clients, their labels, the differences between them, and their shapes."""
     tables = [_client_table(found), _pair_table(found), _shape_table(found)]
     if found.labels.shape[1] <= MAX_CLASSES:
         tables.insert(1, _label_table(found))
@@ -123,20 +81,18 @@ def _label_table(found: Heterogeneity) -> Table:
 
 
 def _pair_table(found: Heterogeneity) -> Table:
-    from rich.table import Table
-
-    table = Table(
+    lines = [
+        (label, _mean_std(matrix), *_extreme_pairs(matrix, found.clients))
+        for label, matrix in _divergences(found)
+    ]
+    names = ("mean ± std", "most alike", "least alike")
+    return make_table(
+        [Column("", "left", wrap=True), *(Column(name, wrap=True) for name in names)],
+        lines,
         title="How different every two clients are (Jensen-Shannon divergence, 0 to 1)",
-        caption=(
-            f"in the units of GCFL's Table 2: structure {_mean_std(found.gcfl_structure)} "
-            f"(distance, nats), features {_mean_std(found.gcfl_feature)} (divergence, nats)"
-        ),
+        caption=f"in the units of GCFL's Table 2: structure {_mean_std(found.gcfl_structure)} "
+        f"(distance, nats), features {_mean_std(found.gcfl_feature)} (divergence, nats)",
     )
-    for column in ("", "mean ± std", "most alike", "least alike"):
-        table.add_column(column, justify="left" if not column else "right")
-    for label, matrix in _divergences(found):
-        table.add_row(label, _mean_std(matrix), *_extreme_pairs(matrix, found.clients))
-    return table
 
 
 def _shape_table(found: Heterogeneity) -> Table:
@@ -157,18 +113,11 @@ def _table(
     title: str, columns: Sequence[str], rows: list[list[str]], found: Heterogeneity, *, caption: str
 ) -> Table:
     """A table with one row per client, cut after `MAX_ROWS`."""
-    from rich.table import Table
-    from rich.text import Text
-
     if len(rows) > MAX_ROWS:
         caption += f"; first {MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
-    table = Table(title=Text(title), caption=caption)
-    table.add_column("client", justify="right")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for number, row in list(zip(found.clients, rows, strict=True))[:MAX_ROWS]:
-        table.add_row(str(number), *row)
-    return table
+    lines = [[number, *row] for number, row in zip(found.clients, rows, strict=True)][:MAX_ROWS]
+    names = [Column(name, wrap=True) for name in ("client", *columns)]
+    return make_table(names, lines, title=title, caption=caption)
 
 
 def _divergences(found: Heterogeneity) -> list[tuple[str, np.ndarray]]:
@@ -200,155 +149,152 @@ def _extreme_pairs(matrix: np.ndarray, clients: np.ndarray) -> tuple[str, str]:
     return first, second
 
 
-def write_numbers(found: Heterogeneity, out: Path, about: dict[str, Any] | None = None) -> Path:
-    """Write `heterogeneity.json`: every number of `found`; null where one is not defined."""
-    numbers = {
-        "about": about or {},
+def inspection_files(found: Heterogeneity, federation: Federation) -> dict[str, object]:
+    """`heterogeneity.json` with every number, and four pictures, for `write_all`."""
+    partition = federation.about.get("partition")
+    about = f"{federation.name}, {len(federation)} clients"
+    about += f", partition {partition}" if partition else ""
+    return {
+        "heterogeneity.json": inspection_numbers(found, federation.about),
+        "labels.png": label_chart(found, about),
+        "sizes.png": size_charts(found, about),
+        "divergence.png": divergence_charts(found, about),
+        "homophily.png": homophily_chart(found, about),
+    }
+
+
+def inspection_numbers(
+    found: Heterogeneity, about: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Every number of `found`, for JSON."""
+    return {
+        "about": dict(about or {}),
         "statistics": STATISTICS,
         "walk_patterns": ["".join(map(str, walk)) for walk in walk_patterns(WALK_STEPS)],
         "edges_lost_share": found.edges_lost_share,
         **asdict(found),
     }
-    path = _folder(out) / "heterogeneity.json"
-    path.write_text(json.dumps(plain_json(numbers), indent=1, allow_nan=False) + "\n")
-    return path
 
 
-def _folder(out: Path) -> Path:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make {out} ({error.strerror}); give another") from error
-    return out
-
-
-def write_plots(found: Heterogeneity, out: Path, heading: str) -> list[Path]:
-    """Write the four plots as PNG files into `out`; `heading` says what the federation is."""
-    need_matplotlib()
-    pictures = {
-        "labels": labels_picture(found, heading),
-        "sizes": sizes_picture(found, heading),
-        "divergence": divergence_picture(found, heading),
-        "homophily": homophily_picture(found, heading),
-    }
-    paths = []
-    for name, picture in pictures.items():
-        paths.append(_folder(out) / f"{name}.png")
-        paths[-1].write_bytes(png(picture))
-    return paths
-
-
-def labels_picture(found: Heterogeneity, heading: str) -> Panels:
-    """Which classes each client has."""
+def label_chart(found: Heterogeneity, about: str) -> Panels:
+    """The classes of each client, as shares of its nodes."""
     total = found.labels.sum(axis=1, keepdims=True)
     shares = np.divide(found.labels, total, out=np.zeros(found.labels.shape), where=total > 0)
-    words = np.array([[f"{count:,}" for count in row] for row in found.labels])
-    scale = "share of the client's nodes (numbers: nodes)"
-    top = max(float(shares.max()), 1e-9)
-    heat = Heat(shares, words, high=top, scale=scale, scale_form="{x:.0%}")
-    return _class_map(f"Which classes each client has\n{heading}", heat, found)
+    heat = Heat(
+        shares,
+        np.array([[f"{count:,}" for count in row] for row in found.labels]),
+        high=max(float(shares.max()), 1e-9),
+        scale="share of the client's nodes (numbers: nodes)",
+        scale_form="{x:.0%}",
+    )
+    return _class_map(f"Which classes each client has\n{about}", heat, found)
 
 
-def homophily_picture(found: Heterogeneity, heading: str) -> Panels:
-    """How often a class is linked to itself, at each client."""
-    values = found.class_homophily
-    scale = "edges within the class / edges that touch it (grey: no such edge)"
-    heat = Heat(values, number_words(values, 2), high=1.0, scale=scale, scale_form="{x:.1f}")
+def homophily_chart(found: Heterogeneity, about: str) -> Panels:
+    """The class-wise homophily of each client."""
+    heat = Heat(
+        found.class_homophily,
+        number_words(found.class_homophily, 2),
+        high=1.0,
+        scale="edges within the class / edges that touch it (grey: no such edge)",
+        scale_form="{x:.1f}",
+    )
     title = "How often a class is linked to itself (class-wise homophily)"
-    return _class_map(f"{title}\n{heading}", heat, found)
+    return _class_map(f"{title}\n{about}", heat, found)
 
 
 def _class_map(title: str, heat: Heat, found: Heterogeneity) -> Panels:
     """A heat map of clients and classes."""
     clients, classes = heat.values.shape
-    size = (min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14))
     x, y = named("class", range(classes)), named("client", found.clients, down=True)
-    return Panels(title, ((Chart("", x, y, (heat,)),),), size)
+    size = min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14)
+    return titled(title, Chart("", x, y, (heat,)), size)
 
 
-def divergence_picture(found: Heterogeneity, heading: str) -> Panels:
-    """How different every two clients are, by three kinds of divergence."""
-    charts = [_divergence_map(label, matrix, found) for label, matrix in _divergences(found)]
-    side = min(max(4.8, 1.5 + 0.16 * len(found.clients)), 9)
-    title = "How different every two clients are (Jensen-Shannon divergence: 0 alike, 1 disjoint)"
-    return Panels(f"{title}\n{heading}", (tuple(charts),), (3 * side + 0.6, side + 2))
-
-
-def _divergence_map(label: str, matrix: np.ndarray, found: Heterogeneity) -> Chart:
-    top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
-    words = None
-    if len(found.clients) <= 12:
-        words = np.char.lstrip(number_words(matrix, 2 if top >= 0.2 else 3), "0")
-    scale = f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)"
-    heat = Heat(matrix, words, high=top, scale=scale, scale_below=True)
-    x, y = (named("client", found.clients, down=down) for down in (False, True))
-    return Chart(f"{label}\nmean {_mean_std(matrix)}", x, y, (heat,))
-
-
-def sizes_picture(found: Heterogeneity, heading: str) -> Panels:
-    """How large each client is, and what the division costs."""
+def divergence_charts(found: Heterogeneity, about: str) -> Panels:
+    """The divergence of every two clients: labels, features, structure."""
     count = len(found.clients)
-    height = min(3.8 + 0.3 * count, 16)
+    charts = []
+    for label, matrix in _divergences(found):
+        top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
+        words = np.char.lstrip(number_words(matrix, 2 if top >= 0.2 else 3), "0")
+        heat = Heat(
+            matrix,
+            words if count <= 12 else None,
+            high=top,
+            scale=f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)",
+            scale_below=True,
+        )
+        x, y = named("client", found.clients), named("client", found.clients, down=True)
+        charts.append(Chart(f"{label}\nmean {_mean_std(matrix)}", x, y, (heat,)))
+    side = min(max(4.8, 1.5 + 0.16 * count), 9)
+    title = "How different every two clients are (Jensen-Shannon divergence: 0 alike, 1 disjoint)"
+    return Panels(f"{title}\n{about}", (tuple(charts),), (3 * side + 0.6, side + 2))
+
+
+def size_charts(found: Heterogeneity, about: str) -> Panels:
+    """Nodes, neighbours and edges of each client, and the edges that the division loses."""
+    at = np.arange(len(found.clients))
     other = found.nodes - found.roles.sum(axis=1)
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
-    roles = zip(
-        parts,
-        ("training", "validation", "test", "other"),
-        (BLUE, ORANGE, GREEN, GREY),
-        strict=False,
-    )
-    start, bars = np.zeros(count), []
-    for part, name, colour in roles:
-        bars.append(Bars(np.arange(count), part, start, 0.8, colour, name, across=True))
+    names, colours = ("training", "validation", "test", "other"), (BLUE, ORANGE, GREEN, GREY)
+    bars: list[Mark] = []
+    start = np.zeros(len(at))
+    for part, name, colour in zip(parts, names, colours, strict=False):
+        bars.append(Bars(at, part, start, colour=colour, name=name, across=True))
         start = start + part
     alone = [f" ({n:,} isolated)" if n else "" for n in found.isolated]
     degrees = [f"{d:.1f}{a}" for d, a in zip(found.mean_degree, alone, strict=True)]
-    nodes, edges = ([f"{n:,}" for n in values] for values in (found.nodes, found.edges))
+    one = Bars(at, found.mean_degree, across=True), Bars(at, found.edges, across=True)
+    counts = [f"{n:,}" for n in found.nodes], [f"{n:,}" for n in found.edges]
     charts = (
-        _client_bars("Nodes", "nodes", found, found.nodes, nodes, bars),
-        _client_bars("Neighbours per node", "mean degree", found, found.mean_degree, degrees),
-        _client_bars("Edges inside the client", "undirected edges", found, found.edges, edges),
+        _size_chart("Nodes", "nodes", found.nodes, counts[0], bars, found),
+        _size_chart(
+            "Neighbours per node", "mean degree", found.mean_degree, degrees, one[:1], found
+        ),
+        _size_chart(
+            "Edges inside the client", "undirected edges", found.edges, counts[1], one[1:], found
+        ),
     )
-    title = f"How large each client is, and what the division costs\n{heading}"
-    heights = (height - 2.4, 0.5)
-    return Panels(title, (charts, (_lost_chart(found),)), (13, height), heights=heights)
+    height = min(3.8 + 0.3 * len(at), 16)
+    return Panels(
+        f"How large each client is, and what the division costs\n{about}",
+        (charts, (_lost_chart(found),)),
+        (13, height),
+        heights=(height - 2.4, 0.5),
+    )
 
 
-def _client_bars(
+def _size_chart(
     title: str,
     unit: str,
-    found: Heterogeneity,
     ends: np.ndarray,
     texts: list[str],
-    bars: Sequence[Bars] = (),
+    bars: Sequence[Mark],
+    found: Heterogeneity,
 ) -> Chart:
-    """A horizontal bar for each client, with a text at its end and room for it."""
-    rows = np.arange(len(texts))
-    marks: list[Mark] = [*(bars or (Bars(rows, ends, across=True),))]
-    if len(texts) <= MAX_ROWS:
-        marks.append(Texts(ends, rows, texts, "right"))
+    """Horizontal bars with their numbers at the ends, and room for them."""
     room = 1.1 + 0.03 * max(map(len, texts))
-    x = Axis(unit, 0.0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
-    y = named("client", found.clients, down=True)
+    marks = [*bars]
+    if len(texts) <= MAX_ROWS:
+        marks.append(Texts(ends, range(len(texts)), texts, place="right"))
+    y = Axis("client", len(texts) - 0.4, -0.6, ticks=named("", found.clients).ticks)
+    x = Axis(unit, 0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
     return Chart(title, x, y, tuple(marks), legend="above")
 
 
 def _lost_chart(found: Heterogeneity) -> Chart:
-    """One bar for the whole graph: the edges that clients have, and those that none has."""
+    """One bar for the whole graph: the edges of the clients, and those of none."""
     share = found.edges_lost_share
-    x, y = Axis("", 0.0, 1.0), Axis("", -0.4, 1.1)
     if not np.isfinite(share):
         text = "How many edges lie between clients is not known."
-        return Chart("", x, y, (Texts([0], [0], [text], "right", size=10),), bare=True)
+        marks: tuple[Mark, ...] = (Texts([0], [0], [text], place="right"),)
+        return Chart("", Axis("", 0, 1), Axis("", -0.4, 1.1), marks, bare=True)
     kept, lost = found.edges_total - found.edges_lost, found.edges_lost
     marks = (
         Bars([0], [1 - share], across=True),
         Bars([0], [share], 1 - share, colour=RED, across=True, hatched=True),
-        Texts(
-            [0], [0.75], [f"{kept:,.0f} edges inside clients ({1 - share:.1%})"], "right", size=10
-        ),
-        Texts(
-            [1], [0.75], [f"{lost:,.0f} edges between clients, lost ({share:.1%})"], "left", size=10
-        ),
+        Texts([0], [0.7], [f"{kept:,.0f} edges inside clients ({1 - share:.1%})"], place="right"),
+        Texts([1], [0.7], [f"{lost:,.0f} edges between clients, lost ({share:.1%})"], place="left"),
     )
-    return Chart("", x, y, marks, bare=True)
+    return Chart("", Axis("", 0, 1), Axis("", -0.4, 1.1), marks, bare=True)

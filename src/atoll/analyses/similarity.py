@@ -8,21 +8,18 @@ divergence of labels, of connected nodes' features, or of anonymous walks (`atol
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 from scipy.stats import spearmanr
 
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
 from atoll.experiment.folder import FinishedRun, RunFolder, read_run
 from atoll.present.chart import Chart, Heat, Panels, in_rows, named, number_text
-from atoll.present.chart_png import png
-from atoll.present.plots import plain_json
+from atoll.present.tables import Column, Table, make_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,28 +93,28 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 def similarity_table(found: Similarities) -> Table:
     """How well each method's similarity follows the data's."""
-    table = Table(
-        title="Similarity of clients: rank correlation with the data's own, over all pairs",
-        caption="1: the same order of pairs; 0: nothing in common. Range: the least and the "
-        "largest similarity that the method saw between two clients.",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for name in ("method", *found.data, "range"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    lines = []
     for name, matrix in found.methods.items():
         pairs = _mean(matrix)[np.triu_indices(len(found.clients), 1)]
         pairs = pairs[np.isfinite(pairs)]  # with a fraction of clients, some never meet
         between = f"{pairs.min():.2f} to {pairs.max():.2f}" if pairs.size else "–"
-        table.add_row(
-            name, *(number_text(found.agreement(name, kind), 2) for kind in found.data), between
-        )
-    return table
+        lines.append([name, *_agreements(found, name).values(), between])
+    columns = [Column("method", "left", wrap=True), *(Column(k, wrap=True) for k in found.data)]
+    return make_table(
+        [*columns, Column("range", wrap=True)],
+        lines,
+        title="Similarity of clients: rank correlation with the data's own, over all pairs",
+        caption="1: the same order of pairs; 0: nothing in common. Range: the least and the "
+        "largest similarity that the method saw between two clients.",
+    )
 
 
-def write_similarities(found: Similarities, out: Path) -> list[Path]:
-    """`similarity.json` with all numbers and `similarity.png` with a heat map for each."""
-    out.mkdir(parents=True, exist_ok=True)
+def _agreements(found: Similarities, method: str) -> dict[str, str]:
+    return {kind: number_text(found.agreement(method, kind), 2) for kind in found.data}
+
+
+def similarity_files(found: Similarities) -> dict[str, object]:
+    """`similarity.json` and `similarity.png`, for `write_all`."""
     numbers = {
         "clients": found.clients,
         "data": found.data,
@@ -127,38 +124,33 @@ def write_similarities(found: Similarities, out: Path) -> list[Path]:
             for name in found.methods
         },
     }
-    path = out / "similarity.json"
-    path.write_text(json.dumps(plain_json(numbers), indent=2), encoding="utf-8")
-    picture = out / "similarity.png"
-    picture.write_bytes(png(plot_similarities(found)))
-    return [path, picture]
+    return {"similarity.json": numbers, "similarity.png": similarity_charts(found)}
 
 
-def plot_similarities(found: Similarities) -> Panels:
+def similarity_charts(found: Similarities) -> Panels:
     """A heat map for each kind of data and each method (FedIIH, Fig. 3)."""
-    charts = [_map(f"data: {kind}", matrix, found) for kind, matrix in found.data.items()]
+    charts = [_map(found, f"data: {kind}", matrix) for kind, matrix in found.data.items()]
     for name, matrix in found.methods.items():
-        values = ", ".join(
-            f"{kind} {number_text(found.agreement(name, kind), 2)}" for kind in found.data
-        )
+        values = ", ".join(f"{kind} {text}" for kind, text in _agreements(found, name).items())
         factors = f" (mean of {len(matrix)} factors)" if matrix.ndim == 3 else ""
-        title = f"{name}{factors}\nrank correlation with the data:\n{values}"
-        charts.append(_map(title, _mean(matrix), found))
-    rows = in_rows(charts)
-    title = (
+        words = f"{name}{factors}\nrank correlation with the data:\n{values}"
+        charts.append(_map(found, words, _mean(matrix)))
+    arranged = in_rows(charts)
+    return Panels(
         "How alike every two clients are, in the data and in the methods' eyes "
-        "(own colours in each panel; grey: never met, or the client itself)"
+        "(own colours in each panel; grey: never met, or the client itself)",
+        arranged,
+        (4.8 * len(arranged[0]), 4.9 * len(arranged)),
     )
-    return Panels(title, rows, (4.8 * len(rows[0]), 4.9 * len(rows)))
 
 
-def _map(title: str, matrix: np.ndarray, found: Similarities) -> Chart:
-    # The diagonal is one everywhere; left out, the colours tell the pairs apart.
+def _map(found: Similarities, title: str, matrix: np.ndarray) -> Chart:
+    # The diagonal is one everywhere; left out, the colours distinguish the pairs.
     pairs = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     if not np.isfinite(pairs).any():
         pairs = np.zeros_like(pairs)
     low, high = float(np.nanmin(pairs)), float(np.nanmax(pairs))
     form = "{x:.2f}" if high - low > 0.06 else "{x:.3f}"
     heat = Heat(pairs, low=low, high=high, scale="", scale_form=form)
-    x, y = (named("client", found.clients, down=down) for down in (False, True))
+    x, y = named("client", found.clients), named("client", found.clients, down=True)
     return Chart(title, x, y, (heat,), square=True)

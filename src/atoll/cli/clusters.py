@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from atoll.cli.common import make_console, written
+from atoll.cli.common import make_console, print_json, written
 from atoll.cli.options import AS_JSON, PATH, SEED_OF_RUN, option, options
 
 
@@ -30,16 +29,17 @@ def clusters(
     as_json: bool,
 ) -> None:
     """Show the clusters of a gcfl run: who split, when, why, and who gains."""
-    from atoll.analyses import clusters_show as show
     from atoll.analyses.clusters import study_clusters
-    from atoll.present.plots import check_output
+    from atoll.analyses.clusters_view import cluster_files, cluster_parts, summary
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
 
     to = out or folder / "clusters"
     if folder.exists():
         check_output(to)
     found = study_clusters(folder, seed=seed, against=against, beside=beside)
     console = make_console(stderr=as_json)
-    console.print(show.clusters_text(found))
-    written(console, show.write_clusters(found, to))
+    console.print(layout(cluster_parts(found), gap=2))
+    written(console, write_all(to, cluster_files(found)))
     if as_json:
-        click.echo(json.dumps(show.summary(found)))
+        print_json(summary(found))

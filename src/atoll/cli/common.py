@@ -141,6 +141,13 @@ def show_results(results: list[Result], folder: Path | None, *, as_json: bool, q
         click.echo(json.dumps(results[0].summary()))
 
 
+def print_json(value: object) -> None:
+    """One JSON object as the last line; null for undefined numbers."""
+    from atoll.present.files import plain_json
+
+    click.echo(json.dumps(plain_json(value)))
+
+
 def say(text: str) -> None:
     """Progress, beside the output."""
     click.echo(text, err=True)

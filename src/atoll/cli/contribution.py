@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from atoll.cli.common import chosen_options, make_console, print_notes, written
+from atoll.cli.common import chosen_options, make_console, print_json, print_notes, written
 from atoll.cli.options import (
     AS_JSON,
     EPOCHS,
@@ -49,20 +48,34 @@ def contribution(
     **given: object,
 ) -> None:
     """Train with and without one client: what does it do to each class?"""
-    from atoll.analyses import contribution_show as show
     from atoll.analyses.contribution import contribution as compare
-    from atoll.experiment.config import make_config
-    from atoll.present.plots import check_output
+    from atoll.analyses.contribution_view import (
+        contribution_files,
+        contribution_parts,
+        summary,
+    )
+    from atoll.experiment.config import make_config, resolve
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
+    from atoll.present.terminal import progress
 
     config = make_config(**chosen_options(given, set=settings, own=own))
     if out is not None:
         check_output(out)
     console = make_console(stderr=as_json)
-    with show.progress(console, config) as on_round:
+    rounds = resolve(config)[0].rounds or 1
+    with progress(console, 2 * config.seeds * rounds) as move:
+
+        def on_round(seed: int, takes_part: bool, done: int) -> None:
+            which = f"seed {seed}, {'with' if takes_part else 'without'} the client"
+            move(1, which)
+            if not console.is_terminal and done == rounds:
+                console.print(f"{which}: {done} rounds")
+
         found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
     print_notes(console, found.notes)
-    console.print(show.contribution_tables(found))
+    console.print(layout(contribution_parts(found)))
     if out is not None:
-        written(console, show.write_contribution(found, out))
+        written(console, write_all(out, contribution_files(found)))
     if as_json:
-        click.echo(json.dumps(show.summary(found)))
+        print_json(summary(found))

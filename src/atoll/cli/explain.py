@@ -17,11 +17,13 @@ from atoll.cli.options import PATH, SEED_OF_RUN, option, options
 def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None:
     """Show which edges a method trusts (fedath): weights per client, plots, distances."""
     from atoll.analyses.explain import explain as explain_run
-    from atoll.analyses.explain import explanation_table, write_explanation
+    from atoll.analyses.explain import explanation_files, explanation_table
+    from atoll.present.files import write_all
+    from atoll.present.tables import rich_table
 
     found = explain_run(folder, seed)
     to = out or folder / "explain"
-    write_explanation(found, to, form)
+    write_all(to, explanation_files(found, form))
     console = make_console(stderr=False)
-    console.print(explanation_table(found))
+    console.print(rich_table(explanation_table(found), framed="left"))
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")

@@ -14,16 +14,22 @@ from atoll.cli.options import FEDERATION, PATH, SEED_OF_DATA, option, options
 @options(*FEDERATION, SEED_OF_DATA, option("--out DIR", "Folder for plots and numbers.", PATH))
 def inspect(out: Path | None, own: tuple[str, ...], **given: object) -> None:
     """Show what makes the clients of a federation differ."""
-    from atoll.analyses.inspect import inspect_federation
+    from atoll.analyses.inspect import inspection_files, inspection_tables
+    from atoll.data.measure.heterogeneity import describe
     from atoll.experiment.config import make_config
-    from atoll.experiment.folder import check_folder
     from atoll.experiment.problem import Problem, nearly_single_class, need_one_graph
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
 
-    given_config = make_config(**chosen_options(given, own=own))
+    config = make_config(**chosen_options(given, own=own))
     if out is not None:
-        check_folder(out, resuming=True)
-    made = Problem.of(given_config).divide(given_config.seed)
+        check_output(out)
+    made = Problem.of(config).divide(config.seed)
     need_one_graph(made.federation)
     console = make_console(stderr=False)
     print_notes(console, [*made.notes, *nearly_single_class(made.federation)])
-    console.print(inspect_federation(made.federation, out, seed=given_config.seed))
+    found = describe(made.federation, seed=config.seed)
+    console.print(layout(inspection_tables(found), framed="center"))
+    if out is not None:
+        paths = write_all(out, inspection_files(found, made.federation))
+        console.print(layout([f"Written: {', '.join(map(str, paths))}"]))

@@ -21,13 +21,14 @@ from atoll.cli.options import PATH, option, options
 )
 def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) -> None:
     """Compare how alike clients seem to fediih, fedpub or fedgta with how alike their data are."""
-    from atoll.analyses.similarity import read_similarities, similarity_table, write_similarities
-    from atoll.present.plots import check_output
+    from atoll.analyses.similarity import read_similarities, similarity_files, similarity_table
+    from atoll.present.files import check_output, write_all
+    from atoll.present.tables import rich_table
 
     to = out or folders[0] / "similarity"
     if folders[0].exists():
         check_output(to)
     found = read_similarities(folders, seed)
     console = make_console(stderr=False)
-    console.print(similarity_table(found))
-    written(console, write_similarities(found, to))
+    console.print(rich_table(similarity_table(found), framed="left"))
+    written(console, write_all(to, similarity_files(found)))

@@ -101,7 +101,7 @@ def tune(
 
     from atoll.cli.study_progress import TuneWatcher
     from atoll.experiment.run import Stopped
-    from atoll.present.plots import check_output
+    from atoll.present.files import check_output
     from atoll.studies.tune.printed import commands, summary, write_tuning
     from atoll.studies.tune.tuning import run_tuning
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from atoll.cli.common import chosen_options, make_console, print_notes, written
+from atoll.cli.common import chosen_options, make_console, print_json, print_notes, written
 from atoll.cli.options import (
     AS_JSON,
     EPOCHS,
@@ -43,21 +42,24 @@ def tune_clusters(
     """Run METHOD (default: gcfl) for a while without splits; propose eps1 and eps2."""
     from rich.text import Text
 
-    from atoll.analyses import cluster_thresholds_show as show
+    from atoll.analyses import cluster_thresholds_view as view
+    from atoll.analyses.cluster_thresholds import ROUNDS
     from atoll.analyses.cluster_thresholds import tune_clusters as tune
     from atoll.experiment.config import make_config
-    from atoll.present.plots import check_output
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
+    from atoll.present.terminal import progress
 
     config = make_config(**{"method": "gcfl", **chosen_options(given, set=settings, own=own)})
     if out is not None:
         check_output(out)
     console = make_console(stderr=as_json)
-    with show.progress(console, config) as on_round:
-        found = tune(config, on_round=on_round)
+    with progress(console, config.rounds or ROUNDS, "without splits") as move:
+        found = tune(config, on_round=lambda done: move(1))
     print_notes(console, found.notes)
-    console.print(show.tuning_text(found, grid=grid))
-    console.print(Text("  " + show.command(found)), soft_wrap=True)
+    console.print(layout(view.threshold_parts(found, grid=grid), gap=2))
+    console.print(Text("  " + view.command(found)), soft_wrap=True)
     if out is not None:
-        written(console, show.write_tuning(found, out))
+        written(console, write_all(out, view.threshold_files(found)))
     if as_json:
-        click.echo(json.dumps(show.summary(found)))
+        print_json(view.summary(found))

@@ -288,6 +288,11 @@ class Panels:
     y: str = ""
 
 
+def titled(title: str, chart: Chart, size: tuple[float, float]) -> Panels:
+    """One chart below a title of several lines, which may be wider than the chart."""
+    return Panels(title, ((chart,),), size)
+
+
 def in_rows(charts: Sequence[Chart], most: int = 3) -> tuple[tuple[Chart | None, ...], ...]:
     """Charts in rows of at most `most`; the last row is filled up with empty places."""
     wide = max(1, min(len(charts), most))

@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import overload
+
+import numpy as np
 
 from atoll.core.files import write_atomically
 from atoll.experiment.folder import check_folder
 from atoll.present.chart import Chart, Panels
 from atoll.present.chart_png import image, need_matplotlib
-from atoll.present.plots import plain_json
 from atoll.present.tables import Table, csv_text, latex, markdown
 
+Json = None | int | float | str | list["Json"] | dict[str, "Json"]
 TABLES: Mapping[str, Callable[[Table], str]] = {
     ".csv": csv_text,
     ".md": markdown,
     ".tex": latex,
 }
+
+
+def check_output(out: Path) -> None:
+    """Refuse before the work where files and pictures cannot be written."""
+    check_folder(out, resuming=True)
+    need_matplotlib()
 
 
 def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
@@ -30,13 +39,15 @@ def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
         files: By name, which may have a folder in front. A `Table` becomes CSV, Markdown or LaTeX
             by the ending of its name, and a `Chart` or `Panels` become PNG or SVG. Text and bytes
             stay unchanged. Any other value of a `.json` file becomes JSON, with null for undefined
-            numbers.
+            numbers. None removes a file that an earlier call wrote.
     """
     out = Path(out)
     check_folder(out, resuming=True)
     if any(name.endswith(".png") for name in files):
         need_matplotlib()
-    contents = {name: _content(name, value) for name, value in files.items()}
+    contents = {name: _content(name, value) for name, value in files.items() if value is not None}
+    for name in files.keys() - contents.keys():
+        (out / name).unlink(missing_ok=True)
     for name, content in contents.items():
         write_atomically(out / name, content)
     return [out / name for name in contents]
@@ -55,3 +66,21 @@ def _content(name: str, value: object) -> bytes:
     if ending == ".json":
         return (json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n").encode()
     raise TypeError(f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a chart")
+
+
+@overload
+def plain_json(value: Mapping[str, object]) -> dict[str, Json]: ...
+@overload
+def plain_json(value: object) -> Json: ...
+def plain_json(value: object) -> Json:
+    """Arrays as lists and undefined numbers as None, all the way down."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        listed: object = value.tolist()
+        return plain_json(listed)
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if value is None or isinstance(value, int | str) else str(value)

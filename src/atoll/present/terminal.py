@@ -6,7 +6,8 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -80,6 +81,21 @@ class Drawn:
     ) -> None:
         self.progress.stop()
         self.ctrl_c.__exit__(kind, error, trace)
+
+
+@contextmanager
+def progress(console: Console, total: int, words: str = "") -> Iterator[Callable[..., None]]:
+    """Draw how far a computation is, where a bar can be drawn; yield `move(steps, words)`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(words, total=total)
+
+        def move(steps: int, words: str | None = None) -> None:
+            bar.update(task, advance=steps, description=words)
+
+        yield move
 
 
 class Watcher(Drawn):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll.core.files import write_atomically
-from atoll.present.plots import plain_json
+from atoll.present.files import plain_json
 from atoll.present.tables import Table, csv_text
 from atoll.present.terminal import noted_table, plain_text
 from atoll.studies.compare.findings import sentences

@@ -11,10 +11,16 @@ import numpy as np
 import torch
 
 from atoll.analyses.clusters import ClusterStudy, study_clusters
-from atoll.analyses.clusters_plots import plot_heterogeneity, plot_losses, plot_norms, plot_tree
+from atoll.analyses.clusters_charts import (
+    heterogeneity_charts,
+    loss_chart,
+    norm_charts,
+    tree_chart,
+)
+from atoll.analyses.clusters_view import title as cluster_title
 from atoll.analyses.contribution import contribution, mean
-from atoll.analyses.contribution_show import plot as plot_contribution
-from atoll.analyses.similarity import plot_similarities, read_similarities
+from atoll.analyses.contribution_view import chart as contribution_chart
+from atoll.analyses.similarity import read_similarities, similarity_charts
 from atoll.core.graph import with_views
 from atoll.data.measure.graph_pairs import compare_graphs
 from atoll.data.measure.heterogeneity import embedding_distance
@@ -233,7 +239,7 @@ def draw_similarity(drawing: Drawing) -> Illustration:
     pictures, rows = {}, []
     for dataset in drawing.datasets():
         found = read_similarities([_folder(point) for point in drawing.of(dataset)])
-        pictures[dataset.lower()] = plot_similarities(found)
+        pictures[dataset.lower()] = similarity_charts(found)
         matrices = {**{f"data: {kind}": m for kind, m in found.data.items()}, **found.methods}
         for name, matrix in matrices.items():
             mean = matrix if matrix.ndim == 2 else matrix.mean(0)
@@ -303,7 +309,7 @@ def draw_contribution(drawing: Drawing) -> Illustration:
     pictures, rows = {}, []
     for point in drawing.points:
         found = contribution(point.run.config, client=0, vary=str(point.x.label))
-        pictures[f"{point.dataset.lower()}-{point.x.label}"] = plot_contribution(found)
+        pictures[f"{point.dataset.lower()}-{point.x.label}"] = contribution_chart(found)
         rows += [
             (
                 point.dataset,
@@ -334,8 +340,8 @@ def draw_norms(drawing: Drawing) -> Illustration:
     """Norms of updates and the tree of clusters, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
-        pictures[f"{name}-norms"] = plot_norms(study)
-        pictures[f"{name}-tree"] = plot_tree(study)
+        pictures[f"{name}-norms"] = norm_charts(study, cluster_title(study))
+        pictures[f"{name}-tree"] = tree_chart(study, cluster_title(study))
         rows += [
             (
                 point.dataset,
@@ -356,7 +362,7 @@ def draw_heterogeneity(drawing: Drawing) -> Illustration:
     """How different the graphs inside clusters are, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
-        pictures[name] = plot_heterogeneity(study)
+        pictures[name] = heterogeneity_charts(study, cluster_title(study))
         rows += [
             (
                 point.dataset,
@@ -376,7 +382,7 @@ def draw_losses(drawing: Drawing) -> Illustration:
     last = {point.dataset: study for point, _, study in _cluster_studies(drawing)}
     for dataset in (name for name in drawing.datasets() if name in last):
         study = last[dataset]
-        pictures[dataset.lower()] = plot_losses(study)
+        pictures[dataset.lower()] = loss_chart(study, cluster_title(study))
         for run, gain in zip((study.run, *study.others), study.gains, strict=True):
             losses = np.concatenate(
                 [one.history.array("deployed", "loss", "test") for one in run.result.seeds], axis=1

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.core.errors import unknown
-from atoll.present.files import write_all
-from atoll.present.plots import check_output
+from atoll.present.files import check_output, write_all
 from atoll.studies.reproduce.figure_charts import DRAW
 from atoll.studies.reproduce.figure_plan import Drawing, Point, baseline_runs, figure_points
 from atoll.studies.reproduce.recipes import Paper

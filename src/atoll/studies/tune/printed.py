@@ -23,8 +23,7 @@ from atoll.present.chart import (
     Panels,
     steps,
 )
-from atoll.present.files import write_all
-from atoll.present.plots import plain_json
+from atoll.present.files import plain_json, write_all
 from atoll.present.tables import DASH, Column, Table, make_table
 from atoll.present.terminal import counted, percent
 from atoll.studies.study_run import Json

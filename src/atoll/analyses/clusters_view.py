@@ -1,39 +1,26 @@
-"""`atoll clusters` for people: the tree, what clusters have in common, who gains, and files."""
+"""What `atoll clusters` shows: the tree, heterogeneity inside clusters, gains, and its files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atoll.analyses.clusters import ClusterStudy, Gain, run_name
+from atoll.analyses.clusters_charts import cluster_charts
 from atoll.methods.gcfl import Split
-from atoll.present.chart import (
-    MAX_ROWS,
-    number_text,
-)
-from atoll.present.files import write_all
-from atoll.present.plots import plain_json
+from atoll.present.chart import MAX_ROWS, number_text
+from atoll.present.layout import Branch, Part, heading, quiet
+from atoll.present.tables import Column, Table, make_table
 from atoll.present.terminal import counted
 
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.tree import Tree
 
-
-def clusters_text(found: ClusterStudy) -> Group:
+def cluster_parts(found: ClusterStudy) -> list[Part]:
     """Everything that fits a terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[Any] = [Text(heading(found), style="bold"), Text(), _tree(found), Text()]
+    parts: list[Part] = [heading(title(found)), "", _tree(found), ""]
     if found.splits:
-        parts += [_heterogeneity_table(found), Text(_CHANCE, style="dim"), Text()]
-    parts += [_gain_table(found), Text(_gain_caption(found), style="dim")]
-    return Group(*parts)
+        parts += [_heterogeneity_table(found), quiet(_CHANCE), ""]
+    return [*parts, _gain_table(found), quiet(_gain_caption(found))]
 
 
 _CHANCE = (
@@ -42,7 +29,7 @@ _CHANCE = (
 )
 
 
-def heading(found: ClusterStudy) -> str:
+def title(found: ClusterStudy) -> str:
     """Which run this is."""
     config = found.run.config
     return (
@@ -52,17 +39,14 @@ def heading(found: ClusterStudy) -> str:
     )
 
 
-def _tree(found: ClusterStudy) -> Tree:
-    """Who left whom, when and why. The larger side goes on, so that a tree never gets deep."""
-    from rich.text import Text
-    from rich.tree import Tree
+def _tree(found: ClusterStudy) -> Branch:
+    """Each split with its round and its reason.
 
+    The larger side of a split stays on its branch, so that the tree never gets deep.
+    """
     everyone = tuple(range(len(found.names)))
-    root = Tree(
-        Text(
-            f"all {len(everyone)} clients, eps1 {found.eps('eps1'):g}, eps2 {found.eps('eps2'):g}"
-        ),
-        guide_style="dim",
+    root = Branch(
+        f"all {len(everyone)} clients, eps1 {found.eps('eps1'):g}, eps2 {found.eps('eps2'):g}"
     )
     splits = {tuple(sorted((*split.stay, *split.leave))): split for split in found.splits}
     _grow(root, everyone, splits, found)
@@ -70,27 +54,22 @@ def _tree(found: ClusterStudy) -> Tree:
 
 
 def _grow(
-    branch: Tree,
+    branch: Branch,
     members: tuple[int, ...],
     splits: Mapping[tuple[int, ...], Split],
     found: ClusterStudy,
 ) -> None:
-    """A line for everybody who leaves these members, and one for who is left at the end."""
-    from rich.text import Text
-
+    """A line for every group that leaves these members, and one for the rest at the end."""
     while members in splits:
         split = splits[members]
         members, leaving = sorted((split.stay, split.leave), key=len, reverse=True)
         verb = "leaves" if len(leaving) == 1 else "leave"
-        line = Text(f"round {split.round}: {_clients(leaving, found)} {verb} ")
-        line.append(
-            f"(mean {split.mean_norm:.4g}, largest {split.max_norm:.4g}, cut {split.cut:.3g})",
-            style="dim",
-        )
-        twig = branch.add(line)
+        why = f"(mean {split.mean_norm:.4g}, largest {split.max_norm:.4g}, cut {split.cut:.3g})"
+        twig = Branch(f"round {split.round}: {_clients(leaving, found)} {verb} ", why)
+        branch.below.append(twig)
         if leaving in splits:
             _grow(twig, leaving, splits, found)
-    branch.add(Text(f"at the end: {_clients(members, found)}"))
+    branch.below.append(Branch(f"at the end: {_clients(members, found)}"))
 
 
 def _clients(members: Sequence[int], found: ClusterStudy) -> str:
@@ -98,43 +77,37 @@ def _clients(members: Sequence[int], found: ClusterStudy) -> str:
     return f"client{'s' if len(members) > 1 else ''} {names}"
 
 
-def _plain_table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
-    return table
-
-
 def _heterogeneity_table(found: ClusterStudy) -> Table:
-    table = _plain_table("heterogeneity inside clusters", "structure", "features")
-    for number, structure, features in found.within():
-        when = "all clients in one" if number < 0 else f"after the splits of round {number}"
-        table.add_row(when, number_text(structure, 3), number_text(features, 3))
-    chances = [found.chance(matrix) for matrix in (found.pairs.structure, found.pairs.features)]
-    table.add_row("chance", *(number_text(value, 3) for value in chances))
-    table.add_section()
+    lines = [
+        (
+            "all clients in one" if number < 0 else f"after the splits of round {number}",
+            (structure, features),
+        )
+        for number, structure, features in found.within()
+    ]
+    pairs = found.pairs
+    lines.append(("chance", (found.chance(pairs.structure), found.chance(pairs.features))))
     several = [members for members in found.members if len(members) > 1]
     for members in several[:MAX_ROWS]:
         label = _clients(members, found)
         short = label if len(label) <= 46 else label[:45] + "…"
-        table.add_row(short, *(number_text(value, 3) for value in found.of_cluster(members)))
-    return table
+        lines.append((short, found.of_cluster(members)))
+    return make_table(
+        (Column("heterogeneity inside clusters", "left", wrap=True), "structure", "features"),
+        [(name, *(number_text(value, 3) for value in values)) for name, values in lines],
+        sections=[len(lines) - len(several[:MAX_ROWS])],
+    )
 
 
 def _gain_table(found: ClusterStudy) -> Table:
     compared = found.baseline is not None
     more = ("mean gain", "least gain", "better", "not worse") if compared else ()
-    table = _plain_table("run", "accuracy", "±", *more)
+    lines = []
     for gain in found.gains:
         spread = "–" if gain.spread is None else f"{100 * gain.spread:.1f}"
-        cells = [f"{100 * gain.mean:.1f}", spread]
-        if compared:
-            cells += _gain_cells(gain)
-        table.add_row(gain.name, *cells)
-    return table
+        cells = [gain.name, f"{100 * gain.mean:.1f}", spread]
+        lines.append([*cells, *(_gain_cells(gain) if compared else [])])
+    return make_table((Column("run", "left", wrap=True), "accuracy", "±", *more), lines)
 
 
 def _gain_cells(gain: Gain) -> list[str]:
@@ -162,11 +135,12 @@ def _gain_caption(found: ClusterStudy) -> str:
     )
 
 
-def summary(found: ClusterStudy) -> dict[str, Any]:
+def summary(found: ClusterStudy) -> dict[str, object]:
     """The object that `--json` prints and `clusters.json` holds; rounds count from 0."""
     config = found.run.config
+    kinds = ("structure", "features")
     matrices = {"structure": found.pairs.structure, "features": found.pairs.features}
-    whole = {
+    return {
         "method": config.method,
         "data": config.data,
         "protocol": config.protocol,
@@ -178,10 +152,7 @@ def summary(found: ClusterStudy) -> dict[str, Any]:
         "eps2": found.eps("eps2"),
         "splits": [split._asdict() for split in found.splits],
         "clusters": [
-            {
-                "members": members,
-                **dict(zip(("structure", "features"), found.of_cluster(members), strict=True)),
-            }
+            {"members": members, **dict(zip(kinds, found.of_cluster(members), strict=True))}
             for members in found.members
         ],
         "heterogeneity": [
@@ -197,12 +168,10 @@ def summary(found: ClusterStudy) -> dict[str, Any]:
         "mean_norms": found.together,
         "cluster_of_client": found.label,
     }
-    plain: dict[str, Any] = plain_json(whole)
-    return plain
 
 
-def _gain_summary(gain: Gain) -> dict[str, Any]:
-    compared: dict[str, Any] = {}
+def _gain_summary(gain: Gain) -> dict[str, object]:
+    compared: dict[str, object] = {}
     if gain.gain is not None:
         compared = {
             "gain": gain.gain,
@@ -220,11 +189,6 @@ def _gain_summary(gain: Gain) -> dict[str, Any]:
     }
 
 
-def write_clusters(found: ClusterStudy, out: Path) -> list[Path]:
-    """Write clusters.json and the plots into a folder."""
-    from atoll.analyses.clusters_plots import pictures
-
-    files = {"clusters.json": summary(found), **pictures(found)}
-    if "gains.png" not in files:
-        (out / "gains.png").unlink(missing_ok=True)  # of an earlier comparison with another run
-    return write_all(out, files)
+def cluster_files(found: ClusterStudy) -> dict[str, object]:
+    """clusters.json and the pictures, for `write_all`."""
+    return {"clusters.json": summary(found), **cluster_charts(found, title(found))}

@@ -1,0 +1,304 @@
+"""The charts of `atoll clusters`: tree over rounds, norms, heterogeneity, losses, gains."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from atoll.analyses.clusters import ClusterStudy
+from atoll.present.chart import (
+    BLACK,
+    BLUE,
+    DASHED,
+    DOTTED,
+    EDGE,
+    GREY,
+    RED,
+    SHADE,
+    SOFT,
+    Area,
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Panels,
+    Rule,
+    Texts,
+    colour_of,
+    in_rows,
+    named,
+    steps,
+    titled,
+    violin,
+)
+
+PANELS = 6
+"""Panels of the picture of norms: the largest clusters, and all other clients in the last."""
+
+
+def cluster_charts(found: ClusterStudy, about: str) -> dict[str, Panels | None]:
+    """Every picture by the name of its file; `about` is the second line of each title.
+
+    Without a baseline there are no gains: an old picture of them is removed.
+    """
+    charts: dict[str, Callable[[ClusterStudy, str], Panels]] = {
+        "tree.png": tree_chart,
+        "norms.png": norm_charts,
+        "heterogeneity.png": heterogeneity_charts,
+        "losses.png": loss_chart,
+        "accuracy.png": accuracy_chart,
+    }
+    made: dict[str, Panels | None] = {n: chart(found, about) for n, chart in charts.items()}
+    return made | {"gains.png": None if found.baseline is None else gain_chart(found, about)}
+
+
+def colours(found: ClusterStudy) -> list[str]:
+    """Each client's colour: that of its final cluster, the largest first; grey for loners."""
+    colour = [GREY] * len(found.names)
+    several = [members for members in found.members if len(members) > 1]
+    for place, members in enumerate(sorted(several, key=len, reverse=True)):
+        for member in members:
+            colour[member] = colour_of(place)
+    return colour
+
+
+def rows(found: ClusterStudy) -> list[int]:
+    """The clients in an order in which the clusters of every round stand together."""
+    order = [list(range(len(found.names)))]
+    for split in found.splits:
+        place = next(i for i, group in enumerate(order) if split.stay[0] in group)
+        order[place : place + 1] = [list(split.stay), list(split.leave)]
+    return [client for group in order for client in group]
+
+
+def boxes(found: ClusterStudy) -> list[tuple[list[int], int, int]]:
+    """Members of each cluster that ever was, the round it begins with, and the one it ends before.
+
+    A split takes effect at the end of its round: boxes meet one round later.
+    """
+    now = {tuple(range(len(found.names))): 0}
+    done = []
+    for split in found.splits:
+        whole = tuple(sorted((*split.stay, *split.leave)))
+        done.append((list(whole), now.pop(whole), split.round + 1))
+        now |= {tuple(sorted(side)): split.round + 1 for side in (split.stay, split.leave)}
+    return done + [(list(members), start, found.rounds) for members, start in now.items()]
+
+
+def tree_chart(found: ClusterStudy, about: str) -> Panels:
+    """A box for every cluster, from the round in which it came about to the one that split it."""
+    order = rows(found)
+    row_of = {client: row for row, client in enumerate(order)}
+    colour = colours(found)
+    marks: list[Mark] = []
+    for members, start, end in boxes(found):
+        where = [row_of[member] for member in members]
+        face = colour[members[0]] if members in found.members else SHADE
+        low, high = min(where) - 0.42, max(where) + 0.42
+        marks.append(Area([start, end], [low, low], [high, high], face, opacity=0.8))
+        marks.append(Line([start, end], [float(np.mean(where))] * 2, SOFT, width=1.2))
+    for split in found.splits:
+        ends = [float(np.mean([row_of[one] for one in side])) for side in (split.stay, split.leave)]
+        marks.append(Line([split.round + 1] * 2, ends, SOFT, width=1.2))
+    words = named("", [found.names[client] for client in order], most=len(order))
+    y = "client (coloured: final clusters; grey: on its own)"
+    chart = Chart(
+        "",
+        Axis("round", 0, found.rounds),
+        Axis(y, len(order) - 0.4, -0.6, ticks=words.ticks),
+        (*marks, *_split_names(found)),
+    )
+    return titled(about, chart, (12, min(2.6 + 0.3 * len(order), 16)))
+
+
+def _split_names(found: ClusterStudy) -> list[Mark]:
+    """The rounds of the splits above the picture, leaving out those without room."""
+    last, names = -np.inf, []
+    for number in sorted({split.round for split in found.splits}):
+        if number - last < 0.022 * found.rounds:
+            continue
+        turned = len(found.splits) > 12
+        names.append(Rule(number + 1, upright=True, width=0, text=str(number), turned=turned))
+        last = number
+    return [*names]
+
+
+def _split_rules(found: ClusterStudy, members: Sequence[int]) -> list[Mark]:
+    """A dotted line for each split that some of these clients went through."""
+    rounds = {s.round for s in found.splits if set(members) & {*s.stay, *s.leave}}
+    return [Rule(at, upright=True, colour=EDGE, dash=DOTTED, width=0.8) for at in rounds]
+
+
+def norm_charts(found: ClusterStudy, about: str) -> Panels:
+    """Norms of the clients' updates, a panel for each final cluster (Fig. 1)."""
+    near, groups = _near(found), _panels(found)
+    charts = [
+        _norm_chart(found, text, members, near, last=place == len(groups) - 1)
+        for place, (text, members) in enumerate(groups)
+    ]
+    arranged = in_rows(charts)
+    return Panels(
+        f"Norms of the updates (black: mean update of the cluster)\n{about}",
+        arranged,
+        (4.6 * len(arranged[0]) + 1, 3.2 * len(arranged) + 0.9),
+        shared="xy",
+        x="round (dotted: splits that these clients went through)",
+        y="norm of the update",
+    )
+
+
+def _norm_chart(
+    found: ClusterStudy, text: str, members: list[int], near: dict[str, float], *, last: bool
+) -> Chart:
+    rounds, colour = np.arange(found.rounds), colours(found)
+    marks: list[Mark] = []
+    for member in members:
+        marks.append(Line(rounds, found.norms[:, member], colour[member], width=0.9))
+        if colour[member] == GREY and len(members) <= PANELS:
+            end = found.norms[-1, member]
+            name = f" {found.names[member]}"
+            marks.append(Texts([rounds[-1]], [end], [name], place="right", size=7))
+    if len({found.label[-1, member] for member in members}) == 1:
+        marks.append(Line(rounds, found.together[:, members[0]], BLACK, width=1.4))
+    marks += [Rule(value, dash=DASHED, text=name if last else "") for name, value in near.items()]
+    marks += _split_rules(found, members)
+    return Chart(text, Axis("", 0, found.rounds - 1), Axis("", log=True), tuple(marks))
+
+
+def _near(found: ClusterStudy) -> dict[str, float]:
+    """ε1 and ε2, unless they are so far from all norms that a picture with them shows nothing."""
+    low, high = np.nanmin(found.together), np.nanmax(found.norms)
+    lines = {"ε1": found.eps("eps1"), "ε2": found.eps("eps2")}
+    return {name: value for name, value in lines.items() if low / 5 < value < 5 * high}
+
+
+def _panels(found: ClusterStudy) -> list[tuple[str, list[int]]]:
+    """The largest final clusters, and the clients of all others together."""
+    ordered = sorted(found.members, key=len, reverse=True)
+    several = [members for members in ordered if len(members) > 1]
+    shown = several if len(ordered) == len(several) <= PANELS else several[: PANELS - 1]
+    rest = sorted(member for members in ordered[len(shown) :] for member in members)
+    panels = [(_short(members, found), members) for members in shown]
+    if rest:
+        alone = len(ordered) - len(shown) == len(rest)
+        kind = "on their own" if alone else "in other clusters"
+        panels.append((f"{kind}: {_short(rest, found)}", rest))
+    return panels
+
+
+def _short(members: list[int], found: ClusterStudy) -> str:
+    """Names of some clients, cut where there are too many."""
+    text = ", ".join(found.names[member] for member in members)
+    return text if len(text) <= 44 else text[:43] + "…"
+
+
+def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
+    """How different graphs inside clusters are: over rounds, and in each final cluster (Fig. 3)."""
+    lines = np.array(found.within())
+    at = np.append(np.maximum(lines[:, 0], 0), found.rounds)
+    several = sorted((m for m in found.members if len(m) > 1), key=len, reverse=True)[:12]
+    over: list[Mark] = []
+    bars: list[Mark] = []
+    heights = np.nan_to_num([found.of_cluster(members) for members in several]).reshape(-1, 2)
+    for place, (name, colour) in enumerate((("structure", BLUE), ("features", RED))):
+        values = lines[:, 1 + place]
+        line = steps(at, np.append(values, values[-1]))
+        all_clients = Rule(values[0], colour=colour, dash=DASHED)
+        over += [Line(*line, colour, name, width=2), all_clients]
+        spots = np.arange(len(several)) + 0.4 * place - 0.2
+        bars += [all_clients, Bars(spots, heights[:, place], width=0.38, colour=colour)]
+    top = 1.05 * float(np.nanmax([*lines[:, 1:].ravel(), *heights.ravel()]))
+    room = max(0.6, (5 - len(several)) / 2)  # one cluster would get bars as wide as a wall
+    words = [(float(i), _wrapped(members, found)) for i, members in enumerate(several)]
+    unit = "mean over pairs of clients in one cluster (nats)"
+    return Panels(
+        f"How different the graphs inside a cluster are\n{about}",
+        (
+            (
+                Chart(
+                    "Over the rounds",
+                    Axis("round", 0, found.rounds),
+                    Axis(unit, 0, top),
+                    tuple(over),
+                    legend="lower left",
+                ),
+                Chart(
+                    "In each final cluster (dashed: all clients)",
+                    Axis("", -room, len(several) - 1 + room, ticks=words),
+                    Axis("", 0, top),
+                    tuple(bars),
+                ),
+            ),
+        ),
+        (13, 5),
+        widths=(1, 1.3),
+    )
+
+
+def _wrapped(members: list[int], found: ClusterStudy) -> str:
+    """Names of a cluster's clients under a bar, in several lines."""
+    text = ", ".join(found.names[member] for member in members)
+    return "\n".join(textwrap.wrap(text, 16)[:6])
+
+
+def loss_chart(found: ClusterStudy, about: str) -> Panels:
+    """Test losses, mean and spread over the clients of all seeds (Fig. 4)."""
+    marks: list[Mark] = _split_rules(found, range(len(found.names)))
+    tops: list[float] = []
+    for place, run in enumerate((found.run, *found.others)):
+        losses = np.concatenate(
+            [one.history.array("deployed", "loss", "test") for one in run.result.seeds], axis=1
+        )
+        mean, spread = np.nanmean(losses, axis=1), np.nanstd(losses, axis=1)
+        name, at = found.gains[place].name, np.arange(len(mean))
+        marks.append(Line(at, mean, colour_of(place), name, mean - spread, mean + spread))
+        tops += [mean.max(), np.quantile(mean + spread, 0.95)]  # the start would hide the rest
+    x = Axis("round (dotted: splits)", 0, found.rounds - 1)
+    y = Axis("cross entropy, mean ± std over clients", 0, 1.1 * max(tops))
+    chart = Chart("", x, y, tuple(marks), legend="inside")
+    return titled(f"Test loss of the deployed model\n{about}", chart, (8, 5))
+
+
+def accuracy_chart(found: ClusterStudy, about: str) -> Panels:
+    """What clients get against how different those are whom they trained with (after Fig. 5)."""
+    company = found.company()
+    accuracy = 100 * found.gains[0].accuracy[found.seed - found.run.config.seed]
+    colour = colours(found)
+    marks: list[Mark] = []
+    for client in np.flatnonzero(np.isfinite(company + accuracy)):
+        spot = [company[client]], [accuracy[client]]
+        marks.append(Dots(*spot, colour[client], size=8))
+        marks.append(Texts(*spot, [found.names[client]], place="corner", size=8))
+    loners = int(np.isnan(company).sum())
+    note = f" ({loners} on their own are left out)" if loners else ""
+    x = "mean structure heterogeneity to the other clients of its cluster (nats)"
+    chart = Chart("", Axis(x, room=0.12), Axis("test accuracy, %", room=0.12), tuple(marks))
+    title = f"Accuracy, and how different the rest of the cluster is{note}\n{about}"
+    return titled(title, chart, (8, 5.4))
+
+
+def gain_chart(found: ClusterStudy, about: str) -> Panels:
+    """What each client gains, a violin for each run (Figs. 6 to 8)."""
+    compared = [(gain, gain.gain) for gain in found.gains if gain.gain is not None]
+    marks: list[Mark] = [Rule(0)]
+    rng = np.random.default_rng(0)
+    for place, (_, points) in enumerate(compared):
+        values, colour = 100 * points[np.isfinite(points)], colour_of(place)
+        marks += violin(values, place, colour=colour)
+        jitter = place + rng.uniform(-0.08, 0.08, values.size)
+        marks.append(Dots(jitter, values, colour, opacity=0.8))
+        marks.append(Line([place - 0.25, place + 0.25], [values.mean()] * 2, BLACK, width=2))
+    labels = [
+        f"{gain.name}\nmean {100 * np.nanmean(points):+.1f}, least {100 * np.nanmin(points):+.1f}"
+        f"\n{gain.improved(ties=True)} of {len(points)} not worse"
+        for gain, points in compared
+    ]
+    ticks = [(float(place), label) for place, label in enumerate(labels)]
+    x = Axis("", -0.6, max(len(compared), 2) - 0.4, ticks=ticks)
+    chart = Chart("", x, Axis("points of test accuracy (line: mean)"), tuple(marks))
+    size = max(8, 2 + 2.2 * len(compared)), 5.4
+    return titled(f"What each client gains over {found.baseline}\n{about}", chart, size)
