@@ -32,12 +32,12 @@ from atoll.present.tables import Column, Table, make_table
 
 
 def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
-    """Norms, proposal and doubts; the command to continue with belongs below, unwrapped."""
+    """Norms, proposal and doubts; the command that uses it belongs below, unwrapped."""
     parts: list[Part] = [heading(title(found)), "", _norm_table(found), "", *reasons(found)]
     parts += [Words(f"But {line}.", "yellow") for line in found.warnings()]
     if grid:
         parts += ["", _grid_table(found), quiet(_GRID)]
-    return [*parts, "", "Go on with:"]
+    return parts
 
 
 _GRID = (

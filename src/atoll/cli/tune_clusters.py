@@ -58,6 +58,7 @@ def tune_clusters(
         found = tune(config, on_round=lambda done: move(1))
     print_notes(console, found.notes)
     console.print(layout(view.threshold_parts(found, grid=grid), gap=2))
+    console.print("\nGo on with:")
     console.print(Text("  " + view.command(found)), soft_wrap=True)
     if out is not None:
         written(console, write_all(out, view.threshold_files(found)))
