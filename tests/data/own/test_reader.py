@@ -235,6 +235,19 @@ def test_the_example_loads_and_is_what_its_script_writes(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------ options
 
 
+@pytest.mark.parametrize(
+    "schema",
+    ["target = 'f'", "[nodes]\nlabel = 'f'", "task = 'node'\ntarget = 'f'\n[nodes]\nlabel = 'f'"],
+)
+def test_target_and_label_name_the_column_to_predict(schema: str, tmp_path: Path) -> None:
+    tmp_path.joinpath("nodes.csv").write_text("id,f,label\na,1,x\nb,2,y\nc,1,x\n")
+    tmp_path.joinpath("edges.csv").write_text("source,target\na,b\n")
+    tmp_path.joinpath("schema.toml").write_text(schema)
+    source, report = load_own(tmp_path)
+    assert source.y.tolist() == [0, 1, 0]
+    assert (report.classes, report.features) == (("1", "2"), ("label=x", "label=y"))
+
+
 def test_findings_are_counted_and_dropped(tmp_path: Path) -> None:
     nodes = "id,f,label\na,1,x\nb,2,y\na,9,y\nc,3,x\n"
     edges = "source,target\na,a\na,b\na,b\nb,a\nb,zz\nc,b\n"

@@ -131,6 +131,38 @@ TABLES: dict[str, tuple[str | bytes, str, str, str]] = {
     "schema column": (G, E, "[nodes]\nlabel = 'lobel'", "does not have; did you mean 'label'?"),
     "schema feature": (G, E, "[nodes]\nfeatures = ['q']", "its columns are 'id', 'f', 'label'"),
     "schema twice": (G, E, "[nodes]\nlabel = 'f'\nfeatures = ['f']", "as label and as features"),
+    "schema target": (
+        G,
+        E,
+        "target = 'f'\n[nodes]\nlabel = 'label'",
+        "schema.toml gives target = 'f' and [nodes] label = 'label', but both name the column to "
+        "predict; leave one of them out",
+    ),
+    "schema target column": (G, E, "target = 'lobel'", "does not have; did you mean 'label'?"),
+    "schema target kind": (
+        G,
+        E,
+        "target = ['label']",
+        "schema.toml target is ['label']; it must be",
+    ),
+    "schema task": (
+        G,
+        E,
+        "task = 'nodes'",
+        "unknown task in schema.toml 'nodes'; did you mean 'node'?",
+    ),
+    "schema task of graphs": (
+        G,
+        E,
+        "task = 'graph'",
+        "schema.toml gives task = 'graph', but nodes and edges are tables of one graph",
+    ),
+    "schema top key": (
+        G,
+        E,
+        "targt = 'f'",
+        "section of schema.toml 'targt'; did you mean 'target'?",
+    ),
     "schema syntax": (G, E, "[nodes\n", "schema.toml' is not readable as TOML"),
 }
 

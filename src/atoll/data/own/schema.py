@@ -28,6 +28,9 @@ OWNERS = ("client", "owner")
 """Columns that are kept as owners without a schema."""
 
 _STRING, _LIST, _BOOL = "a text", "a list of texts", "true or false"
+TASKS = ("node", "graph")
+_TOP = {"task": _STRING, "target": _STRING}
+"""Keys above the sections: the task, and the column to predict (also `[nodes] label`)."""
 _KEYS: dict[str, dict[str, str]] = {
     "nodes": {
         "id": _STRING,
@@ -119,9 +122,10 @@ class OwnReport:
 
 @dataclass(frozen=True)
 class Schema:
-    """The roles of columns that a `schema.toml` gives; None and empty mean "by convention"."""
+    """The task and the roles of columns that a `schema.toml` gives; None means "by convention"."""
 
     file: str = "schema.toml"
+    task: str | None = None
     id: str | None = None
     label: str | None = None
     split: str | None = None
@@ -200,18 +204,40 @@ def read_schema(path: Path) -> Schema:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigError(f"schema '{path}' is not readable as TOML ({problem})") from None
     values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
+    top = {
+        key: _checked(raw.pop(key), _TOP[key], f"{path.name} {key}") for key in _TOP if key in raw
+    }
     for section, entries in raw.items():
         if section not in _KEYS:
-            raise unknown(f"section of {path.name}", section, _KEYS)
+            raise unknown(f"section of {path.name}", section, [*_KEYS, *_TOP])
         if not isinstance(entries, dict):
             raise ConfigError(f"{path.name}: write [{section}] as a section, not as a value")
         for key, value in entries.items():
             if key not in _KEYS[section]:
                 raise unknown(f"{path.name} [{section}] key", key, _KEYS[section])
             values[key] = _checked(value, _KEYS[section][key], f"{path.name} [{section}] {key}")
+    if "task" in top:
+        values["task"] = top["task"]
+    if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
+        raise ConfigError(
+            f"{path.name} gives target = '{top['target']}' and [nodes] label = "
+            f"'{values['label']}', but both name the column to predict; leave one of them out"
+        )
     schema = Schema(file=path.name, **values)
+    _check_task(schema)
     _no_double_role(schema)
     return schema
+
+
+def _check_task(schema: Schema) -> None:
+    """Refuse a task that does not exist, or that tables of one graph cannot have."""
+    if schema.task not in (None, *TASKS):
+        raise unknown(f"task in {schema.file}", str(schema.task), TASKS)
+    if schema.task == "graph":
+        raise ConfigError(
+            f"{schema.file} gives task = '{schema.task}', but nodes and edges are tables of one "
+            'graph with labels on its nodes; write task = "node", or leave it out'
+        )
 
 
 def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ...]:
