@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 
 from atoll.core.errors import DataError
-from atoll.data.own.schema import Loading, NodeRoles, OwnOptions, shown
+from atoll.data.own.schema import Loading, NodeRoles, OwnOptions, quoted
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
-SPLITS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
+ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "?", "-"}
 """Marks that people write for "no value"; a label must not become a class of that name."""
 NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|NaN|inf|Inf))$"
@@ -142,7 +142,7 @@ def lookup(column: pa.ChunkedArray, ids: pa.ChunkedArray) -> np.ndarray:
     return np.asarray(found.fill_null(-1), dtype=np.int32)
 
 
-def plain(column: pa.ChunkedArray) -> np.ndarray:
+def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
     """A column as int64, or as NumPy text with every distinct text made only once."""
     if pa.types.is_integer(column.type):
         return np.asarray(column, dtype=np.int64)
@@ -155,7 +155,7 @@ def plain(column: pa.ChunkedArray) -> np.ndarray:
     return texts
 
 
-def labels(
+def encode_labels(
     column: pa.ChunkedArray, name: str, rows: Rows, options: OwnOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers, -1 where no label is given, and the classes' names in sorted order."""
@@ -177,7 +177,7 @@ def labels(
     if is_text(column.type):
         _refuse_marks(column, names, name, rows)
     if len(names) < 2:
-        found = f"only the class {shown(names[0])}" if names else "no label at all"
+        found = f"only the class {quoted(names[0])}" if names else "no label at all"
         raise DataError(
             f"column '{name}' of {rows.name} holds {found}; classification needs "
             f"two classes or more"
@@ -196,7 +196,7 @@ def _refuse_marks(column: pa.ChunkedArray, names: tuple[str, ...], name: str, ro
     if marks:
         row = first(pc.equal(column, marks[0]))
         raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {shown(marks[0])}, which reads like a "
+            f"{rows.where(row)}, column '{name}' holds {quoted(marks[0])}, which reads like a "
             f"missing label; leave it empty for an unlabelled node, or give the class another name"
         )
 
@@ -205,14 +205,16 @@ def split_roles(column: pa.ChunkedArray, name: str, rows: Rows) -> np.ndarray:
     """Roles from texts such as "train"; an empty text is an unused node."""
     column = pc.utf8_lower(column.cast(pa.large_string()))
     distinct = pc.unique(column).drop_null()
-    wrong = [value for value in distinct.to_pylist() if value not in SPLITS]
+    wrong = [value for value in distinct.to_pylist() if value not in ROLE_WORDS]
     if wrong:
         row = first(pc.equal(column, wrong[0]))
         raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {shown(wrong[0])}; a split is train, val "
+            f"{rows.where(row)}, column '{name}' holds {quoted(wrong[0])}; a split is train, val "
             f"(or valid, validation), test, or empty for an unused node"
         )
-    roles = np.array([*(SPLITS[value] for value in distinct.to_pylist()), UNUSED], dtype=np.int8)
+    roles = np.array(
+        [*(ROLE_WORDS[value] for value in distinct.to_pylist()), UNUSED], dtype=np.int8
+    )
     split: np.ndarray = roles[lookup(column, pa.chunked_array([distinct]))]  # -1 takes the last
     return split
 
@@ -222,12 +224,12 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
     if table.num_rows == 0:
         raise DataError(f"{rows.name} holds no nodes; give at least one row for each class")
     options = loading.options
-    y, classes = labels(table[roles.label], roles.label, rows, options)
+    y, classes = encode_labels(table[roles.label], roles.label, rows, options)
     split = None if roles.split is None else split_roles(table[roles.split], roles.split, rows)
     columns = {}
     for name in roles.owners:
         refuse_missing(table[name], name, rows)
-        columns[name] = plain(table[name])
+        columns[name] = as_numpy(table[name])
     blocks: list[Block] = []
     for name in table.column_names:
         if name in roles.features:
@@ -239,7 +241,7 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
         )
     for block in blocks:
         if block.categories:
-            loading.report.say(
+            loading.report.note(
                 f"column '{block.name}' became {len(block.categories)} columns, one per category"
             )
     names = tuple(name for block in blocks for name in block.names())
@@ -277,7 +279,7 @@ def _block(
         row = first_text(column)
         told = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
         raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {shown(column[row].as_py())}, but {told} "
+            f"{rows.where(row)}, column '{name}' holds {quoted(column[row].as_py())}, but {told} "
             f"the column is a number; correct it, or list it under categories in schema.toml"
         )
     if name in roles.numbers:

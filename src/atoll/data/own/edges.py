@@ -15,8 +15,8 @@ import scipy.sparse as sp
 
 from atoll.core.errors import DataError
 from atoll.data.own.columns import Rows, as_ids, is_number, is_text, lookup
-from atoll.data.own.schema import Loading, OwnReport, edge_roles, listed, shown
-from atoll.data.own.tables import Part, TableFile, release
+from atoll.data.own.schema import Loading, OwnReport, edge_roles, quoted, quoted_list
+from atoll.data.own.tables import Part, TableFile, release_arrow_memory
 
 NO_VALUE = -2
 """Stands for an end that was left empty, until `_refuse_no_end` has looked."""
@@ -88,7 +88,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> tuple[np.ndarray, np.nd
     mirrored = 0 if options.duplicate_edges == "keep" else rows - repeats - keys.size
     if mirrored:
         report.mirrored_edges = mirrored
-        report.say(f"{mirrored} edges were given in both directions and stand once")
+        report.note(f"{mirrored} edges were given in both directions and stand once")
     if weight is not None and (weight == 1).all():
         weight = None
     if not directed:
@@ -119,7 +119,7 @@ def _settle(name: str, number: int, choice: str, report: OwnReport) -> None:
             f"the graph has {number} {words}, which {name} = error refuses; remove them, or choose "
             f"{name} = drop"
         )
-    report.say(f"{number} {words} were {done[choice]}")
+    report.note(f"{number} {words} were {done[choice]}")
 
 
 def _merge(
@@ -179,7 +179,7 @@ def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: L
         ends = _part_edges(part, own, loading)
         found.append(Ends(ends.source + start, ends.target + start, ends.weight))
         start += len(own)
-    release()
+    release_arrow_memory()
     weighted = [ends.weight is not None for ends in found]
     if any(weighted) and not all(weighted):
         raise DataError(
@@ -199,7 +199,7 @@ def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
     file = part.edges
     roles = edge_roles(file.columns(), loading.schema, file.name)
     if roles.ignored:
-        loading.report.say(f"{file.name}: ignored {listed(roles.ignored)}")
+        loading.report.note(f"{file.name}: ignored {quoted_list(roles.ignored)}")
     names, weight = [roles.source, roles.target], None
     found: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
@@ -220,7 +220,7 @@ def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
         name = names[0] if source[row] < 0 else names[1]
         value = file.read([name], [name])[name][row].as_py()
         place = f"{file.where(row)}, column '{name}'"
-        return f"{place} holds {shown(value)}, not a node of {part.nodes.name}"
+        return f"{place} holds {quoted(value)}, not a node of {part.nodes.name}"
 
     return no_dangling(Ends(source, target, weight), len(ids), sentence, loading)
 

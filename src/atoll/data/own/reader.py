@@ -23,8 +23,8 @@ from atoll.data.own.schema import (
     OwnOptions,
     OwnReport,
     Schema,
-    listed,
     node_roles,
+    quoted_list,
     read_schema,
 )
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source
@@ -94,14 +94,14 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     report.nodes, report.edges = len(nodes.y), ends.source.size + report.dangling_edges
     report.classes, report.features = nodes.classes, nodes.features
     if report.dangling_edges:
-        report.say(f"{report.dangling_edges} edges to nodes that are not there were dropped")
+        report.note(f"{report.dangling_edges} edges to nodes that are not there were dropped")
     unlabelled = nodes.y < 0
     report.unlabelled = int(unlabelled.sum())
     split = nodes.split
     if split is not None:
         lost = unlabelled & (split != UNUSED)
         if lost.any():
-            report.say(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
+            report.note(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
             split = np.where(lost, np.int8(UNUSED), split)
         if not (split == TRAIN).any():
             raise DataError(
@@ -110,7 +110,7 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
             )
     edges, weight = clean_edges(ends, report.nodes, loading)
     if edges.shape[1] == 0:
-        report.say("the graph has no edges")
+        report.note("the graph has no edges")
     columns = dict(nodes.columns)
     source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, columns)
     source = replace(source, class_names=tuple(nodes.classes))
@@ -155,7 +155,7 @@ def from_networkx(
     keys = dict.fromkeys(key for _, data in graph.nodes(data=True) for key in data)
     roles = node_roles([str(key) for key in keys], loading, name, with_id=False)
     if roles.ignored:
-        loading.report.say(f"{name}: ignored {listed(roles.ignored)}")
+        loading.report.note(f"{name}: ignored {quoted_list(roles.ignored)}")
     rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
     values = {str(key): [d.get(key) for _, d in graph.nodes(data=True)] for key in keys}
     table = from_lists({name: values[name] for name in values if name in roles.used}, rows)
@@ -163,7 +163,7 @@ def from_networkx(
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
     if graph.is_directed() and not loading.directed:
-        loading.report.say(
+        loading.report.note(
             f"{name} is directed; its edges were made undirected (directed = true keeps)"
         )
     ends = _networkx_edges(graph, ids, name, loading.schema.weight or "weight")
@@ -209,7 +209,7 @@ def _load_graphml(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
 
 def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     """A PyG `Data`, or a dict of tensors with the same names."""
-    from atoll.data.own.columns import Nodes, Rows, compact, from_labels, labels
+    from atoll.data.own.columns import Nodes, Rows, compact, encode_labels, from_labels
 
     options, name = loading.options, path.name
     values = _read_tensors(path)
@@ -221,13 +221,13 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     if y.min() < -1:
         raise DataError(f"y of '{name}' holds {y.min()}; a label is 0 or more, or -1 for unknown")
     rows = Rows(f"'{name}'", lambda row: f"'{name}' node {row}")
-    y, classes = labels(from_labels(y), "y", rows, options)
+    y, classes = encode_labels(from_labels(y), "y", rows, options)
     ends = _tensor_edges(values, name, n, loading)
     owners = {key for key in (*OWNERS, options.owner) if key is not None and key in values}
     owned = {key: _array(values, key, name, 1, "one owner for each node", n=n) for key in owners}
     known = {"x", "y", "edge_index", "edge_weight", "num_nodes", *MASKS, *owners}
     if set(values) - known:
-        loading.report.say(f"{name}: ignored {listed(sorted(set(values) - known))}")
+        loading.report.note(f"{name}: ignored {quoted_list(sorted(set(values) - known))}")
     split = _masks(values, name, n, loading.report)
     nodes = Nodes(compact(x), y, classes, (), split, owned)
     return _assemble(path.stem, nodes, ends, loading)
@@ -330,7 +330,7 @@ def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray 
         if mask is None:
             continue
         if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] > 1:
-            report.say(f"{key} holds {mask.shape[1]} splits; the first was used")
+            report.note(f"{key} holds {mask.shape[1]} splits; the first was used")
             mask = mask[:, 0]
         chosen = _array({key: mask}, key, name, 1, "true or false for each node", n=n) != 0
         twice = chosen & (split != UNUSED)

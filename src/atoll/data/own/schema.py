@@ -115,7 +115,7 @@ class OwnReport:
     mirrored_edges: int = 0
     unlabelled: int = 0
 
-    def say(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Add a sentence for the user."""
         self.messages = (*self.messages, sentence)
 
@@ -339,7 +339,7 @@ def _role(
 def _present(name: str, columns: Sequence[str], origin: str, file: str) -> None:
     if name not in columns:
         near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"its columns are {listed(columns)}"
+        hint = f"did you mean '{near[0]}'?" if near else f"its columns are {quoted_list(columns)}"
         raise ConfigError(f"{origin} names column '{name}', which {file} does not have; {hint}")
 
 
@@ -351,19 +351,19 @@ def _absent(
     if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
         hint = " (separate the columns with commas)"
     return (
-        f"{file} has no {role} {word}{hint}: its {word}s are {listed(columns)}; name one of them "
-        f'{allowed}, or say which it is in schema.toml: [{section}] {role} = "..."'
+        f"{file} has no {role} {word}{hint}: its {word}s are {quoted_list(columns)}; name one of "
+        f'them {allowed}, or say which it is in schema.toml: [{section}] {role} = "..."'
     )
 
 
-def listed(names: Iterable[object], most: int = 8) -> str:
+def quoted_list(names: Iterable[object], most: int = 8) -> str:
     """Names for a sentence, quoted, and cut short when there are many."""
-    every = [shown(name) for name in names]
+    every = [quoted(name) for name in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return (", ".join(every[:most]) + more) or "none"
 
 
-def shown(value: object, most: int = 40) -> str:
+def quoted(value: object, most: int = 40) -> str:
     """A value from a file, quoted for a sentence: on one line, and cut short when it is long."""
     text = "".join(letter if letter.isprintable() else "?" for letter in str(value))
     return f"'{text[:most]}...'" if len(text) > most else f"'{text}'"

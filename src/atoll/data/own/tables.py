@@ -20,14 +20,14 @@ from atoll.data.own.columns import (
     Nodes,
     Rows,
     as_ids,
+    as_numpy,
     clean_text,
     encode_nodes,
     first_text,
     lookup,
-    plain,
     refuse_missing,
 )
-from atoll.data.own.schema import Loading, NodeRoles, OwnReport, listed, node_roles, shown
+from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class TableFile:
         column = self.read([name], [name])[name]
         row = first_text(column)
         return DataError(
-            f"{self.where(row)}, column '{name}' holds {shown(column[row].as_py())}; a weight is a "
-            f"finite number, zero or more"
+            f"{self.where(row)}, column '{name}' holds {quoted(column[row].as_py())}; a weight is "
+            f"a finite number, zero or more"
         )
 
     def where(self, row: int) -> str:
@@ -262,7 +262,7 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
         tables.append(table.drop_columns([roles.id]))
         kept.append(rows)
     if roles.ignored:
-        loading.report.say(f"{parts[0].nodes.name}: ignored {listed(roles.ignored)}")
+        loading.report.note(f"{parts[0].nodes.name}: ignored {quoted_list(roles.ignored)}")
     starts = np.cumsum([0, *map(len, kept)])
 
     def where(row: int) -> str:
@@ -273,11 +273,11 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
     nodes = encode_nodes(merged, roles, Rows(parts[0].nodes.name, where), loading)
     _add_names(nodes, parts, ids, loading.report)
     del merged, tables, table
-    release()
+    release_arrow_memory()
     return nodes, ids
 
 
-def release() -> None:
+def release_arrow_memory() -> None:
     """Give back the memory that Arrow keeps for its next table: NumPy needs it now."""
     pa.default_memory_pool().release_unused()
 
@@ -307,11 +307,11 @@ def _unique(
     row, number = int(np.argmax(again)), int(again.sum())
     if loading.options.duplicate_nodes == "error":
         raise DataError(
-            f"{file.where(row)} gives the id {shown(ids[row].as_py())} again ({number} such rows "
+            f"{file.where(row)} gives the id {quoted(ids[row].as_py())} again ({number} such rows "
             f"in all); an id names one node: remove them, or choose duplicate_nodes = first"
         )
     loading.report.duplicate_nodes += number
-    loading.report.say(f"{file.name}: {number} rows with an id given before were dropped")
+    loading.report.note(f"{file.name}: {number} rows with an id given before were dropped")
     return table.filter(pa.array(~again)), rows[~again]
 
 
@@ -341,13 +341,13 @@ def _add_names(
     alike = len({column.type for column in ids}) == 1
     every = [column if alike else column.cast(pa.large_string()) for column in ids]
     joined = pa.chunked_array([chunk for column in every for chunk in column.chunks])
-    nodes.columns["id"] = plain(joined)
+    nodes.columns["id"] = as_numpy(joined)
     if parts[0].client is None:
         return
     if "client" in nodes.columns:
-        report.say("the column 'client' was replaced by the names of the client folders")
+        report.note("the column 'client' was replaced by the names of the client folders")
     sizes = [len(column) for column in ids]
     nodes.columns["client"] = np.repeat([str(part.client) for part in parts], sizes)
     shared = len(joined) - len(joined.unique())
     if shared:
-        report.say(f"{shared} ids are used by more than one client; they stay different nodes")
+        report.note(f"{shared} ids are used by more than one client; they stay different nodes")
