@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.graph import Graph, Sparse
-from atoll.data.divide import Induced, federate
+from atoll.data.divide import InducedSubgraphs, federate
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source
 from atoll.data.synthetic import Lagoon, make_lagoon
 
@@ -91,11 +91,11 @@ def test_edge_weights_and_unknown_labels_follow_their_nodes() -> None:
         list("aabb"), [(0, 1), (1, 0), (1, 2), (3, 2)], [0, 1, -1, 1],
         weight=np.float32([1, 2, 3, 4]), split=np.int8([TRAIN, TEST, TRAIN, VAL]),
     )  # fmt: skip
-    first = Induced(source).graph(np.array([1, 0]), np.int8([TEST, TRAIN]))
+    first = InducedSubgraphs(source).graph(np.array([1, 0]), np.int8([TEST, TRAIN]))
     assert first.edges.tolist() == [[1, 0], [0, 1]]
     assert first.edge_weight.tolist() == [1, 2]
     assert first.test.tolist() == [1, 0]
-    second = Induced(source).graph(np.array([2, 3]), np.int8([TRAIN, VAL]))
+    second = InducedSubgraphs(source).graph(np.array([2, 3]), np.int8([TRAIN, VAL]))
     assert second.train.tolist() == [0, 0]  # its label is unknown, so it cannot teach
     assert second.val.tolist() == [0, 1]
     assert second.y.tolist() == [0, 1]

@@ -12,7 +12,7 @@ import torch
 
 from atoll.core.tree import num_bytes
 from atoll.data.archive import load_federation, save_federation
-from atoll.data.divide import Induced, federate
+from atoll.data.divide import InducedSubgraphs, federate
 from atoll.data.synthetic import Archipelago, make_lagoon
 from atoll.engines.buckets import NODES, make_buckets, outline
 from atoll.engines.fused import Fused
@@ -101,7 +101,7 @@ def test_lazy_clients_give_the_same_numbers_and_are_not_kept(tmp_path: Path) -> 
 def test_subgraphs_keep_edges_and_their_order_also_where_clients_overlap() -> None:
     source = make_lagoon(Archipelago(own_library=0.5), 3, 1)
     rng = np.random.default_rng(0)
-    induced = Induced(source)
+    induced = InducedSubgraphs(source)
     for _ in range(5):
         ids = rng.permutation(source.num_nodes)[: source.num_nodes // 2]
         inside = np.isin(source.edges, ids).all(0)

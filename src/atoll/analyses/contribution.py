@@ -34,7 +34,7 @@ from atoll.core.method import Method
 from atoll.core.task import ROLES
 from atoll.data.divide import federate
 from atoll.data.isolate import RATIO, VARY, check_client, vary_federation
-from atoll.data.load import one_graph
+from atoll.data.load import as_one_graph
 from atoll.data.measure.heterogeneity import describe
 from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
@@ -280,7 +280,7 @@ def _divider(
         need_one_graph(made.federation)
         return lambda seed: made.federation, made.config, made.notes
     loaded, notes = problem.load(first)
-    source, config = problem.prepare(one_graph(loaded))
+    source, config = problem.prepare(as_one_graph(loaded))
     rules = problem.rules
 
     def divide(seed: int) -> Federation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,6 +14,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.data.partition import Partition, divide
 from atoll.data.source import TEST, TRAIN, VAL, Source, check_source
+from atoll.data.spec import Value
 from atoll.data.split import split as assign_roles
 
 DEGENERATE = ("no-edge", "single-class")
@@ -30,8 +31,8 @@ def federate(
     seed: int = 0,
     partition_seed: int | None = None,
     allow: Collection[str] = (),
-    partition_options: dict[str, Any] | None = None,
-    split_options: dict[str, Any] | None = None,
+    partition_options: dict[str, Value] | None = None,
+    split_options: dict[str, Value] | None = None,
 ) -> Federation:
     """Divide a graph among clients and give every node its role.
 
@@ -53,8 +54,8 @@ def federate(
     roles = assign_roles(
         source, parts.parts, split, seed=seed, ratios=ratios, **(split_options or {})
     )
-    induced = Induced(source)
-    graphs = tuple(induced.graph(ids, role) for ids, role in zip(parts.parts, roles, strict=True))
+    cut = InducedSubgraphs(source)
+    graphs = tuple(cut.graph(ids, role) for ids, role in zip(parts.parts, roles, strict=True))
     check_clients(source, parts, graphs, allow)
     about = {
         "partition": partition,
@@ -69,7 +70,7 @@ def federate(
     return Federation(graphs, source.classes, name=source.name, metric=source.metric, about=about)
 
 
-class Induced:
+class InducedSubgraphs:
     """Subgraphs that sets of nodes induce, each at the cost of its own nodes and their edges.
 
     Edges keep the order that they have in the whole graph.
@@ -95,36 +96,44 @@ class Induced:
         inside = ends[1] >= 0
         return leaving[inside], np.ascontiguousarray(ends[:, inside])
 
+    def part(self, ids: np.ndarray) -> Source:
+        """The subgraph with the nodes `ids`, numbered in that order."""
+        source, (numbers, ends) = self.source, self.edges(ids)
+        return replace(
+            source,
+            x=source.x[ids],
+            edges=ends,
+            y=source.y[ids],
+            weight=None if source.weight is None else source.weight[numbers],
+            split=None if source.split is None else source.split[ids],
+            columns={name: values[ids] for name, values in source.columns.items()},
+        )
+
     def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
         """The subgraph as tensors."""
-        source = self.source
-        numbers, ends = self.edges(ids)
-        weight = None if source.weight is None else torch.from_numpy(source.weight[numbers])
-        labels = source.y[ids]
-        known = labels >= 0
+        part = self.part(ids)
+        train, val, test = (
+            torch.from_numpy((roles == role) & (part.y >= 0)) for role in (TRAIN, VAL, TEST)
+        )
         return make_graph(
-            _features(source.x, ids),
-            torch.from_numpy(ends),
-            torch.from_numpy(labels),
-            train=torch.from_numpy((roles == TRAIN) & known),
-            val=torch.from_numpy((roles == VAL) & known),
-            test=torch.from_numpy((roles == TEST) & known),
-            edge_weight=weight,
+            _features(part.x),
+            torch.from_numpy(part.edges),
+            torch.from_numpy(part.y),
+            train=train,
+            val=val,
+            test=test,
+            edge_weight=None if part.weight is None else torch.from_numpy(part.weight),
             ids=torch.from_numpy(ids.astype(np.int32)),
         )
 
 
-def _features(x: np.ndarray | sp.csr_array, ids: np.ndarray) -> torch.Tensor | Sparse:
+def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
     if not sp.issparse(x):
-        return torch.from_numpy(np.ascontiguousarray(x[ids], dtype=np.float32))
-    rows = x[ids].tocoo()
-    return sparse_matrix(
-        torch.from_numpy(rows.row.astype(np.int64)),
-        torch.from_numpy(rows.col.astype(np.int64)),
-        torch.from_numpy(rows.data.astype(np.float32)),
-        (ids.size, x.shape[1]),
-        square=False,
-    )
+        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    entries = sp.coo_array(x)
+    row, column = (torch.from_numpy(index.astype(np.int64)) for index in entries.coords)
+    values = torch.from_numpy(entries.data.astype(np.float32))
+    return sparse_matrix(row, column, values, x.shape, square=False)
 
 
 def check_clients(

@@ -129,7 +129,7 @@ def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     return OwnOptions(**options)
 
 
-def one_graph(source: Source | GraphSet | GraphGroup) -> Source:
+def as_one_graph(source: Source | GraphSet | GraphGroup) -> Source:
     """The source, if it is one graph."""
     if not isinstance(source, Source):
         raise ConfigError(

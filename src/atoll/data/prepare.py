@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
+from atoll.data.divide import InducedSubgraphs
 from atoll.data.source import Source
 
 
@@ -23,7 +24,8 @@ def largest_component(source: Source) -> Source:
     ones = np.ones(source.edges.shape[1], dtype=np.int8)
     adjacency = sp.coo_array((ones, (source.edges[0], source.edges[1])), shape=(n, n))
     _, label = connected_components(adjacency, directed=False)
-    return induced(source, np.flatnonzero(label == np.bincount(label).argmax()))
+    largest = np.flatnonzero(label == np.bincount(label).argmax())
+    return InducedSubgraphs(source).part(largest)
 
 
 def row_normalized(source: Source) -> Source:
@@ -42,23 +44,6 @@ WORDS = ("cora", "citeseer", "pubmed", "computers", "photo")
 def words_normalized(source: Source) -> Source:
     """`row_normalized` for the data sets that FED-PUB normalises, and no others."""
     return row_normalized(source) if source.name.lower() in WORDS else source
-
-
-def induced(source: Source, ids: np.ndarray) -> Source:
-    """The graph that the nodes `ids` induce, numbered in that order."""
-    place = np.full(source.num_nodes, -1, dtype=np.int64)
-    place[ids] = np.arange(ids.size)
-    ends = place[source.edges]
-    inside = (ends >= 0).all(axis=0)
-    return replace(
-        source,
-        x=source.x[ids],
-        edges=np.ascontiguousarray(ends[:, inside]),
-        y=source.y[ids],
-        weight=None if source.weight is None else source.weight[inside],
-        split=None if source.split is None else source.split[ids],
-        columns={name: values[ids] for name, values in source.columns.items()},
-    )
 
 
 PREPARATIONS: dict[str, Callable[[Source], Source]] = {

@@ -12,7 +12,7 @@ import torch
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
-from atoll.data.divide import Induced, check_client
+from atoll.data.divide import InducedSubgraphs, check_client
 from atoll.data.own.reader import load_own
 from atoll.data.split import split as assign_roles
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
@@ -111,7 +111,7 @@ def read_site_data(
     everyone = np.arange(source.num_nodes)
     recipe = "given" if source.split is not None else split
     roles = assign_roles(source, [everyone], recipe, seed=seed)[0]
-    graph = Induced(source).graph(everyone, roles)
+    graph = InducedSubgraphs(source).graph(everyone, roles)
     check_client(f"'{path}'", graph, labels, ("no-edge", "single-class"))
     words = (*(f"class {n}" for n in names), *(f"column {n}" for n in report.features))
     return SiteData(graph, count, path.resolve().name, words=words)

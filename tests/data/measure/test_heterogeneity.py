@@ -13,7 +13,7 @@ from scipy.spatial.distance import jensenshannon
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph, sparse_matrix
-from atoll.data.divide import Induced, federate
+from atoll.data.divide import InducedSubgraphs, federate
 from atoll.data.measure.heterogeneity import describe, embedding_distance, jensen_shannon
 from atoll.data.measure.structure import (
     anonymous_walks,
@@ -213,7 +213,7 @@ def test_edges_lost_are_counted_in_pairs() -> None:
 
 def test_an_edge_that_two_clients_have_is_kept_once() -> None:
     parts = (np.array([0, 1, 2, 3]), np.array([2, 3, 4, 5]))
-    graphs = tuple(Induced(ring()).graph(ids, np.zeros(4)) for ids in parts)
+    graphs = tuple(InducedSubgraphs(ring()).graph(ids, np.zeros(4)) for ids in parts)
     found = describe(replace(divided(), graphs=graphs), random_graphs=0)
     assert found.edges.tolist() == [3, 3]
     assert (found.edges_total, found.edges_lost) == (6, 1)
