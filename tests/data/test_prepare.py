@@ -9,13 +9,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.data.prepare import (
-    induced,
-    largest_component,
-    row_normalized,
-    undirected,
-    words_normalized,
-)
+from atoll.data.divide import InducedSubgraphs
+from atoll.data.prepare import largest_component, row_normalized, undirected, words_normalized
 from atoll.data.source import Source
 
 
@@ -75,7 +70,7 @@ def test_row_normalized_sums_to_one_and_leaves_zero_rows() -> None:
 def test_induced_keeps_exactly_the_edges_inside(n, edges, data) -> None:
     source = graph(n, [(u % n, v % n) for u, v in edges])
     ids = np.array(data.draw(st.permutations(range(n))))[: data.draw(st.integers(1, n))]
-    found = induced(source, ids)
+    found = InducedSubgraphs(source).part(ids)
     wanted = [(u, v) for u, v in source.edges.T.tolist() if u in ids and v in ids]
     assert [(int(ids[u]), int(ids[v])) for u, v in found.edges.T] == wanted
     assert np.array_equal(found.y, source.y[ids])
