@@ -18,10 +18,10 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -39,8 +39,7 @@ _FORMAT, _VERSION = "atoll-federation", 1
 _MAX_HEADER = 1 << 28
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a federation's file says about itself.
 
     Attributes:
@@ -63,7 +62,7 @@ class Header:
     task: str
     numbers: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    about: Mapping[str, Any]
+    about: dict[str, Any]
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
@@ -75,18 +74,19 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
     """
     path = new_file(path)
     graphs = list(federation.graphs)
-    header = {
-        "name": federation.name,
-        "clients": len(graphs),
-        "features": federation.features,
-        "classes": federation.classes,
-        "metric": federation.metric,
-        "task": federation.task.name,
-        "numbers": list(federation.numbers),
-        "batch_sizes": [batch_size_of(federation.batching)] * len(graphs),
-        "about": dict(federation.about),
-    }
-    metadata = {"format": _FORMAT, "version": str(_VERSION), "header": json.dumps(header)}
+    header = Header(
+        federation.name,
+        len(graphs),
+        federation.features,
+        federation.classes,
+        federation.metric,
+        federation.task.name,
+        federation.numbers,
+        (batch_size_of(federation.batching),) * len(graphs),
+        dict(federation.about),
+    )
+    text = json.dumps(msgspec.structs.asdict(header))
+    metadata = {"format": _FORMAT, "version": str(_VERSION), "header": text}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -197,13 +197,10 @@ def read_header(path: str | Path) -> Header:
             f"{_VERSION}; update Atoll, or write it again with `atoll partition`"
         )
     try:
-        plain = json.loads(header)
-        plain.update({key: tuple(plain[key]) for key in ("numbers", "batch_sizes")})
-        made = Header(**plain)
-        whole = len(made.numbers) == len(made.batch_sizes) == made.clients > 0
-    except (ValueError, LookupError, TypeError):
+        made = msgspec.json.decode(header, type=Header)
+    except (msgspec.DecodeError, TypeError):
         raise _damaged(path, "its description is not readable") from None
-    if not whole:
+    if not len(made.numbers) == len(made.batch_sizes) == made.clients > 0:
         raise _damaged(path, "it does not list its clients")
     return made
 
