@@ -12,7 +12,6 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.data.archive import is_federation_file, load_federation, save_federation
 from atoll.data.divide import federate
-from atoll.data.divide_graphs import federate_graphs
 from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.config import owner_column
@@ -84,8 +83,7 @@ def partition(
             client gets a set of a group.
         clients: How many, 5 by default; owners and groups have a number already.
         seed: Of the partition and the split.
-        **options: split, ratios, allow and more, see `federate` and `federate_graphs` in
-            `atoll.data`.
+        **options: split, ratios, allow and more, see `atoll.data.divide.federate`.
 
     Examples:
         >>> import atoll
@@ -100,7 +98,7 @@ def partition(
     undirected = source.undirected_simple()
     if not isinstance(undirected, Source):
         count = clients if isinstance(undirected, GraphGroup) else clients or CLIENTS
-        return federate_graphs(undirected, clients=count, partition=recipe, seed=seed, **options)
+        return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
     column = owner_column(undirected, undirected.name)
     recipe = recipe or (f"column:{column}" if column else RULES.partition)
     count = clients if recipe.startswith("column:") else clients or CLIENTS

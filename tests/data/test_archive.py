@@ -26,7 +26,6 @@ from atoll.data.archive import (
     save_federation,
 )
 from atoll.data.divide import federate
-from atoll.data.divide_graphs import federate_graphs
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.synthetic import Archipelago, Lagoon, make_lagoon
 
@@ -52,7 +51,7 @@ def graph_set(name: str, features: int, classes: int, graphs: int = 30) -> Graph
 def graphs() -> Federation:
     """Clients with features of their own, dense at one and sparse at the other."""
     group = GraphGroup("pair", (graph_set("few", 3, 2), graph_set("many", 40, 3)))
-    return federate_graphs(group, batch_size=8)
+    return federate(group, batch_size=8)
 
 
 FEDERATIONS = {

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.graph import Graph, Sparse
-from atoll.data.divide import InducedSubgraphs, federate
+from atoll.data.client_graph import InducedSubgraphs
+from atoll.data.divide import federate
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source
 from atoll.data.synthetic import Lagoon, make_lagoon
 

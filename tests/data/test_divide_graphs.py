@@ -14,7 +14,7 @@ import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.graph import Graph, Sparse
 from atoll.core.minibatch import is_cut
-from atoll.data.divide_graphs import federate_graphs
+from atoll.data.divide import federate
 from atoll.data.load import is_own, load
 from atoll.data.public.registry import parse_name, plain_name, task_of_data
 from atoll.data.source import GraphGroup, GraphSet, check_graph_set
@@ -73,7 +73,7 @@ def check_client(graph: Graph, source: GraphSet, ids: list[int]) -> None:
 def test_clients_hold_their_own_graphs_and_no_others(recipe, split, seed, batch_size) -> None:
     source = toy_set(120, seed=seed)
     try:
-        found = federate_graphs(
+        found = federate(
             source, clients=3, partition=recipe, split=split, seed=seed, batch_size=batch_size
         )
     except DataError as error:
@@ -94,7 +94,7 @@ def test_clients_hold_their_own_graphs_and_no_others(recipe, split, seed, batch_
     assert sorted(seen) == list(range(120))
     assert found.about["graphs"] == [int(graph.size("nodes")) for graph in found.graphs]
     assert found.task.name == "graph"
-    again = federate_graphs(source, clients=3, partition=recipe, split=split, seed=seed)
+    again = federate(source, clients=3, partition=recipe, split=split, seed=seed)
     assert again.about["sha1"] == found.about["sha1"]
 
 
@@ -103,7 +103,7 @@ def group() -> GraphGroup:
 
 
 def test_a_group_gives_a_set_to_each_client_and_says_what_each_has() -> None:
-    found = federate_graphs(group(), batch_size=10)
+    found = federate(group(), batch_size=10)
     assert (len(found), found.features, found.classes) == (2, 13, 3)
     assert found.about["sets"] == ["a", "b"]
     assert found.about["partition"] == "by-set"
@@ -122,7 +122,7 @@ def test_a_group_gives_a_set_to_each_client_and_says_what_each_has() -> None:
 def test_overlapping_clients_may_hold_a_graph_twice() -> None:
     source = toy_set(60)
     recipe = "gcfl-oneds:overlap=true,compat=replacement"
-    found = federate_graphs(source, clients=2, partition=recipe, seed=1, split="random")
+    found = federate(source, clients=2, partition=recipe, seed=1, split="random")
     graph = found.graphs[0]
     owner = source.graph_of_node()
     ids = owner[graph.at_roots(graph.ids).long().numpy()]
@@ -142,7 +142,7 @@ def test_overlapping_clients_may_hold_a_graph_twice() -> None:
 )
 def test_bad_options(options: dict, problem: str) -> None:
     with pytest.raises(AtollError, match=problem):
-        federate_graphs(toy_set(40), **{"clients": 2, **options})
+        federate(toy_set(40), **{"clients": 2, **options})
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,20 @@ def test_bad_options(options: dict, problem: str) -> None:
 )
 def test_a_group_is_not_divided(options: dict, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        federate_graphs(group(), **options)
+        federate(group(), **options)
 
 
 def test_clients_that_cannot_take_part() -> None:
     source = replace(toy_set(40), y=np.repeat([0, 1], 20))
     with pytest.raises(DataError, match=r"client 0 of 2 \(20 graphs of 'toys'\) has graphs of a s"):
-        federate_graphs(source, clients=2)
-    assert len(federate_graphs(source, clients=2, allow=("single-class",))) == 2
+        federate(source, clients=2)
+    assert len(federate(source, clients=2, allow=("single-class",))) == 2
     bare = replace(toy_set(40), edges=np.zeros((2, 0), dtype=np.int64))
     with pytest.raises(DataError, match="has no edge"):
-        federate_graphs(bare, clients=2)
+        federate(bare, clients=2)
     unknown = replace(toy_set(40), y=np.concatenate([np.full(20, -1), [0, 1] * 10]))
     with pytest.raises(DataError, match=r"client 0 of 2 .* has no training graph"):
-        federate_graphs(unknown, clients=2)
+        federate(unknown, clients=2)
 
 
 @pytest.mark.parametrize(

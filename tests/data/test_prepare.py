@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.data.divide import InducedSubgraphs
+from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.prepare import largest_component, row_normalized, undirected, words_normalized
 from atoll.data.source import Source
 

@@ -12,7 +12,8 @@ import torch
 
 from atoll.core.tree import num_bytes
 from atoll.data.archive import load_federation, save_federation
-from atoll.data.divide import InducedSubgraphs, federate
+from atoll.data.client_graph import InducedSubgraphs
+from atoll.data.divide import federate
 from atoll.data.synthetic import Archipelago, make_lagoon
 from atoll.engines.buckets import NODES, make_buckets, outline
 from atoll.engines.fused import Fused

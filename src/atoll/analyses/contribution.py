@@ -33,7 +33,7 @@ from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
 from atoll.core.task import ROLES
 from atoll.data.divide import federate
-from atoll.data.isolate import RATIO, VARY, check_client, vary_federation
+from atoll.data.isolate import RATIO, VARY, check_client_number, vary_federation
 from atoll.data.load import as_one_graph
 from atoll.data.measure.heterogeneity import describe
 from atoll.engines.base import choose_engine
@@ -354,7 +354,7 @@ def with_and_without(
         config: Engine, device, chunk and fraction of clients per round; None is the defaults.
         on_round: Called after each round.
     """
-    check_client(federation, client)
+    check_client_number(federation, client)
     config = config or RunConfig()
     where: dict[str, Any] = {
         "engine": choose_engine(config.engine)[0],

@@ -1,151 +1,140 @@
-"""From one whole graph to a federation: induced subgraphs, roles, tensors, checks."""
+"""From data to a federation: who owns what, and the role of every node or graph."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 
 import numpy as np
-import scipy.sparse as sp
-import torch
 
-from atoll.core.errors import DataError
+from atoll.core.batching import WHOLE, batching_of
+from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
+from atoll.core.graph import Graph
+from atoll.data.client_graph import InducedSubgraphs, joined_graphs
 from atoll.data.partition import Partition, divide
-from atoll.data.source import TEST, TRAIN, VAL, Source, check_source
+from atoll.data.source import GraphGroup, GraphSet, Source, check_graph_set, check_source
 from atoll.data.spec import Value
+from atoll.data.split import Ratios
 from atoll.data.split import split as assign_roles
 
+Data = Source | GraphSet | GraphGroup
+Options = dict[str, Value]
 DEGENERATE = ("no-edge", "single-class")
 """Clients that are refused unless the user allows them."""
+BY_SET = "by-set"
+"""The partition of a group: one set for each client."""
+BATCH_SIZE = 128
+"""Training graphs in one step unless the user says otherwise; GCFL's number."""
 
 
 def federate(
-    source: Source,
+    source: Data,
     *,
-    clients: int | None,
-    partition: str = "louvain",
+    clients: int | None = None,
+    partition: str | None = None,
     split: str = "stratified",
-    ratios: tuple[float, float, float] | None = None,
+    ratios: Ratios | None = None,
     seed: int = 0,
     partition_seed: int | None = None,
     allow: Collection[str] = (),
-    partition_options: dict[str, Value] | None = None,
-    split_options: dict[str, Value] | None = None,
+    batch_size: int = BATCH_SIZE,
+    partition_options: Options | None = None,
+    split_options: Options | None = None,
 ) -> Federation:
-    """Divide a graph among clients and give every node its role.
+    """Divide a graph or a set of graphs among clients, or give each a set, and all of it roles.
 
     Args:
-        source: The whole graph.
-        clients: How many; None where the recipe knows (a column).
-        partition: Recipe of `data.partition`.
+        source: One graph, one set of graphs, or a group of sets.
+        clients: How many; None where the recipe knows (a column, a group).
+        partition: Recipe of `data.partition`; by default "louvain" for a graph and "gcfl-oneds" for
+            a set. A group knows only "by-set".
         split: Recipe of `data.split`.
-        ratios: Shares of training, validation and test nodes; the recipe's own by default.
+        ratios: Shares for training, validation and testing; the recipe's own by default.
         seed: Seed of the split, and of the partition unless `partition_seed` is given.
         partition_seed: Seed of the partition alone.
         allow: Names from `DEGENERATE` that are accepted.
+        batch_size: Training graphs in one step, unless an experiment chooses; 0 takes all of a
+            client's at once. One graph is never divided into batches.
         partition_options: Further options of the partition recipe.
         split_options: Further options of the split recipe.
     """
-    check_source(source)
+    batching = WHOLE if isinstance(source, Source) else batching_of(batch_size)
     first = seed if partition_seed is None else partition_seed
-    parts = divide(source, partition, clients, first, **(partition_options or {}))
-    roles = assign_roles(
-        source, parts.parts, split, seed=seed, ratios=ratios, **(split_options or {})
-    )
-    cut = InducedSubgraphs(source)
-    graphs = tuple(cut.graph(ids, role) for ids, role in zip(parts.parts, roles, strict=True))
-    check_clients(source, parts, graphs, allow)
-    about = {
-        "partition": partition,
-        "split": split,
+    parts = _divided(source, partition, clients, first, partition_options or {})
+
+    def draw(of: Source | GraphSet, owned: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return assign_roles(of, owned, split, seed, ratios, **(split_options or {}))
+
+    if isinstance(source, GraphGroup):
+        roles = [draw(one, [ids])[0] for one, ids in zip(source.sets, parts.parts, strict=True)]
+    else:
+        roles = draw(source, parts.parts)
+    sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(roles)
+    graphs = _graphs(source, parts, roles)
+    for number, (one, ids, graph) in enumerate(zip(sets, parts.parts, graphs, strict=True)):
+        items = f"{ids.size} {graph.task.plural} of '{one.name}'"
+        check_client(f"client {number} of {len(graphs)} ({items})", graph, one.y[ids], allow)
+    classes = max(one.classes for one in sets)
+    about = {"split": split, **_about(source, parts, graphs)}
+    if not isinstance(source, Source):
+        about["batch_size"] = batch_size
+    return Federation(graphs, classes, source.name, (), sets[0].metric, batching, about)
+
+
+def _about(source: Data, parts: Partition, graphs: tuple[Graph, ...]) -> dict[str, object]:
+    """How a federation was made."""
+    about: dict[str, object] = {
+        "partition": parts.recipe,
         "clients": len(graphs),
         "sha1": parts.sha1,
-        "nodes": [int(ids.size) for ids in parts.parts],
+        "nodes": [graph.num_nodes for graph in graphs],
         "edges": [int(graph.edges.shape[1]) for graph in graphs],
-        "edges_total": int(source.edges.shape[1]),
-        **({"class_names": list(source.class_names)} if source.class_names else {}),
     }
-    return Federation(graphs, source.classes, name=source.name, metric=source.metric, about=about)
+    if isinstance(source, Source):
+        named = {"class_names": list(source.class_names)} if source.class_names else {}
+        return {**about, "edges_total": int(source.edges.shape[1]), **named}
+    names = [one.name for one in _sets(source, len(graphs))]
+    return {**about, "sets": names, "graphs": list(parts.sizes)}
 
 
-class InducedSubgraphs:
-    """Subgraphs that sets of nodes induce, each at the cost of its own nodes and their edges.
+def _sets(source: GraphSet | GraphGroup, clients: int) -> tuple[GraphSet, ...]:
+    """The set that each client owns some graphs of, or all."""
+    return source.sets if isinstance(source, GraphGroup) else (source,) * clients
 
-    Edges keep the order that they have in the whole graph.
-    """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        begins = source.edges[0]
-        self.by_source = np.argsort(begins, kind="stable")
-        degree = np.bincount(begins, minlength=source.num_nodes)
-        self.first = np.concatenate([[0], np.cumsum(degree)])
-        self.place = np.full(source.num_nodes, -1, dtype=np.int64)
-
-    def edges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the edges inside `ids`, ascending, and their ends counted in `ids`."""
-        source = self.source
-        counts = self.first[ids + 1] - self.first[ids]
-        shift = np.repeat(self.first[ids] - (np.cumsum(counts) - counts), counts)
-        leaving = np.unique(self.by_source[shift + np.arange(shift.size)])
-        self.place[ids] = np.arange(ids.size)
-        ends = self.place[source.edges[:, leaving]]
-        self.place[ids] = -1
-        inside = ends[1] >= 0
-        return leaving[inside], np.ascontiguousarray(ends[:, inside])
-
-    def part(self, ids: np.ndarray) -> Source:
-        """The subgraph with the nodes `ids`, numbered in that order."""
-        source, (numbers, ends) = self.source, self.edges(ids)
-        return replace(
-            source,
-            x=source.x[ids],
-            edges=ends,
-            y=source.y[ids],
-            weight=None if source.weight is None else source.weight[numbers],
-            split=None if source.split is None else source.split[ids],
-            columns={name: values[ids] for name, values in source.columns.items()},
+def _divided(
+    source: Data, partition: str | None, clients: int | None, seed: int, options: Options
+) -> Partition:
+    """Who owns what; every set of a group goes whole to one client."""
+    if isinstance(source, Source):
+        return divide(check_source(source), partition or "louvain", clients, seed, **options)
+    if isinstance(source, GraphSet):
+        recipe = partition or "gcfl-oneds"
+        return divide(check_graph_set(source), recipe, clients, seed, **options)
+    if partition not in (None, BY_SET):
+        raise ConfigError(
+            f"group '{source.name}' has one client for each data set; leave out --partition"
         )
-
-    def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
-        """The subgraph as tensors."""
-        part = self.part(ids)
-        train, val, test = (
-            torch.from_numpy((roles == role) & (part.y >= 0)) for role in (TRAIN, VAL, TEST)
+    if clients not in (None, len(source.sets)):
+        raise ConfigError(
+            f"group '{source.name}' has {len(source.sets)} data sets and one client for each; "
+            f"leave out --clients {clients}"
         )
-        return make_graph(
-            _features(part.x),
-            torch.from_numpy(part.edges),
-            torch.from_numpy(part.y),
-            train=train,
-            val=val,
-            test=test,
-            edge_weight=None if part.weight is None else torch.from_numpy(part.weight),
-            ids=torch.from_numpy(ids.astype(np.int32)),
-        )
+    parts = tuple(np.arange(check_graph_set(one).num_graphs) for one in source.sets)
+    return Partition(BY_SET, len(parts), seed, {}, parts)
 
 
-def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
-    if not sp.issparse(x):
-        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    entries = sp.coo_array(x)
-    row, column = (torch.from_numpy(index.astype(np.int64)) for index in entries.coords)
-    values = torch.from_numpy(entries.data.astype(np.float32))
-    return sparse_matrix(row, column, values, x.shape, square=False)
-
-
-def check_clients(
-    source: Source,
-    partition: Partition,
-    graphs: tuple[Graph, ...],
-    allow: Collection[str],
-) -> None:
-    """Refuse clients that cannot take part."""
-    for number, ids in enumerate(partition.parts):
-        who = f"client {number} of {len(graphs)} ({ids.size} nodes of '{source.name}')"
-        check_client(who, graphs[number], source.y[ids], allow)
+def _graphs(source: Data, parts: Partition, roles: list[np.ndarray]) -> tuple[Graph, ...]:
+    owned = zip(parts.parts, roles, strict=True)
+    if isinstance(source, Source):
+        cut = InducedSubgraphs(source)
+        return tuple(cut.graph(ids, own) for ids, own in owned)
+    sets = _sets(source, len(parts.parts))
+    width, classes = max(one.num_features for one in sets), max(one.classes for one in sets)
+    return tuple(
+        joined_graphs(one, ids, own, width, classes)
+        for one, (ids, own) in zip(sets, owned, strict=True)
+    )
 
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:

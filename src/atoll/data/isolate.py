@@ -51,7 +51,7 @@ def vary_federation(
         raise unknown("value of --vary", vary, VARY)
     if not 0 <= ratio < np.inf:
         raise ConfigError(f"ratio is {ratio}; give a finite number that is not negative")
-    check_client(federation, client)
+    check_client_number(federation, client)
     if vary == "none":
         return federation
     if vary == "nodes":
@@ -68,7 +68,7 @@ def vary_federation(
     return replace(federation, graphs=tuple(graphs), about={**about, "vary": vary})
 
 
-def check_client(federation: Federation, client: int) -> None:
+def check_client_number(federation: Federation, client: int) -> None:
     """Refuse a client that is not there, or that is alone."""
     if len(federation) < 2:
         raise DataError(

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from atoll.data.divide import InducedSubgraphs
+from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.source import Source
 
 

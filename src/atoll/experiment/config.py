@@ -21,8 +21,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Value
 from atoll.core.task import TASKS, task_named
 from atoll.data.archive import Header, is_federation_file, read_header
-from atoll.data.divide import DEGENERATE
-from atoll.data.divide_graphs import BY_SET
+from atoll.data.divide import BY_SET, DEGENERATE
 from atoll.data.load import is_own
 from atoll.data.own.schema import OWNERS
 from atoll.data.partition import PARTITIONS

@@ -12,8 +12,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, Lazily
 from atoll.core.task import GRAPHS, NODES
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
-from atoll.data.divide import federate
-from atoll.data.divide_graphs import BATCH_SIZE, federate_graphs
+from atoll.data.divide import BATCH_SIZE, federate
 from atoll.data.load import load
 from atoll.data.prepare import PREPARATIONS
 from atoll.data.source import GraphGroup, GraphSet, Source
@@ -139,7 +138,7 @@ class Problem:
         wishes = self.given if isinstance(source, GraphGroup) else config
         if "undirected" in self.rules.prepare:
             source = source.undirected_simple()
-        return federate_graphs(
+        return federate(
             source,
             clients=wishes.clients,
             partition=wishes.partition,

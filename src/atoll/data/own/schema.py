@@ -28,7 +28,6 @@ OWNERS = ("client", "owner")
 """Columns that are kept as owners without a schema."""
 
 _STRING, _LIST, _BOOL = "a text", "a list of texts", "true or false"
-TASKS = ("node", "graph")
 _TOP = {"task": _STRING, "target": _STRING}
 """Keys above the sections: the task, and the column to predict (also `[nodes] label`)."""
 _KEYS: dict[str, dict[str, str]] = {
@@ -231,9 +230,11 @@ def read_schema(path: Path) -> Schema:
 
 def _check_task(schema: Schema) -> None:
     """Refuse a task that does not exist, or that tables of one graph cannot have."""
-    if schema.task not in (None, *TASKS):
-        raise unknown(f"task in {schema.file}", str(schema.task), TASKS)
-    if schema.task == "graph":
+    from atoll.core.task import TASKS
+
+    if schema.task is not None and schema.task not in TASKS:
+        raise unknown(f"task in {schema.file}", schema.task, TASKS)
+    if schema.task is not None and TASKS[schema.task].many_graphs:
         raise ConfigError(
             f"{schema.file} gives task = '{schema.task}', but nodes and edges are tables of one "
             'graph with labels on its nodes; write task = "node", or leave it out'
