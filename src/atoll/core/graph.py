@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from atoll.core.batching import WHOLE, Batching
 from atoll.core.errors import unknown
 from atoll.core.task import GRAPHS, NODES, TASKS, Task
 from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
-from atoll.core.vmap.stacks import call
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
 
 
 @record
@@ -148,7 +147,7 @@ class Graph:
     batching: Batching = static(default=WHOLE)
     held_out: Graph | None = None
     training: Graph | None = None
-    derived: Any = None
+    derived: Tree = None
     task_name: str = static(default="")
 
     @property
@@ -247,8 +246,10 @@ def _numbered(made: Sparse) -> Sparse:
     index = [getattr(made, name) for name in steps]
     numbers = call(_Blocks, tuple(steps.values()), made.values.detach(), *index)
     spread = torch.zeros_like(numbers[1], dtype=made.values.dtype)
-    own: dict[str, Any] = dict(zip(steps, numbers, strict=True))
-    return replace(made, values=made.values + spread, t_values=made.t_values + spread, **own)
+    values, t_values = made.values + spread, made.t_values + spread
+    return replace(
+        replace(made, values=values, t_values=t_values), **dict(zip(steps, numbers, strict=True))
+    )
 
 
 class _Blocks(Function):
@@ -259,17 +260,17 @@ class _Blocks(Function):
         return tuple(numbers.clone() for numbers in index)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Context, inputs: object, output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Context, *grads: object) -> Gradients:
         return (None,) * (2 + len(grads))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, steps: tuple[int, ...], values: Tensor, *index: Tensor
-    ) -> Any:
+        info: Vmap, in_dims: Dims, steps: tuple[int, ...], values: Tensor, *index: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
         block = torch.arange(size, dtype=torch.int32, device=values.device)
 
@@ -278,7 +279,9 @@ class _Blocks(Function):
             return own + step * block.reshape(-1, *[1] * (own.dim() - 1))
 
         many = [stacked(*one) for one in zip(index, in_dims[2:], steps, strict=True)]
-        around = call(_Blocks, tuple(size * step for step in steps), values, *many)
+        around: tuple[Tensor, ...] = call(
+            _Blocks, tuple(size * step for step in steps), values, *many
+        )
         return around, (0,) * len(around)
 
 

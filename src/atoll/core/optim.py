@@ -6,7 +6,7 @@ Weight decay is L2 in the gradient, as in `torch.optim.Adam` and everywhere in t
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.autograd import Function
 from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import call
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
 from atoll.core.vmap.varied import Varied, is_zero, scalar
 
 
@@ -103,23 +103,23 @@ class _AdamStep(Function):
         return _adam(settings, numbers, steps, [leaf.clone() for leaf in flat])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Context, inputs: object, output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Context, *grads: object) -> Gradients:
         return (None,) * (4 + 4 * (len(grads) // 3))
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Any,
+        info: Vmap,
+        in_dims: Dims,
         settings: Adam,
         owned: bool,
         numbers: Tensor | None,
         steps: Tensor,
         *flat: Tensor,
-    ) -> Any:
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size, count, around = info.batch_size, len(flat) // 4, inside_transform()
         if numbers is not None:
             dim = in_dims[2]
@@ -229,4 +229,4 @@ class SGD:
         return tree_map(lambda p, g: p - self.lr * g, params, grads), state
 
 
-OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "sgd": SGD}
+OPTIMIZERS: dict[str, type[Adam | SGD]] = {"adam": Adam, "sgd": SGD}

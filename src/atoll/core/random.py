@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from atoll.core.tree import inside_transform
 from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import call, current_batch
+from atoll.core.vmap.stacks import Context, Dims, Vmap, call, current_batch
 from atoll.core.vmap.varied import Varied
+
+T = TypeVar("T")
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -182,9 +184,9 @@ def _grid_bits(key: Tensor | int, rows: Tensor, width: int) -> Tensor:
     return _mix32(row_hash + column_hash)
 
 
-def _batch_first(dims: tuple[Any, ...], *args: Any) -> list[Any]:
+def _batch_first(dims: Dims, *args: T) -> list[T | Tensor]:
     """Move every batched argument's batch axis to the front and give the others an axis of one."""
-    out = []
+    out: list[T | Tensor] = []
     for arg, dim in zip(args, dims, strict=False):
         if not isinstance(arg, Tensor):
             out.append(arg)
@@ -199,11 +201,11 @@ class _Elementwise(torch.autograd.Function):
     """An elementwise kernel on integers; under `vmap` its arguments broadcast."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+    def backward(ctx: Context, *grads: object) -> tuple[None, ...]:
         return (None, None, None)
 
 
@@ -215,8 +217,8 @@ class _Mixed(_Elementwise):
         return kernels.mixed(key, salt)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Tensor) -> tuple[Tensor, int]:
-        return _Mixed.apply(*_side_by_side(in_dims, args)), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        return _Mixed.apply(*_broadcastable(in_dims, args)), 0  # type: ignore[no-untyped-call]
 
 
 class _Folded(_Elementwise):
@@ -227,11 +229,11 @@ class _Folded(_Elementwise):
         return kernels.folded(key, salt, part)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Tensor) -> tuple[Tensor, int]:
-        return _Folded.apply(*_side_by_side(in_dims, args)), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        return _Folded.apply(*_broadcastable(in_dims, args)), 0  # type: ignore[no-untyped-call]
 
 
-def _side_by_side(dims: tuple[Any, ...], args: tuple[Tensor, ...]) -> list[Tensor]:
+def _broadcastable(dims: Dims, args: tuple[Tensor, ...]) -> list[Tensor]:
     """Batch axes in front, and as many axes of one behind them as broadcasting needs."""
     inner = [arg.dim() - (dim is not None) for arg, dim in zip(args, dims, strict=True)]
     out = []
@@ -248,23 +250,27 @@ class _Bits(torch.autograd.Function):
         return _grid_bits(key, rows, width)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
+    def backward(ctx: Context, *grads: object) -> tuple[None, None, None]:
         return None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, int]:
-        key, rows, width = _batch_first(in_dims, key, rows, width)
+    def vmap(
+        info: Vmap, in_dims: Dims, key: Tensor, rows: Tensor, width: int
+    ) -> tuple[Tensor, int]:
+        key, rows = _batch_first(in_dims[:2], key, rows)
         return random_bits(key, rows, width), 0
 
 
 class _Keep(torch.autograd.Function):
     """A dropout mask, already rescaled, as one op.
 
-    A number of dropped ones that is a tensor has the axes of the keys.
+    As one op, because a mask is some thirty integer operations, and `vmap` and autograd would take
+    each of them apart. It has no gradient: `h * mask` differentiates by h alone. `dropped`, of
+    2^16, is a tensor with the axes of the keys where runs of a sweep have different rates.
     """
 
     @staticmethod
@@ -293,15 +299,15 @@ class _Keep(torch.autograd.Function):
         return _scaled(halves.clamp_(below, below + 1).sub_(below), scale, dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+    def backward(ctx: Context, *grads: object) -> tuple[None, ...]:
         return (None,) * 6
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    def vmap(info: Vmap, in_dims: Dims, *args: object) -> tuple[Tensor, int]:
         return call(_Keep, *_batch_first(in_dims[:3], *args[:3]), *args[3:]), 0
 
 

@@ -134,7 +134,7 @@ class Replay(Generic[Outcome]):
         runs: Sequence[Playable[Outcome]],
         rounds: int,
         stage_of: Callable[[int], Hashable],
-        points: Points | None = None,
+        points: Points[Method] | None = None,
     ) -> None:
         self.runs, self.rounds, self.stage_of, self.points = runs, rounds, stage_of, points
         self.lead, self.root = runs[0], runs[0].simulation.root

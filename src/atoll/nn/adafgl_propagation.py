@@ -22,7 +22,8 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.graph import Matrix
-from atoll.nn.ops import Context, Gradients, matmul
+from atoll.core.vmap.stacks import Context, Gradients
+from atoll.nn.ops import matmul
 
 LEAST = 1e-6
 """Least divisor: a client of one node has nobody to be compared with."""

@@ -37,19 +37,10 @@ from atoll.core.graph import Graph, Sparse, View, sparse_matrix
 from atoll.core.hyper import Dropout, Hidden, OneOrMore, check_hypers
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
 from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
-from atoll.nn.ops import (
-    Context,
-    Dims,
-    Gradients,
-    NoDerivative,
-    Vmap,
-    as_batch,
-    bags,
-    matmul,
-    on_gpu,
-)
+from atoll.nn.ops import NoDerivative, as_batch, bags, matmul, on_gpu
 
 CACHED = 1 << 20
 """Most numbers of a per-node tensor that a routing pass works on at once, on a CPU."""

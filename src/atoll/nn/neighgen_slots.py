@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from atoll.core.random import dropout
 from atoll.core.tree import record, static
-from atoll.core.vmap.stacks import call, current_batch, known
-from atoll.nn.ops import Context, Dims, Gradients, Vmap, as_batch
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call, current_batch, known
+from atoll.nn.ops import as_batch
 
 Counts = tuple[tuple[int, ...], ...]
 Sizes = tuple[int, ...]

@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,31 +26,9 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.graph import Distinct, Matrix, Sparse
-from atoll.core.vmap.stacks import call
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
-
-Dims = tuple[int | None, ...]
-"""For each argument of a `vmap` rule the axis of the clients; None where it is one for all."""
-Gradients = tuple[Tensor | None, ...]
-
-
-class Context(Protocol):
-    """What torch carries from the forward to the backward pass of a `Function`."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
-class Vmap(Protocol):
-    """What torch passes to a `vmap` rule."""
-
-    batch_size: int
-
 
 NARROW = 16
 """Columns below which a CPU multiplies a dense matrix from the other side.

@@ -6,6 +6,7 @@ a GPU). Jiterator takes arguments of one type and gives that type, hence the rei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -122,7 +123,7 @@ def adam(
     return [one(*leaf) for leaf in zip(*lists, strict=True)]
 
 
-def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) -> Any:
+def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) -> Callable[..., Any]:
     """A step of Adam with these numbers; a weight decay that is None is the last argument."""
     code = """template <typename T>
     void adam(T p, T g, T m, T v, T rate, T bias, MORE T& p_out, T& m_out, T& v_out) {
@@ -138,8 +139,7 @@ def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) ->
         names |= {"MORE": "", "DECAY": f"({float(decay)!r})"}
     for name, text in names.items():
         code = code.replace(name, text)
-    make: Any = torch.cuda.jiterator
-    return make._create_multi_output_jit_fn(code, num_outputs=3)
+    return _compiled(code, outputs=3)
 
 
 def _adam_step(
@@ -162,7 +162,7 @@ def _adam_step(
     return p - rate * m / (v.sqrt() / bias + eps), m, v
 
 
-def _adam_rates(settings: Any, steps: Tensor) -> tuple[Tensor, Tensor]:
+def _adam_rates(settings: object, steps: Tensor) -> tuple[Tensor, Tensor]:
     """The learning rate by the first bias correction, and the root of the second."""
     # Double precision for powers of numbers near one, not for the rest.
     code = """template <typename T> void adam_rates(T steps, T& rate, T& bias) {
@@ -171,8 +171,7 @@ def _adam_rates(settings: Any, steps: Tensor) -> tuple[Tensor, Tensor]:
     }"""
     for name, field in {"LR": "lr", "BETA1": "beta1", "BETA2": "beta2"}.items():
         code = code.replace(name, f"({float(getattr(settings, field))!r})")
-    make: Any = torch.cuda.jiterator
-    found: tuple[Tensor, Tensor] = make._create_multi_output_jit_fn(code, num_outputs=2)(steps)
+    found: tuple[Tensor, Tensor] = _compiled(code, outputs=2)(steps)
     return found
 
 
@@ -184,7 +183,13 @@ def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _run(code: str, *args: Tensor) -> Tensor:
-    # Torch keeps what it compiled, by the code.
-    make: Any = torch.cuda.jiterator
-    found: Tensor = make._create_jit_fn(code)(*args)
+    found: Tensor = _compiled(code)(*args)
     return found
+
+
+def _compiled(code: str, outputs: int = 1) -> Callable[..., Any]:
+    """The kernel; torch keeps what it compiled, by the code."""
+    make = torch.cuda.jiterator
+    if outputs == 1:
+        return make._create_jit_fn(code)
+    return make._create_multi_output_jit_fn(code, num_outputs=outputs)

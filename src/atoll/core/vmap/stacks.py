@@ -1,6 +1,11 @@
-"""What `vmap` hides: under it a tensor stands for many clients; here they are seen as one stack.
+"""The stacks behind `vmap`: all clients' tensors at once, where `vmap` shows one client's.
 
-Needed by code that works on all clients at once at less cost than `vmap` of a transform would.
+Under `torch.func.vmap` a tensor stands for one client, and every operation on it passes through
+functorch's interpreter, which costs more than a small operation itself. Code that works on all
+clients at once takes the stack from behind the tensor (`Batch.lower`), computes with the
+interpreter taken off (`Batch.paused`) and wraps the result again (`Batch.lift`). These functions of
+`torch._C._functorch` are private to torch: this file and `varied.py` are the only ones that call
+them, and tests/core/vmap compares every shortcut with plain `vmap`.
 """
 
 from __future__ import annotations
@@ -8,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +21,27 @@ from torch._C import _functorch
 from torch.autograd import Function
 
 from atoll.core.tree import Tree, inside_transform, tree_map
+
+Dims = tuple[int | None, ...]
+"""For each argument of a `vmap` rule the axis of the clients; None where it is one for all."""
+Gradients = tuple[Tensor | None, ...]
+
+
+class Context(Protocol):
+    """What torch carries from the forward to the backward pass of a `Function`."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+class Vmap(Protocol):
+    """What torch passes to a `vmap` rule."""
+
+    batch_size: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +62,7 @@ class Batch:
 
     def lower(self, leaf: Tensor) -> tuple[Tensor, int]:
         """What stands behind a tensor, and the axis of its clients; one for all is repeated."""
+        # A transform that has ended leaves its wrapper around a tensor, which hides the stack.
         leaf = _functorch.unwrap_if_dead(leaf)
         if _functorch.is_batchedtensor(leaf):
             return _functorch.get_unwrapped(leaf), _functorch.maybe_get_bdim(leaf)
@@ -59,7 +86,7 @@ class Batch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Code that works on stacks, not on what stands for them."""
+        """Take `vmap` off for code that works on stacks, which it would batch once more."""
         layer = _functorch.pop_dynamic_layer_stack()
         try:
             yield
@@ -106,7 +133,7 @@ def call(function: type[Function], *args: Any) -> Any:
     if batch is None:
         tracked = super(Function, function).apply if torch.is_grad_enabled() else function.forward  # type: ignore[misc]
         return tracked(*args)
-    # What a transform that has ended left around a tensor hides the clients.
+    # As in `lower`.
     args = tuple(_functorch.unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in args)
     stacked = [isinstance(arg, Tensor) and _functorch.is_batchedtensor(arg) for arg in args]
     axes = tuple(

@@ -12,16 +12,34 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.utils import _pytree as pytree
 
+T = TypeVar("T")
+
 
 class Undecided(Exception):
     """Why runs with different hyper-parameters cannot be one program."""
+
+
+Operand = object
+"""A number, a tensor, or another `Varied`."""
+
+Result = Any  # a Varied, a tensor, or a truth value: no checker can tell which
+
+
+def _arithmetic(
+    op: Callable[[Any, Any], Any],
+) -> tuple[Callable[[Varied, Operand], Result], Callable[[Varied, Operand], Result]]:
+    """An operator and its reflected form."""
+    return (
+        lambda self, other: self._apply(op, self, other),
+        lambda self, other: self._apply(op, other, self),
+    )
 
 
 class Varied:
@@ -51,8 +69,13 @@ class Varied:
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: Callable[..., Result],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Result:
+        # Torch calls this instead of an operation that has a Varied among its arguments.
         flat, spec = pytree.tree_flatten((args, kwargs or {}))
         beside = [leaf.dtype for leaf in flat if isinstance(leaf, Tensor)]
         floats = [dtype for dtype in beside if dtype.is_floating_point]
@@ -61,7 +84,7 @@ class Varied:
         args, kwargs = pytree.tree_unflatten(plain, spec)
         return func(*args, **kwargs)
 
-    def _apply(self, op: Callable[[Any, Any], Any], one: Any, two: Any) -> Any:
+    def _apply(self, op: Callable[[Any, Any], Result], one: Any, two: Any) -> Result:
         """An operation on two numbers, or on a number and a tensor."""
         if isinstance(one, Tensor) or isinstance(two, Tensor):
             other = one if isinstance(one, Tensor) else two
@@ -73,10 +96,10 @@ class Varied:
         mine = (part.tensor if isinstance(part, Varied) else float(part) for part in (one, two))
         return Varied(self.name, values, op(*mine))
 
-    def _each(self, part: Any) -> Sequence[Any]:
+    def _each(self, part: Operand) -> Sequence[object]:
         return part.values if isinstance(part, Varied) else [part] * len(self.values)
 
-    def _ask(self, question: Callable[[Any, Any], bool], other: Any) -> Any:
+    def _ask(self, question: Callable[[Any, Any], bool], other: Operand) -> Result:
         """What all runs answer; elementwise beside a tensor."""
         if isinstance(other, Tensor):
             return self._apply(question, self, other)
@@ -85,55 +108,31 @@ class Varied:
             raise Undecided(f"{self.name} decides what is computed")
         return answers.pop()
 
-    def __add__(self, other: Any) -> Any:
-        return self._apply(operator.add, self, other)
+    __add__, __radd__ = _arithmetic(operator.add)
+    __sub__, __rsub__ = _arithmetic(operator.sub)
+    __mul__, __rmul__ = _arithmetic(operator.mul)
+    __truediv__, __rtruediv__ = _arithmetic(operator.truediv)
+    __pow__, __rpow__ = _arithmetic(operator.pow)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._apply(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._apply(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._apply(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._apply(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._apply(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._apply(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._apply(operator.truediv, other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._apply(operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._apply(operator.pow, other, self)
-
-    def __neg__(self) -> Any:
+    def __neg__(self) -> Result:
         return self._apply(operator.mul, self, -1.0)
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: Operand) -> Result:
         return self._ask(operator.lt, other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: Operand) -> Result:
         return self._ask(operator.le, other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: Operand) -> Result:
         return self._ask(operator.gt, other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: Operand) -> Result:
         return self._ask(operator.ge, other)
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Result:
         return self._ask(operator.eq, other)
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: object) -> Result:
         return self._ask(operator.ne, other)
 
     def __bool__(self) -> bool:
@@ -143,7 +142,7 @@ class Varied:
         # What a cache would keep is a tensor of this `vmap`, and of no use to the next one.
         raise Undecided(f"{self.name} is part of a key")
 
-    def _needs_one(self, *_: Any) -> NoReturn:
+    def _needs_one(self, *_: object) -> NoReturn:
         raise Undecided(f"{self.name} is needed as one plain number")
 
     __float__ = __int__ = __index__ = __round__ = __abs__ = _needs_one
@@ -166,7 +165,7 @@ def scalar(number: float | Varied, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Points:
+class Points(Generic[T]):
     """Objects that differ in some numbers.
 
     Attributes:
@@ -175,7 +174,7 @@ class Points:
         values: The numbers there, a row for each object.
     """
 
-    first: Any
+    first: T
     paths: tuple[tuple[str, ...], ...]
     values: tuple[tuple[float, ...], ...]
 
@@ -185,7 +184,7 @@ class Points:
             return None
         return torch.tensor(self.values, dtype=torch.float64, device=device)
 
-    def at(self, row: Tensor | None) -> Any:
+    def at(self, row: Tensor | None) -> T:
         """The object of a row of `tensor`, under the `vmap` over its rows."""
         made = self.first
         for column, path in enumerate(self.paths):
@@ -195,7 +194,7 @@ class Points:
         return made
 
 
-def points(objects: Sequence[Any]) -> Points:
+def points(objects: Sequence[T]) -> Points[T]:
     """How objects of one kind, nested dataclasses, differ in numbers.
 
     Whole numbers count as different kinds: they are widths and numbers of steps.
@@ -205,10 +204,10 @@ def points(objects: Sequence[Any]) -> Points:
     """
     paths = tuple(_differences(objects, ()))
     values = [[_get(one, path) for path in paths] for one in objects]
-    return Points(objects[0], paths, tuple(tuple(map(float, row)) for row in values))
+    return Points(objects[0], paths, tuple(map(tuple, values)))
 
 
-def _differences(objects: Sequence[Any], path: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _differences(objects: Sequence[object], path: tuple[str, ...]) -> list[tuple[str, ...]]:
     first, name = objects[0], ".".join(path) or "the method"
     kinds = {type(one) for one in objects}
     if kinds <= {int, float} and float in kinds:
@@ -226,19 +225,19 @@ def _differences(objects: Sequence[Any], path: tuple[str, ...]) -> list[tuple[st
     return []
 
 
-def _get(part: Any, path: Sequence[str]) -> Any:
+def _get(part: Any, path: Sequence[str]) -> float:
     for name in path:
         part = getattr(part, name)
-    return part
+    return float(part)
 
 
-def _with(part: Any, path: Sequence[str], value: Any) -> Any:
+def _with(part: T, path: Sequence[str], value: Varied) -> T:
     """A copy with another value at a path.
 
     Not by `dataclasses.replace`: what `__post_init__` checks was checked for each run's numbers.
     """
     made = object.__new__(type(part))
-    for field in fields(part):
+    for field in fields(part):  # type: ignore[arg-type]  # a path leads through dataclasses
         given = getattr(part, field.name)
         if field.name == path[0]:
             given = _with(given, path[1:], value) if path[1:] else value
