@@ -256,8 +256,5 @@ def printed_tables(found: Reproduction) -> list[ResultTable]:
 
 
 def _cell(mean: float, std: float | None, values: Sequence[float], scale: float) -> Number:
-    return Number(
-        mean / scale,
-        None if std is None else std / scale,
-        tuple(value / scale for value in values),
-    )
+    spread = None if std is None else std / scale
+    return Number(mean / scale, spread, tuple(value / scale for value in values))
