@@ -269,8 +269,9 @@ class Run:
         return [self.scores_train(number + more) for more in range(ahead)]
 
     def trees(self) -> Trees:
-        """The server's tree and the clients' private states now."""
-        return self.server, self.simulation.engine.export_states()
+        """The server's tree now and, where the kept model needs them, the private states."""
+        needed = self.keeper is not None and self.keeper.reads_states
+        return self.server, self.simulation.engine.export_states() if needed else None
 
     def scores_train(self, number: int) -> bool:
         """Whether the training part is scored in this round."""
