@@ -24,18 +24,18 @@ from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph
 from atoll.core.task import Scores
 from atoll.engines.ledger import Ledger
-from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.config import RunConfig
 from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import environment, tuned_process
 from atoll.experiment.history import History, empty_history
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.observers import Heard, Progress
-from atoll.experiment.problem import Data, make_federation, task_of_object
+from atoll.experiment.problem import Data, Divide, Problem
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import score_numbers
-from atoll.experiment.run import Divide, Observer, Silent, Stopped, selection
+from atoll.experiment.run import Observer, Silent, Stopped, selection
 
 Model = TypeVar("Model")
 NOT_FEDERATED = "not federated"
@@ -101,15 +101,17 @@ def run_baseline(
         observer: Is notified of each seed, as of one round.
         data: A Python object in place of a data set's name.
         log: Further loggers (`experiment.loggers.base.LOGS`).
-        divide: Makes federations in place of `make_federation`.
+        divide: Makes the clients of a seed, as `Problem.divide` does.
     """
-    asked, (full, rules) = config, resolve(config, task_of_object(data))
+    problem = Problem.of(config, data)
+    full, rules = problem.config, problem.rules
     if full.dp is not None:
         raise ConfigError(
             f"differential privacy protects federated training, but '{config.method}' is a "
             "baseline without any; leave out dp, or the baseline"
         )
     full = msgspec.structs.replace(full, rounds=1, evaluate="deployed")
+    problem = replace(problem, config=full)
     folder = None if out is None else RunFolder(out)
     if out is not None:
         check_folder(out, resuming=True)
@@ -117,9 +119,10 @@ def run_baseline(
     seeds: list[SeedResult] = []
     began = time.perf_counter()
     for number in range(full.seed, full.seed + full.seeds):
-        federation, notes, full = (divide or make_federation)(full, rules, number, data, asked)
+        made = (divide or Problem.divide)(problem, number)
+        federation, full = made.federation, made.config
         if not seeds:
-            heard.begin(full, "none", "a baseline is not federated", notes)
+            heard.begin(full, "none", "a baseline is not federated", made.notes)
         if heard.should_stop():
             raise Stopped(out, number, 0)
         history = _fit_and_score(baseline, federation, number)

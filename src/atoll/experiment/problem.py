@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,12 +151,8 @@ class Problem:
         )
 
 
-def make_federation(
-    config: RunConfig, rules: Protocol, seed: int, data: Data | None, given: RunConfig
-) -> tuple[Federation, list[str], RunConfig]:
-    """`Problem.divide` for the caches of studies, which find a problem by its parts."""
-    made = Problem(given, config, rules, data).divide(seed)
-    return made.federation, made.notes, made.config
+Divide = Callable[[Problem, int], Division]
+"""Makes the clients of one seed, as `Problem.divide` does."""
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,17 +38,12 @@ from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.model import about_model
 from atoll.experiment.observers import Heard, Progress
 from atoll.experiment.privacy import with_privacy
-from atoll.experiment.problem import Data, Problem, make_federation, nearly_single_class
-from atoll.experiment.protocols import Protocol
+from atoll.experiment.problem import Data, Divide, Problem, nearly_single_class
 from atoll.experiment.result import Result, SeedResult, make_result
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.selection import select_rule, selection_of
 from atoll.experiment.sweep import can_be_one, run_together
 
-Divide = Callable[
-    [RunConfig, Protocol, int, Data | None, RunConfig], tuple[Federation, list[str], RunConfig]
-]
-"""Makes the clients of one seed, as `make_federation` does."""
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
 
@@ -217,7 +212,7 @@ def run_config(
         at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
             where that costs little more than one seed. On a CPU it gains nothing.
         log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
-        divide: In the place of `make_federation`, for runs that share their federations.
+        divide: Makes the clients of a seed; a `FederationCache` for runs that share them.
     """
     check_objects(config, {"method": method, "data": data, "engine": engine})
     plan = Plan(
@@ -267,7 +262,7 @@ class Plan:
     ) -> None:
         self.began, self.setup = time.perf_counter(), 0.0
         self.out, self.save_every, self.given, self.problem = out, save_every, method, problem
-        self.divide: Divide = divide or make_federation
+        self.divide: Divide = divide or Problem.divide
         self.config, self.rules = config, _ = problem.config, problem.rules
         if engine is None:
             self.engine, self.why = choose_engine(config.engine)
@@ -294,14 +289,14 @@ class Plan:
     def experiments(self) -> Iterator[Experiment]:
         """One for each seed, made when it is asked for."""
         for number in range(self.config.seed, self.config.seed + self.config.seeds):
-            given, data = self.problem.given, self.problem.data
-            federation, notes, config = self.divide(self.config, self.rules, number, data, given)
-            self.config, method = config, self.given
+            given, made = self.problem.given, self.divide(self.problem, number)
+            federation, self.config = made.federation, made.config
+            config, method = made.config, self.given
             method = method or build_method(
                 config, federation.features, federation.classes, federation.task.name
             )
             if self.method is None:
-                self._begin(federation, method, notes)
+                self._begin(federation, method, made.notes)
             self.method, self.federation = method, federation
             keep = None
             if self.folder is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -13,10 +13,11 @@ from atoll.core.task import GRAPHS, NODES
 from atoll.core.vmap.varied import Undecided, points
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.hardware import choose_device, tuned_process
-from atoll.experiment.problem import Problem, make_federation
+from atoll.experiment.problem import Divide, Problem
 from atoll.experiment.result import Result
-from atoll.experiment.run import SAVE_EVERY, Divide, Observer, Plan, Silent, Stopped
+from atoll.experiment.run import SAVE_EVERY, Observer, Plan, Silent, Stopped
 from atoll.experiment.sweep import Parted, can_be_one, run_together
 
 
@@ -65,7 +66,7 @@ def run_configs(
         resuming: Whether the folders may hold runs that go on.
         save_every: Least seconds between two checkpoints.
         log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
-        divide: In the place of `make_federation`.
+        divide: Makes the clients of a seed, as `Problem.divide` does.
 
     Raises:
         Parted: They cannot be one program; what was done is saved, and `run_config` goes on there.
@@ -73,7 +74,8 @@ def run_configs(
             places as seeds. The others are saved.
         Stopped: An observer stopped them.
     """
-    shared = _Once(divide or make_federation)
+    # The runs are in memory together, so their federations need no limit.
+    shared = FederationCache(sys.maxsize, make=divide or Problem.divide)
     folders = outs or [None] * len(configs)
     hearers = observers or [Silent() for _ in configs]
     plans = [
@@ -108,19 +110,3 @@ def run_configs(
             raise Stopped(plan.out, plan.config.seed, 0)
         results.append(plan.result([plan.seed_result(run) for run in mine]))
     return results
-
-
-class _Once:
-    """A federation of each seed, made once: configurations of one grid have the same."""
-
-    def __init__(self, divide: Divide) -> None:
-        self.divide = divide
-        self.made: dict[int, Any] = {}
-
-    def __call__(
-        self, config: RunConfig, rules: Any, seed: int, data: Any, asked: RunConfig
-    ) -> Any:
-        if seed not in self.made:
-            self.made[seed] = self.divide(config, rules, seed, data, asked)
-        federation, notes, completed = self.made[seed]
-        return federation, notes, msgspec.structs.replace(completed, set=config.set)

@@ -31,13 +31,13 @@ from typing import Self
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
 from atoll.experiment.events import NewEvents
+from atoll.experiment.federation_cache import SHARE, FederationCache, group_of
 from atoll.experiment.hardware import available_memory, cores
 from atoll.experiment.loggers.base import share_logs
 from atoll.experiment.observers import PROGRESS
 from atoll.experiment.run import Observer, Silent, Stopped
 from atoll.studies.batch_runs import on_gpu
 from atoll.studies.costs import cost_of, memory_of
-from atoll.studies.federations import SHARE, Federations, group_of
 from atoll.studies.study_run import (
     Json,
     ReadsFiles,
@@ -374,9 +374,9 @@ class Crew:
         self.jobs, self.threads = jobs, max(1, cores() // jobs)
         if isinstance(observer, SeesProcesses):
             observer.parallel(jobs, self.threads)
-        if isinstance(settings.divide, Federations):  # each worker has its own, smaller cache
+        if isinstance(settings.divide, FederationCache):  # each worker has its own, smaller cache
             limit = available_memory() // SHARE // jobs
-            settings = replace(settings, divide=Federations(limit=limit))
+            settings = replace(settings, divide=settings.divide.with_limit(limit))
         self.settings = pickle.dumps(settings)
         self.workers: list[_Worker] = []
 

@@ -22,10 +22,10 @@ from atoll.core.files import write_atomically
 from atoll.experiment.command import what_differs
 from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.events import read_events
+from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import read_json
 from atoll.experiment.loggers.base import check_logs
 from atoll.studies.batch_runs import on_gpu, why_apart
-from atoll.studies.federations import Federations
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
 from atoll.studies.study_run import (
     RunOutcome,
@@ -47,7 +47,7 @@ def run_study(
     *,
     about: Mapping[str, object],
     observer: StudyObserver | None = None,
-    federations: Federations | None = None,
+    federations: FederationCache | None = None,
     log: str | Sequence[str] = (),
     at_once: bool | None = None,
     adds: bool = False,
@@ -76,7 +76,7 @@ def run_study(
     check_logs(log)
     check_jobs(jobs)
     observer = observer or SilentStudy()
-    settings = StudySettings(folder, federations or Federations(), log)
+    settings = StudySettings(folder, federations or FederationCache(), log)
     _check_names(runs)
     with lock_folder(folder):
         finished = _prepare(folder, runs, about, adds=adds)

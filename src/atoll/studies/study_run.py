@@ -24,9 +24,8 @@ from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.events import append_event
 from atoll.experiment.folder import read_json
 from atoll.experiment.hardware import device_answers
-from atoll.experiment.problem import Data
+from atoll.experiment.problem import Data, Divide
 from atoll.experiment.run import (
-    Divide,
     Observer,
     Silent,
     Stopped,
@@ -146,7 +145,7 @@ class StudySettings:
 
     Attributes:
         folder: The study's folder, locked by `study.lock_folder` in this or the parent process.
-        divide: Makes federations in place of `make_federation`, with a cache.
+        divide: Makes the clients of a seed; a cache.
         log: Further loggers (`experiment.loggers.base.LOGS`).
     """
 

@@ -34,13 +34,13 @@ from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.command import in_python, option_words
+from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers.base import open_logs
 from atoll.experiment.problem import Data
 from atoll.studies.compare.plan import Request, check, make_runs
 from atoll.studies.compare.result import Comparison, make_comparison
 from atoll.studies.compare.statistics import ALPHA
-from atoll.studies.federations import Federations
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver
 
@@ -160,7 +160,7 @@ def run_request(
     """
     shown = msgspec.structs.replace(request, **(tested or {}))
     runs = make_runs(request, methods or {}, data or {})
-    federations = Federations()
+    federations = FederationCache()
     check_folder(folder, resuming=True)
     check(shown, runs, folder, federations)
     about = {

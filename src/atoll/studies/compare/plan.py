@@ -22,13 +22,13 @@ from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config, resolve, saved_header
+from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.hardware import choose_device
-from atoll.experiment.problem import Data, task_of_object
+from atoll.experiment.problem import Data, Problem, task_of_object
 from atoll.methods import METHODS
 from atoll.studies.baselines import BASELINES, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.compare.tables import METRICS
-from atoll.studies.federations import Federations
 from atoll.studies.study_run import Json, RunOutcome, StudyRun, read_outcome
 
 
@@ -143,7 +143,7 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
 
 
 def check(
-    request: Request, cells: Sequence[StudyRun], folder: Path, federations: Federations
+    request: Request, cells: Sequence[StudyRun], folder: Path, federations: FederationCache
 ) -> None:
     """Everything that can be known to be wrong before the first cell is run.
 
@@ -197,12 +197,14 @@ def _check_scored(request: Request, finished: Sequence[RunOutcome | None]) -> No
             )
 
 
-def _check_problem(request: Request, cells: Sequence[StudyRun], federations: Federations) -> None:
+def _check_problem(
+    request: Request, cells: Sequence[StudyRun], federations: FederationCache
+) -> None:
     first = cells[0]
-    config, rules = resolve(first.config, task_of_object(first.data))
     if isinstance(first.data, Federation) and first.config.clients is not None:
         raise ConfigError(f"'{first.data.name}' is divided already; leave clients out")
-    federation, _, _ = federations(config, rules, config.seed, first.data, first.config)
+    problem = Problem.of(first.config, first.data)
+    federation = federations(problem, problem.config.seed).federation
     if request.metric == "auc" and federation.classes != 2:
         raise ConfigError(
             f"auc is computed for two classes, but '{federation.name}' has {federation.classes}; "

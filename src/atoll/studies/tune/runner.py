@@ -18,9 +18,10 @@ from atoll.core.space import Range, Value
 from atoll.data.public.registry import task_of_data
 from atoll.experiment.baseline import without_test
 from atoll.experiment.config import RunConfig, config_text, resolve, saved_header
+from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
-from atoll.experiment.problem import Data, make_federation, task_of_object
+from atoll.experiment.problem import Data, Division, Problem, task_of_object
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result
 from atoll.experiment.run import Observer, selection
@@ -222,7 +223,7 @@ class Trials:
     def _spend_in_waves(self) -> None:
         """Run trials ahead in other processes, then judge them here, until none is left."""
         first = self.plans[0]
-        self.blinded(first.config, first.rules, first.asked.seed, self.data, first.asked)
+        self.blinded(Problem.of(first.asked, self.data), first.asked.seed)
         with Crew(self.settings, self.observer, self.jobs) as crew:
             while waiting := [plan for plan in self.plans if self._is_open(plan)]:
                 ahead: list[StudyRun] = []
@@ -364,42 +365,32 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return max(complete, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
 
 
-class Blinded:
-    """Makes federations without test nodes, once for each seed (`experiment.run.Divide`).
+class Blinded(FederationCache):
+    """Federations without test nodes, each made once.
 
     Attributes:
-        made: By seed, as `make_federation` returns it.
         metric: The score that the data are judged by.
     """
 
     def __init__(self) -> None:
-        self.made: dict[int, tuple[Federation, list[str], RunConfig]] = {}
+        super().__init__(make=_divide_without_test)
         self.metric = "accuracy"
 
-    def __getstate__(self) -> dict[str, object]:
-        """For another process, which makes its own federations."""
-        return {"made": {}, "metric": self.metric}
+    def __call__(self, problem: Problem, seed: int) -> Division:
+        made = super().__call__(problem, seed)
+        self.metric = made.federation.metric
+        return made
 
-    def __call__(
-        self,
-        config: RunConfig,
-        rules: Protocol,
-        seed: int,
-        data: Data | None,
-        asked: RunConfig,
-    ) -> tuple[Federation, list[str], RunConfig]:
-        if seed not in self.made:
-            federation, notes, divided = make_federation(config, rules, seed, data, asked)
-            blind = without_test(federation)
-            if not any(graph.val.sum() > 0 for graph in blind.graphs):
-                raise DataError(
-                    f"no client of '{config.data}' has validation data to tune on; choose "
-                    "another --split"
-                )
-            self.made[seed], self.metric = (blind, notes, divided), blind.metric
-        federation, notes, divided = self.made[seed]
-        own = {"method": config.method, "set": config.set, "epochs": config.epochs}
-        return federation, notes, msgspec.structs.replace(divided, **own)
+
+def _divide_without_test(problem: Problem, seed: int) -> Division:
+    made = problem.divide(seed)
+    blind = without_test(made.federation)
+    if not any(graph.val.sum() > 0 for graph in blind.graphs):
+        raise DataError(
+            f"no client of '{problem.config.data}' has validation data to tune on; choose "
+            "another --split"
+        )
+    return replace(made, federation=blind)
 
 
 class Pruning:

@@ -24,7 +24,7 @@ from atoll.core.space import Range
 from atoll.experiment.command import config_options, in_python, option_words, what_differs
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import read_json
-from atoll.experiment.problem import Data
+from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import lock_folder
 from atoll.studies.study_run import SilentStudy, StudyObserver
@@ -157,7 +157,7 @@ def run_tuning(
     ]
     blinded, first = Blinded(), plans[0]
     if not folder.exists():  # data that cannot be used leave no folder behind
-        blinded(first.config, first.rules, first.asked.seed, data, first.asked)
+        blinded(Problem.of(first.asked, data), first.asked.seed)
     with lock_folder(folder):
         _check_same(asked, folder)
         about = {

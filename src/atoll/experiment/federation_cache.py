@@ -1,4 +1,4 @@
-"""Federations that the cells of a study share are loaded and divided once.
+"""Federations that several runs share are loaded and divided once.
 
 Which seed, data and partition a federation has does not depend on the method that trains on it, so
 what decides it is the configuration without everything that only decides the training.
@@ -6,20 +6,19 @@ what decides it is the configuration without everything that only decides the tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 
-from atoll.core.federation import Federation, Lazily
+from atoll.core.federation import Lazily
 from atoll.core.tree import num_bytes
 from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import available_memory
-from atoll.experiment.problem import Data, make_federation
-from atoll.experiment.protocols import Protocol
+from atoll.experiment.problem import Data, Divide, Division, Problem
 
-Made = tuple[Federation, list[str], RunConfig]
-"""What `make_federation` returns."""
 TRAINING = (
     "method",
     "rounds",
@@ -42,54 +41,62 @@ SHARE = 4
 
 @dataclass
 class _Kept:
-    made: Made
+    made: Division
     group: str
+    data: Data | None  # kept, so that no other object gets its identity
 
     @property
     def size(self) -> int:
         """Bytes of the graphs, and of those that engines keep prepared."""
-        federation = self.made[0]
+        federation = self.made.federation
         return num_bytes([list(federation.graphs), ready_graphs(federation)])
 
 
-class Federations:
-    """`make_federation` with a memory; give it to `run_config` of several runs.
+class FederationCache:
+    """The federations of several runs, each loaded and divided once.
 
     When the memory is full, other data and partitions make room, the oldest first; other seeds of
     the same do not, because runs that go through all seeds in turn would never find one again.
 
     Args:
-        limit: Most bytes to keep; None takes a share of what is free now.
+        limit: Most bytes to keep; None takes a share of the free memory.
+        make: Makes a federation that is not there; a function around `Problem.divide` may change
+            it, for example to hide the test nodes.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, make: Divide = Problem.divide) -> None:
         self.limit = available_memory() // SHARE if limit is None else limit
+        self.make = make
         self.made = 0  # how many were not found
-        self._kept: dict[tuple[str, int, bool], _Kept] = {}
+        self._kept: dict[tuple[str, int, bool, int], _Kept] = {}
 
-    def __call__(
-        self, config: RunConfig, rules: Protocol, seed: int, data: Data | None, asked: RunConfig
-    ) -> Made:
-        if data is not None:  # an object has no name to be found by
-            self.made += 1
-            return make_federation(config, rules, seed, data, asked)
-        group = group_of(asked)
-        drawn = seed if rules.data_seed is None else rules.data_seed
-        key = group, drawn, config.seeds > 1  # which is what the notes on a file depend on
+    def with_limit(self, limit: int) -> Self:
+        """An empty cache of the same kind with another limit."""
+        other = copy(self)
+        other.limit, other._kept = limit, {}
+        return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which makes its own federations."""
+        return {**vars(self), "made": 0, "_kept": {}}
+
+    def __call__(self, problem: Problem, seed: int) -> Division:
+        config, group = problem.config, group_of(problem.given)
+        # The notes on a file depend on whether there are several seeds.
+        key = group, problem.seed_of_data(seed), config.seeds > 1, id(problem.data)
         if key not in self._kept:
             self.made += 1
-            made = make_federation(config, rules, seed, None, asked)
-            self._keep(key, group, made)
+            made = self.make(problem, seed)
+            self._keep(key, _Kept(made, group, problem.data))
             return made
-        federation, notes, completed = self._kept[key].made
+        made = self._kept[key].made
         training = {name: getattr(config, name) for name in TRAINING}
-        return federation, notes, msgspec.structs.replace(completed, **training)
+        return replace(made, config=msgspec.structs.replace(made.config, **training))
 
-    def _keep(self, key: tuple[str, int, bool], group: str, made: Made) -> None:
-        if isinstance(made[0].graphs, Lazily):  # made when asked for: there is nothing to keep
+    def _keep(self, key: tuple[str, int, bool, int], new: _Kept) -> None:
+        if isinstance(new.made.federation.graphs, Lazily):  # there is nothing to keep
             return
-        new = _Kept(made, group)
-        others = [old for old, kept in self._kept.items() if kept.group != group]
+        others = [old for old, kept in self._kept.items() if kept.group != new.group]
         while others and self._size() + new.size > self.limit:
             del self._kept[others.pop(0)]
         if self._size() + new.size <= self.limit:
