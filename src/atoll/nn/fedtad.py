@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +27,9 @@ from torch.nn import functional
 from atoll.core.graph import Graph, Sparse, runs, sparse_matrix, sum_at
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.tree import Tree
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
 from atoll.nn.init import kaiming, kaiming_bias
-from atoll.nn.ops import matmul
+from atoll.nn.ops import as_batch, matmul
 from atoll.nn.views import sparse_features
 
 BLOCK = 1 << 22
@@ -267,21 +267,23 @@ class _WeightedGaps(Function):
         return 2 * (x * half).sum(), half
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: Context, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:
         (half,) = ctx.saved_tensors
         return 2 * grad * half, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor) -> Any:
-        many = [
-            leaf.expand(info.batch_size, *leaf.shape) if axis is None else leaf.movedim(axis, 0)
-            for leaf, axis in zip((x, weight), in_dims, strict=True)
-        ]
+    def vmap(
+        info: Vmap, in_dims: Dims, x: Tensor, weight: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+        pairs = zip((x, weight), in_dims, strict=True)
+        many = [as_batch(leaf, axis, info.batch_size) for leaf, axis in pairs]
         found = [_WeightedGaps.apply(*one) for one in zip(*many, strict=True)]  # type: ignore[no-untyped-call]
         return tuple(torch.stack(part) for part in zip(*found, strict=True)), (0, 0)
 
