@@ -18,6 +18,7 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
+from atoll.core.task import task_named
 from atoll.experiment.baseline import NOT_FEDERATED, POOLED, Baseline, run_baseline, without_test
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import read_result
@@ -140,7 +141,7 @@ def test_what_a_baseline_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="'m' is a baseline without any; leave out dp"):
         run_baseline(config, Majority(), data=clients)
     with pytest.raises(ConfigError, match="the baseline 'features' classifies nodes"):
-        Features().fit(SimpleNamespace(task="graph", name="PROTEINS"), seed=0)  # type: ignore[arg-type]
+        Features().fit(SimpleNamespace(task=task_named("graph"), name="PROTEINS"), seed=0)  # type: ignore[arg-type]
 
     class Flat(Pooled):
         def predict(self, model: int, client: int, graph: Graph) -> Tensor:
