@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from atoll.core.federation import Federation
 from atoll.core.graph import with_views
+from atoll.core.optim import Adam
 from atoll.core.private_layers import (
     Private,
     fit_received,
@@ -56,7 +58,10 @@ def test_a_network_without_private_layers_is_shared_whole():
 
 def test_what_was_kept_wins_over_a_fresh_draw():
     graph = with_views(small_graph_federation().graphs[0], NET.views)
-    common, method = init_shared(NET, make_key(3)), FedAvg(NET, epochs=0)
+    common, fedavg = init_shared(NET, make_key(3)), FedAvg(NET)
+    method = SimpleNamespace(
+        net=NET, optimizer=Adam(), epochs=0, optimizer_state="keep", loss=fedavg.loss
+    )
     _, fresh = fit_received(method, graph, common, None, make_key(1))
     _, other = fit_received(method, graph, common, None, make_key(2))
     assert not torch.equal(fresh.layers["pre"]["weight"], other.layers["pre"]["weight"])
