@@ -49,7 +49,7 @@ _SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default
 _TRAINING = tuple(_SEEDS if option is SEEDS else option for option in TRAINING)
 TESTING = (
     option("--against METHOD", "Test the others against this one.  [default: the best]"),
-    option("--metric NAME", "accuracy, macro_f1, weighted_f1 or auc.  [default: the data's own]"),
+    option("--metric NAME", "Metric of the tables, such as auc.  [default: the data's own]"),
     option("--alpha P", "Chance of a false alarm that the tests allow.  [default: 0.05]", float),
     option("--tex FILE", "Write a LaTeX table.", PATH),
 )

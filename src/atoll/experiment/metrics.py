@@ -10,7 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-METRICS = ("accuracy", "macro_f1", "weighted_f1", "auc", "loss")
+LABELS = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "weighted_f1": "weighted F1",
+    "auc": "AUC",
+    "loss": "loss",
+}
+"""Every metric by its name in files and options, with its label on pages."""
+METRICS = tuple(LABELS)
+COMPARED = tuple(name for name in METRICS if name != "loss")
+"""Metrics that a comparison can use: higher is better."""
 WEIGHTINGS = ("tests", "nodes", "uniform")
 """Means over clients: by test (validation, ...) nodes, by all nodes, or every client alike."""
 

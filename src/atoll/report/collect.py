@@ -12,6 +12,7 @@ from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.config import RunConfig
 from atoll.experiment.events import failures
 from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
+from atoll.experiment.metrics import LABELS
 from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.history import read_tables
@@ -295,19 +296,11 @@ def _differs_inside(same: list[ReportedRun], settings: list[dict[str, str]], key
     return any(len(found) > 1 for found in values.values())
 
 
-METRIC_NAMES = {
-    "accuracy": "accuracy",
-    "auc": "AUC",
-    "macro_f1": "macro F1",
-    "weighted_f1": "weighted F1",
-}
-
-
 def main_table(found: Collection) -> ResultTable:
     """The table of the report: every federation's own metric."""
     metrics = {column: found.group(column)[0].metric for column in found.columns}
     several = set(metrics.values()) != {"accuracy"}
-    heads = {c: f"{c} ({METRIC_NAMES[metrics[c]]})" if several else c for c in found.columns}
+    heads = {c: f"{c} ({LABELS[metrics[c]]})" if several else c for c in found.columns}
     cells = {
         (one.row, heads[one.column]): number_of(one.run.summary["metrics"], f"test_{one.metric}")
         for one in found.shown

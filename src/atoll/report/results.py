@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from atoll.experiment.metrics import LABELS
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, nice_ticks
 from atoll.present.chart_svg import (
     MAX_POINTS,
@@ -31,7 +32,7 @@ from atoll.present.tables import (
     result_csv,
 )
 from atoll.present.terminal import counted
-from atoll.report.collect import METRIC_NAMES, Collection, ReportedRun, main_table
+from atoll.report.collect import Collection, ReportedRun, main_table
 
 MAX_LINES = 16
 """Lines that one chart can hold."""
@@ -187,7 +188,7 @@ def _details(group: Sequence[ReportedRun]) -> str:
         first = replace(best, mean=best.mean + 1)  # charts count rounds from one
         scores = [score.cell(), one.run.result.scored, after.cell(), f1.cell(), first.cell(1.0, 0)]
         rows.append([name_cell(one), strip, *scores])
-    name = METRIC_NAMES[metric]
+    name = LABELS[metric]
     strips = Column("seeds, mean ± std", below=scale_html(axis))
     heads: list[str | Column] = [
         "method",
@@ -223,7 +224,7 @@ def convergence(found: Collection) -> str:
     figures = []
     for column in found.columns:
         group = found.group(column)
-        name = METRIC_NAMES[group[0].metric]
+        name = LABELS[group[0].metric]
         alone = len(group) == 1
         lines = _one_run_lines(group[0]) if alone else best_lines(group)
         name, points = name if alone else f"test {name}", points_for(len(found.columns))
@@ -355,7 +356,7 @@ def _clients(group: Sequence[ReportedRun]) -> str:
     ]
     if alone is None:
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    title = f"Test {METRIC_NAMES[group[0].metric]} of each client, in percent"
+    title = f"Test {LABELS[group[0].metric]} of each client, in percent"
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: clients")
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from atoll.core.task import TASKS
 from atoll.engines.ledger import SCORE
+from atoll.experiment.metrics import LABELS
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
 from atoll.present.tables import Cell, Column, html, make_table
-from atoll.report.collect import METRIC_NAMES, Collection, ReportedRun
+from atoll.report.collect import Collection, ReportedRun
 from atoll.report.declarations import Declared, declared
 from atoll.report.maps import stacked
 from atoll.report.results import (
@@ -178,6 +179,6 @@ def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
             lines.append(replace(seed_line(one), x=each.cumsum()))
     if len(lines) < 2 or max(speeds) <= 1.1 * min(speeds):
         return ""
-    title, name = f"{group[0].column}: what traffic buys", METRIC_NAMES[group[0].metric]
+    title, name = f"{group[0].column}: what traffic buys", LABELS[group[0].metric]
     x_name = "MB moved so far, one seed"
     return line_chart(title, lines[:MAX_LINES], x_name, f"test {name}", points)

@@ -8,11 +8,12 @@ from html import escape
 import numpy as np
 
 from atoll.core.space import Value
+from atoll.experiment.metrics import LABELS
 from atoll.present.chart import Axis, Chart, Dots, Line, Mark, named, numbers_axis, short, steps
 from atoll.present.chart_svg import chart_html, key_html, thinned
 from atoll.present.tables import Number, ResultTable, Table, html, make_table, number_of
 from atoll.present.terminal import counted
-from atoll.report.collect import METRIC_NAMES, Collection
+from atoll.report.collect import Collection
 from atoll.studies.tune.read import Tried
 from atoll.studies.tune.search import Trial
 
@@ -48,7 +49,7 @@ def _method(found: Collection, tried: Tried) -> str:
     best = tried.best
     if best is None:
         return f"{head}<p>No trial has come to its end yet.</p>"
-    y = _scores(tried, METRIC_NAMES.get(best.metric, best.metric))
+    y = _scores(tried, LABELS.get(best.metric, best.metric))
     words = {COMPLETE: "complete", BEST: "best"}
     if len(tried.trials) > len(tried.complete):
         words[ENDED] = "pruned, failed: the best it had reached"
@@ -93,7 +94,7 @@ def _best_trials(tried: Tried) -> str:
     ]
     every = len(ranked) == len(tried.complete)
     which = f"{'all' if every else f'the best {len(ranked)} of'} {len(tried.complete)} complete"
-    heads = ["trial", "validation " + METRIC_NAMES.get(ranked[0].metric, ranked[0].metric), *keys]
+    heads = ["trial", "validation " + LABELS.get(ranked[0].metric, ranked[0].metric), *keys]
     table = make_table(heads, rows, title=f"{tried.method}: {which} trials, in percent")
     return html(table, label=f"{tried.method}: best trials")
 

@@ -17,6 +17,7 @@ from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.problem import Divide, Problem
 from atoll.experiment.result import Result
+from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.run import SAVE_EVERY, Observer, Plan, Silent, Stopped
 from atoll.experiment.sweep import Parted, can_be_one, run_together
 
@@ -103,6 +104,13 @@ def run_configs(
         should_stop=lambda: True in [plan.heard.should_stop() for plan in plans],  # all note it
         or_not_at_all=True,
     )
+    return _results(plans, rows, runs)
+
+
+def _results(
+    plans: Sequence[Plan], rows: Sequence[tuple[Plan, Experiment]], runs: Sequence[Run]
+) -> list[Result]:
+    """The result of each plan from the runs of its seeds."""
     results = []
     for plan in plans:
         mine = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]

@@ -78,7 +78,7 @@ def compare(
         seeds: How many.
         grid: Values by hyper-parameter (`"mu"`, or `"fedprox:mu"` for one); validation chooses.
         against: Label of the method to test the others against; None takes the best.
-        metric: One of `METRICS`; None takes the data's own.
+        metric: One of `experiment.metrics.COMPARED`; None takes the data's own.
         alpha: Chance of a false alarm that the tests allow.
         out: Folder of the study, which may contain a stopped one; None saves nothing.
         observer: Is notified of progress.

@@ -24,11 +24,11 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config, resolve, saved_header
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.hardware import choose_device
+from atoll.experiment.metrics import COMPARED
 from atoll.experiment.problem import Data, Problem, task_of_object
 from atoll.methods import METHODS
 from atoll.studies.baselines import BASELINES, make_baseline
 from atoll.studies.compare.statistics import ALPHA
-from atoll.studies.compare.tables import METRICS
 from atoll.studies.study_run import Json, RunOutcome, StudyRun, read_outcome
 
 
@@ -151,8 +151,8 @@ def check(
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")
-    if request.metric is not None and request.metric not in METRICS:
-        raise unknown("metric", request.metric, METRICS)
+    if request.metric is not None and request.metric not in COMPARED:
+        raise unknown("metric", request.metric, COMPARED)
     if request.against is not None and request.against not in request.methods:
         raise unknown("method to compare against", request.against, request.methods)
     _check_grid_used(request, cells)

@@ -19,8 +19,6 @@ from atoll.experiment.metrics import spread
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
 from atoll.studies.study_run import Json, RunOutcome
 
-METRICS = ("accuracy", "macro_f1", "weighted_f1", "auc")
-
 
 @dataclass(frozen=True)
 class ComparedRow:

@@ -29,7 +29,7 @@ from atoll.experiment.protocols import protocol
 PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
 STRICT = "strict"
 
-METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
+PRINTED_METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
 """A printed metric, and the name of ours."""
 AVERAGE = "avg"
 GAINS = ("min_gain", "ratio_improved")

@@ -22,7 +22,7 @@ from atoll.data.public.registry import plain_name
 from atoll.experiment.command import option_words
 from atoll.experiment.config import RunConfig, config_text, make_config
 from atoll.experiment.folder import open_run, read_json
-from atoll.studies.reproduce.recipes import AVERAGE, GAINS, METRICS, STRICT, Paper, Printed
+from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STRICT, Paper, Printed
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun
 
@@ -263,7 +263,7 @@ def _planned(
     return ReproducedRow(
         one,
         cells,
-        tuple(METRICS.get(part.metric, part.metric) for part in parts),
+        tuple(PRINTED_METRICS.get(part.metric, part.metric) for part in parts),
         _run(paper, base, own, wanted) if base else None,
         tolerance=tolerance(paper, one.metric, one.std),
         note=paper.recipe.methods[one.method].note,

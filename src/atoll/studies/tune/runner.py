@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from atoll.core.errors import ConfigError, DataError, StepError
+from atoll.core.errors import ConfigError, DataError, ServerDiverged, StepError
 from atoll.core.federation import Federation
 from atoll.core.space import Range, Value
 from atoll.data.public.registry import task_of_data
@@ -286,7 +286,7 @@ class Trials:
             return "pruned", ""
         if outcome.cause is None:
             return "complete", ""
-        if isinstance(outcome.cause, StepError | SeedFailed):
+        if isinstance(outcome.cause, StepError | ServerDiverged | SeedFailed):
             return "diverged", str(outcome.cause)
         if isinstance(outcome.cause, DataError) or not heard.search.frozen:
             raise outcome.cause  # every other trial would meet it as well
