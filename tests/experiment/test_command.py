@@ -31,6 +31,7 @@ VALUES = {
     "split": st.none() | NAME,
     "ratios": st.none() | st.tuples(SHARE, SHARE, SHARE),
     "protocol": NAME,
+    "task": st.none() | NAME,
     "rounds": COUNT,
     "epochs": COUNT,
     "fraction": SHARE,

@@ -115,7 +115,7 @@ def test_moments_that_are_reset_are_those_of_a_client_that_never_trained():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_weight_that_does_not_exist_stops_the_run(engine):
-    with pytest.raises(ConfigError, match="unknown weight 'trian'"):
+    with pytest.raises(ConfigError, match="unknown weight_by 'trian'"):
         run(FedAvg(NET, weight_by="trian"), engine)
 
 

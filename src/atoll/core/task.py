@@ -1,7 +1,7 @@
 """What is predicted: the targets, the loss and the scores of a task, which a graph carries.
 
-A new task is one class here and one entry in `TASKS`. It names its splits and its metrics, whose
-functions live in `data/split.py` and `experiment/metrics.py`, because this room imports only torch.
+A new task begins with one class here and one entry in `TASKS`. It names its splits and its metrics.
+Their functions live in `data/split.py` and `experiment/metrics.py`: this room imports only torch.
 """
 
 from __future__ import annotations
@@ -125,6 +125,10 @@ NODES, GRAPHS = NodeClassification(), GraphClassification()
 
 TASKS: dict[str, Task] = {task.name: task for task in (NODES, GRAPHS)}
 """Every task by its name."""
+
+
+CLASSIFICATIONS = tuple(name for name, task in TASKS.items() if isinstance(task, Classification))
+"""Names of the tasks with classes, for methods that need them."""
 
 
 def task_named(name: str) -> Task:

@@ -113,7 +113,8 @@ def read_history(metrics: Columns, seed: int, kept: Mapping[str, np.ndarray]) ->
     own = {key: values[metrics["seed"] == seed] for key, values in metrics.items()}
     clients = int(own["client"].max()) + 1
     shape = -1, clients, len(ROLES), len(METRICS)
-    numbers = np.stack([own[name].astype(float) for name in SCORES], axis=-1)
+    unknown = np.full(len(own["client"]), np.nan)  # a run of a version without this metric
+    numbers = np.stack([own.get(name, unknown).astype(float) for name in SCORES], axis=-1)
     local = own["scored"] == "local"
     scores = {}
     for name, chosen in (("deployed", ~local), ("local", local)):

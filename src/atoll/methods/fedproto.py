@@ -56,7 +56,7 @@ from atoll.core.private_layers import (
 )
 from atoll.core.random import make_key
 from atoll.core.space import USUAL, Real, Space
-from atoll.core.task import TASKS
+from atoll.core.task import CLASSIFICATIONS
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 
@@ -114,7 +114,7 @@ class FedProto(Method):
     aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
+    tasks: ClassVar[tuple[str, ...]] = CLASSIFICATIONS
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"

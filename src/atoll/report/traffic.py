@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from atoll.core.task import TASKS
+from atoll.core.task import NODES, TASKS
 from atoll.engines.ledger import SCORE
 from atoll.experiment.metrics import LABELS
 from atoll.present.chart import BLUE, Axis, Line
@@ -97,8 +97,9 @@ def _stayed(found: Collection) -> str:
     for one in found.shown:
         if one.config.method not in cards:
             counted = one.run.result.federation
-            task = next(name for name, task in TASKS.items() if task.plural in counted)
-            cards[one.config.method] = _card(one, declared(one.config, task))
+            # A set of graphs counts its nodes, too; a federation made in Python counts nothing.
+            tasks = [task for task in TASKS.values() if task.plural in counted] or [NODES]
+            cards[one.config.method] = _card(one, declared(one.config, tasks[-1].name))
     rule = (
         "<h3>What never crossed</h3><p>Unless a method declares otherwise below, <b>features, "
         "edges and labels of single nodes stay with their client</b>, and so does the private "
