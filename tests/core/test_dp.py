@@ -192,3 +192,8 @@ def test_a_method_that_claims_too_much_is_stopped():
 def test_impossible_numbers_are_refused(clip, noise):
     with pytest.raises(ConfigError, match="give a finite number"):
         noised(clip=clip, noise=noise)
+
+
+def test_a_clip_that_a_float_cannot_hold_is_refused():
+    with pytest.raises(ConfigError, match="at least 1e-30"):
+        noised(clip=7.1e-45)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -399,6 +400,51 @@ def test_only_steps_of_a_class_can_be_named(name, private):
         assert [step.name for step in declared_steps(method)] == ["train"]
         assert not any(isinstance(getattr(method, n, None), Step) for n in dir(method)
                        if n != "train")  # fmt: skip
+
+
+@pytest.mark.parametrize("run", ["r", "r-0", "a-b", "7"])
+def test_every_release_is_charged_whatever_the_run_is_called(run, tmp_path):
+    allowed = 3
+    policy = Policy(epsilon=epsilon(allowed * release(NOISE), 1e-5) + 1e-6)
+    site = make_site(tmp_path, policy)
+    message = model_for(site)
+    assert begin(site, rounds=1, run=run).head == {}
+    answers = [ask(site, message, run=run, key=key) for key in range(allowed + 2)]
+    assert ["failure" in answer.head for answer in answers] == [False] * allowed + [True] * 2
+    assert site.account.precision() == pytest.approx(allowed * release(NOISE))
+    assert "this run would make it" in begin(site, rounds=1, run="other-0").head["reason"]
+
+
+def test_equal_updates_on_two_private_states_get_independent_noise(tmp_path):
+    """Equal answers would show that the private state made no difference, at no epsilon."""
+    site = make_site(tmp_path)
+    # Without training nodes no state changes the update: both updates are zero.
+    empty = site.data.graph.train * 0
+    site.data = replace(site.data, graph=replace(site.data.graph, train=empty))
+    still = {"hidden": 5, "weight_decay": 0.0, "dropout": 0.0}
+    config = config_text(make_config(method="fedavg", rounds=9, dp=DP, set=still))
+    assert site.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b"")).head == {}
+    message = model_for(site)
+    first, again = (ask(site, message, attempt="same") for _ in range(2))
+    other = ask(site, message, state=0)
+    retried = ask(site, message)
+    assert len({first.body, again.body, other.body}) == 3
+    assert retried.body == first.body  # the same question on the same state: a true retry
+    assert len(site.account.releases) == 3
+
+
+@pytest.mark.parametrize("dp", [None, DP])
+def test_a_message_of_other_shapes_cannot_reach_the_kept_moments(dp, tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=dp)
+    assert ask(site, model_for(site), attempt="a").head == {}
+    wide = [
+        {"weight": torch.zeros(site.data.graph.num_features, 30), "bias": torch.zeros(30)},
+        {"weight": torch.zeros(30, site.data.classes), "bias": torch.zeros(site.data.classes)},
+    ]
+    answer = ask(site, wide, attempt="a")
+    assert answer.head["failure"] == "bad"
+    assert ("do not fit the parameters" if dp is None else "own shapes") in answer.head["reason"]
 
 
 def crafted(message, change):

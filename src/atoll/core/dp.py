@@ -34,6 +34,10 @@ Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
 
 
+LEAST_CLIP = 1e-30
+"""A float rounds an update below this by a share that the clip does not allow."""
+
+
 def keyed_noise(update: Tree, key: Tensor) -> Tree:
     """Noise that anybody with the seed can make again: for simulations and tests alone."""
     flat, spec = flatten(update)
@@ -83,8 +87,10 @@ class Noised(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(f"dp: clip is {self.clip:g}; give a finite number above 0")
+        if not LEAST_CLIP <= self.clip < math.inf:
+            raise ConfigError(
+                f"dp: clip is {self.clip:g}; give a finite number above 0, at least {LEAST_CLIP:g}"
+            )
         if not 0 <= self.noise < math.inf:
             raise ConfigError(f"dp: noise is {self.noise:g}; give a finite number, not negative")
         why = self.base.why_not_private()

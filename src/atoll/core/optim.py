@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from atoll.core.errors import ConfigError
 from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 from atoll.core.vmap import kernels
@@ -66,6 +67,7 @@ class Adam:
     ) -> tuple[Tree, AdamState]:
         own, spec = flatten(params)
         rest = [leaves(tree) for tree in (grads, state.mean, state.square)]
+        _check_shapes(own, *rest)
         count = len(own)
         inputs = [leaf for part in (own, *rest) for leaf in part]
         if inside_transform():
@@ -82,6 +84,16 @@ class Adam:
         if not any(isinstance(number, Varied) for number in found):
             return None
         return torch.stack([scalar(number, like) for number in found])
+
+
+def _check_shapes(params: list[Tensor], *others: list[Tensor]) -> None:
+    """Refuse moments of another model: torch's fused kernel would read and write beyond them."""
+    wanted = [leaf.shape for leaf in params]
+    if any([leaf.shape for leaf in other] != wanted for other in others):
+        raise ConfigError(
+            "the optimizer's moments do not fit the parameters; a model keeps its shapes for a "
+            "whole run, or its moments are reset"
+        )
 
 
 def _own(leaf: Tensor, may_have: bool) -> Tensor:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from atoll.core.errors import AtollError, ConfigError
+from atoll.core.files import write_atomically
 
 ADMIN = "admin@atoll.federation"
 PROJECT = "atoll"
@@ -208,7 +209,7 @@ def _rename_classes(kit: Path) -> None:
     renamed = [OLD_CLASSES.get(name, name) for name in allowed]
     if renamed != allowed:
         resources["class_allow_list"] = renamed
-        file.write_text(json.dumps(resources, indent=1))
+        write_atomically(file, json.dumps(resources, indent=1).encode())
 
 
 def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
+from atoll.core.files import write_atomically
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
@@ -123,7 +124,7 @@ class Site:
         if config.dp is not None:
             # What a site can expect to send, over all seeds; beside it, what other runs have spent.
             sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
-            before = self.account.precision(but=run.rpartition("-")[0])
+            before = self.account.precision(but=all_seeds(run))
             self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
         data = self.data
         method = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
@@ -152,6 +153,7 @@ class Job:
         self.sent = site.audit.total("bytes", event="sent", run=run)
         self.attempt: tuple[int, object] | None = None
         self.state: Tree = None
+        self.lineage = ""
         self.scored = 0
 
     def step(self, packet: Packet) -> Packet:
@@ -161,9 +163,10 @@ class Job:
         policy.check_step(step, round)
         message = self._message(packet.body)
         if (round, head["attempt"]) != self.attempt:
-            self.state = self.states.load(int(head["state"]))
+            self.state, self.lineage = self.states.load(int(head["state"]))
             self.attempt, self.scored = (round, head["attempt"]), 0
-        noise = self._noise(step, head, packet.body)
+        question = self._question(step, head, packet.body)
+        noise = self._noise(step, question)
         if noise is not None:
             owner = replace(step.owner, source=noise, hides_divergence=True)
             step = replace(step, owner=owner)
@@ -188,8 +191,8 @@ class Job:
             charged = self._charge(noise)
             policy.check_bytes(len(body), self.sent)
             if not step.keeps_state:
-                self.state = state
-                self.states.save(round, state, int(head["state"]))
+                self.state, self.lineage = state, hashlib.sha256(question).hexdigest()
+                self.states.save(round, state, self.lineage, int(head["state"]))
             self.sent += len(body)
             self.site.audit.note(
                 "sent",
@@ -216,21 +219,22 @@ class Job:
             return noise.alone or not all_finite(state)
         return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
-    def _noise(self, step: Step, head: Json, body: bytes) -> SiteNoise | None:
+    def _question(self, step: Step, head: Json, body: bytes) -> bytes:
+        """What decides an answer beside the owner's data.
+
+        The lineage stands for the private state: all questions that led to it. Without it a server
+        could ask one question on two states, and equal answers would show equal updates.
+        """
+        scale = [step.owner.clip, step.owner.noise] if isinstance(step.owner, Noised) else []
+        asked = [self.run, self.lineage, scale, step.name, int(head["round"]), int(head["key"])]
+        return json.dumps([*asked, hashlib.sha256(body).hexdigest()]).encode()
+
+    def _noise(self, step: Step, question: bytes) -> SiteNoise | None:
         """This site's own noise, for a step that is to be noised with it."""
         private = self.privacy is not None and self.privacy.randomness == "site"
         if not private or not isinstance(step.owner, Noised):
             return None
-        scale = [step.owner.clip, step.owner.noise]
-        asked = [
-            self.run,
-            scale,
-            step.name,
-            int(head["round"]),
-            int(head["key"]),
-            hashlib.sha256(body).hexdigest(),
-        ]
-        return SiteNoise(site_secret(self.states.folder), json.dumps(asked).encode())
+        return SiteNoise(site_secret(self.states.folder), question)
 
     def _charge(self, noise: SiteNoise | None) -> Json:
         """Put an answer on the account, if it is not there yet; what to note of it."""
@@ -306,6 +310,12 @@ def check_name(run: object) -> str:
     return run
 
 
+def all_seeds(run: str) -> str:
+    """The run without the number of its seed: `RUN-SEED` is the name of one seed."""
+    name, dash, seed = run.rpartition("-")
+    return name if dash and seed.isdigit() else run
+
+
 def _ordered(text: str) -> RunConfig:
     """The server's configuration; its data are a name for tables, never a file of this machine."""
     try:
@@ -330,11 +340,10 @@ class Account:
             if "release" in event
         }
 
-    def precision(self, but: str = "") -> float:
-        """The sum of 1/z² over all releases, but for those of one run."""
-        return sum(
-            release(noise) for run, noise in self.releases.values() if run.rpartition("-")[0] != but
-        )
+    def precision(self, but: str | None = None) -> float:
+        """The sum of 1/z² over all releases, without those of one run if it is given."""
+        kept = self.releases.values()
+        return sum(release(noise) for run, noise in kept if but is None or all_seeds(run) != but)
 
 
 class States:
@@ -351,24 +360,29 @@ class States:
         """Rounds that there is a state of, ascending."""
         return sorted(int(path.stem[6:]) for path in self.folder.glob("state_*.atoll"))
 
-    def load(self, counts: int) -> Tree:
-        """The state after the last round up to `counts`; None before the first."""
+    def load(self, counts: int) -> tuple[Tree, str]:
+        """State and lineage after the last round up to `counts`; none before the first."""
         if counts == NEVER:
-            return None
+            return None, ""
         there = [number for number in self.rounds() if number <= counts]
         if not there or there[-1] != counts:
             raise WireError(
                 f"the private state after round {counts} is not in its runs/{self.folder.name}; "
                 "this site cannot continue the run"
             )
-        return load_checkpoint(self._path(counts))
+        path = self._path(counts).with_suffix(".lineage")
+        # Runs of earlier versions have no lineage; their states differ by the round.
+        lineage = path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
+        return load_checkpoint(self._path(counts)), lineage
 
-    def save(self, round: int, state: Tree, counts: int) -> None:
+    def save(self, round: int, state: Tree, lineage: str, counts: int) -> None:
         """Write the state after a round; what is older than the one that counts is forgotten."""
+        write_atomically(self._path(round).with_suffix(".lineage"), lineage.encode())
         save_checkpoint(self._path(round), state)
         for number in self.rounds():
             if number < counts:
                 self._path(number).unlink()
+                self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"state_{round}.atoll"
