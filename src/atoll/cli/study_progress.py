@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, TaskID, TimeRemainingColumn
 
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.history import History
-from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import task_of_object
 from atoll.experiment.run import Observer
-from atoll.present.terminal import Drawn, counted, duration
+from atoll.present.terminal import LiveProgress, counted, duration, last_validation
 from atoll.studies.costs import cost_of
 from atoll.studies.study_run import RunOutcome, StudyRun
 
@@ -27,19 +25,12 @@ SHOWN = 4
 """Most cells that are named where several run at once."""
 
 
-class StudyWatcher(Drawn):
-    """Draws a study's progress; the first Ctrl-C becomes a clean stop (`StudyObserver`)."""
+class StudyWatcher(LiveProgress):
+    """Draws a study's progress (`StudyObserver`)."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[words]}"),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        super().__init__(console, bar, quiet=quiet)
+        columns = ("{task.description}", BarColumn(bar_width=20), "{task.fields[words]}")
+        super().__init__(console, *columns, quiet=quiet)
         self.notes: set[str] = set()
         self.running: dict[str, float] = {}
         self.jobs = 1
@@ -55,9 +46,6 @@ class StudyWatcher(Drawn):
     def parallel(self, jobs: int, threads: int) -> None:
         self.jobs = jobs
         self.say(f"{jobs} cells at once, in processes of {counted(threads, 'thread')} each")
-
-    def should_stop(self) -> bool:
-        return self.ctrl_c.stopping
 
     def run(self, run: StudyRun) -> Observer:
         self.running[run.name] = 0.0
@@ -86,10 +74,8 @@ class StudyWatcher(Drawn):
         return f"; {duration(seconds)} left"
 
     def say(self, text: str, style: str = "dim") -> None:
-        """A line that stays."""
         self.spoke = time.monotonic()
-        if not self.quiet:
-            self.console.print(Text(text, style=style), soft_wrap=True)
+        super().say(text, style)
 
     def draw(self, name: str, words: str, share: float = 0.0) -> None:
         """The bar; a line now and then where there is none."""
@@ -139,8 +125,7 @@ class _RunWatcher:
         before = (min([seed, *self.done]) - self.config.seed) * rounds
         self.done[seed] = history.rounds
         share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
-        scored = self.config.evaluate or "deployed"
-        value = float(mean_over_clients(history.scores[scored][-1][:, 1, 0], history.counts[:, 1]))
+        value = last_validation(self.config, history)
         self._draw(seed, f"{history.rounds}/{rounds}", share, history.seconds[-1], value)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
@@ -157,27 +142,18 @@ class _RunWatcher:
         self.study.draw(self.run.name, f"seed {seed}, round {place}{score}", share)
 
     def should_stop(self) -> bool:
-        return self.study.ctrl_c.stopping
+        return self.study.stopping
 
 
-class TuneWatcher(Drawn):
-    """One bar over all trials; the first Ctrl-C becomes a clean stop (`StudyObserver`)."""
+class TuneWatcher(LiveProgress):
+    """One bar over all trials (`StudyObserver`)."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         # The bar moves with every round; its number counts whole runs.
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[done]}/{task.total}"),
-            TextColumn("{task.fields[score]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        super().__init__(console, bar, quiet=quiet)
+        numbers = ("{task.fields[done]}/{task.total}", "{task.fields[score]}")
+        columns = ("{task.description}", BarColumn(), *numbers, TimeRemainingColumn())
+        super().__init__(console, *columns, quiet=quiet)
         self.best: dict[str, float] = {}
-        self.began = time.monotonic()
 
     def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
         self.runs, self.place = len(runs), finished
@@ -186,15 +162,10 @@ class TuneWatcher(Drawn):
         )
 
     def parallel(self, jobs: int, threads: int) -> None:
-        if not self.quiet:
-            words = f"{jobs} trials at once, in processes of {counted(threads, 'thread')} each"
-            self.console.print(Text(words, style="dim"), soft_wrap=True)
+        self.say(f"{jobs} trials at once, in processes of {counted(threads, 'thread')} each")
 
     def run(self, run: StudyRun) -> Observer:
         return _TrialWatcher(self, run)
-
-    def should_stop(self) -> bool:
-        return self.ctrl_c.stopping
 
     def draw(self, run: StudyRun, rounds: int, share: float) -> None:
         """The bar, with so much of a run done."""
@@ -209,12 +180,12 @@ class TuneWatcher(Drawn):
         if value is not None:
             self.best[method] = max(value, self.best.get(method, 0.0))
         self.progress.update(self.task, completed=self.place, done=self.place)
-        if self.progress.disable and not self.quiet:
+        if self.progress.disable:
             how = outcome.error or (f"validation {value:.1%}" if value else "")
             spent = time.monotonic() - self.began
             words = how or ("finished" if summary else "pruned")
             line = f"{outcome.run.name} ({self.place}/{self.runs}): {words}, {spent:.1f} s"
-            self.console.print(Text(line), soft_wrap=True)
+            self.say(line, style="")
 
 
 class _TrialWatcher:
@@ -239,7 +210,7 @@ class _TrialWatcher:
         self.study.draw(self.run, progress["round"], share)
 
     def should_stop(self) -> bool:
-        return self.study.ctrl_c.stopping
+        return self.study.stopping
 
 
 class TimeLeft:

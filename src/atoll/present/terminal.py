@@ -1,4 +1,4 @@
-"""Results and progress for people: tables and a live bar in the terminal."""
+"""Results and progress in the terminal: tables, a live bar, and a clean stop on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TimeRemainingColumn
 from rich.text import Text
 
 from atoll.experiment.config import RunConfig
@@ -23,73 +21,56 @@ from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.result import Result
 from atoll.experiment.selection import BEST_CACHED
-from atoll.present.tables import Table as TableValue
-from atoll.present.tables import rich_table
+from atoll.present.tables import Table, make_table, rich_table
 
 
-class CtrlC:
-    """While it is entered, the first Ctrl-C asks for a clean stop and the second stops at once."""
+class LiveProgress:
+    """A bar while it is entered; the first Ctrl-C asks for a clean stop, the second stops at once.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.stopping = False
+    The bar is drawn only on a terminal. `columns` are rich's, or formats for its text columns.
+    """
 
-    def __enter__(self) -> CtrlC:
+    def __init__(self, console: Console, *columns: str | ProgressColumn, quiet: bool) -> None:
+        self.console, self.quiet, self.stopping = console, quiet, False
+        hidden = quiet or not console.is_terminal
+        self.progress = Progress(*columns, console=console, disable=hidden, transient=True)
+        self.began = time.monotonic()
+
+    def __enter__(self) -> Self:
         self.previous = signal.getsignal(signal.SIGINT)
-        if self._hears_signals:
-            signal.signal(signal.SIGINT, self._interrupted)
+        # Python delivers signals only to the main thread; a run in another one has no clean stop.
+        self.handles_signals = threading.current_thread() is threading.main_thread()
+        if self.handles_signals:
+            signal.signal(signal.SIGINT, self._interrupt)
+        self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._hears_signals:
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+        if self.handles_signals:
             signal.signal(signal.SIGINT, self.previous)
 
-    @property
-    def _hears_signals(self) -> bool:
-        # Python takes signals in the main thread alone; elsewhere a run goes on without.
-        return threading.current_thread() is threading.main_thread()
-
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
         self.console.print("stopping after this round (Ctrl-C again to stop at once)")
 
+    def should_stop(self) -> bool:
+        return self.stopping
 
-class Drawn:
-    """While it is entered, a bar is drawn and Ctrl-C is heard."""
-
-    def __init__(self, console: Console, progress: Progress, *, quiet: bool) -> None:
-        self.console, self.progress, self.quiet = console, progress, quiet
-        self.ctrl_c = CtrlC(console)
-
-    def __enter__(self) -> Self:
-        self.ctrl_c.__enter__()
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
-        self.ctrl_c.__exit__(kind, error, trace)
+    def say(self, text: str, style: str = "dim") -> None:
+        """Print a line that stays, unless the progress is quiet."""
+        if not self.quiet:
+            self.console.print(Text(text, style=style), soft_wrap=True)
 
 
 @contextmanager
 def progress(console: Console, total: int, words: str = "") -> Iterator[Callable[..., None]]:
     """Draw how far a computation is, where a bar can be drawn; yield `move(steps, words)`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    columns = ("{task.description}", BarColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(words, total=total)
 
         def move(steps: int, words: str | None = None) -> None:
@@ -98,25 +79,21 @@ def progress(console: Console, total: int, words: str = "") -> Iterator[Callable
         yield move
 
 
-class Watcher(Drawn):
-    """Draws a run's progress; the first Ctrl-C becomes a clean stop (`experiment.run.Observer`)."""
+def last_validation(config: RunConfig, history: History) -> float:
+    """The mean over clients of the validation accuracy after the last round; NaN if unknown."""
+    last = history.scores[config.evaluate or "deployed"][-1]
+    return float(mean_over_clients(last[:, 1, 0], history.counts[:, 1]))
+
+
+class Watcher(LiveProgress):
+    """Draws a run's progress (`experiment.run.Observer`)."""
 
     def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[score]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        super().__init__(console, bar, quiet=quiet)
+        numbers = ("{task.completed}/{task.total}", "{task.fields[score]}", TimeRemainingColumn())
+        super().__init__(console, "{task.description}", BarColumn(), *numbers, quiet=quiet)
         self.label = label
         self.done: dict[int, int] = {}
         self.quarters: dict[int, int] = {}
-        self.began = time.monotonic()
         self.config: RunConfig | None = None
         self.task: TaskID | None = None
 
@@ -128,34 +105,26 @@ class Watcher(Drawn):
             if not self.label:
                 self.console.print(f"[dim]engine {engine}: {why}[/dim]")
         total = (config.rounds or 0) * config.seeds
-        name = self.label or config.method
-        self.task = self.progress.add_task(name, total=total, score="")
+        self.task = self.progress.add_task(self.label or config.method, total=total, score="")
 
     def round(self, seed: int, history: History) -> None:
         assert self.config is not None
         assert self.task is not None
-        scored = self.config.evaluate or "deployed"
-        validation = history.scores[scored][-1][:, 1, 0]
-        value = float(mean_over_clients(validation, history.counts[:, 1]))
+        value = last_validation(self.config, history)
         score = f"seed {seed}, validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
         rounds = self.config.rounds or 1
         self.done[seed] = history.rounds
-        # Seeds before the first that is heard of were finished in an earlier run.
+        # An earlier process finished the seeds before the first seed seen here.
         before = (min(self.done) - self.config.seed) * rounds
         done = before + sum(self.done.values())
         self.progress.update(self.task, completed=done, score=score)
-        # Where no bar can be drawn, a line now and then still shows that something happens.
+        # Where no bar can be drawn, a line after each quarter shows that the run proceeds.
         quarter = 4 * history.rounds // rounds
         if self.progress.disable and not self.quiet and quarter > self.quarters.get(seed, 0):
             self.quarters[seed] = quarter
+            name = (self.label or self.config.method).strip()
             spent = time.monotonic() - self.began
-            self.console.print(
-                f"{(self.label or self.config.method).strip()}: round {history.rounds}/{rounds}, "
-                f"{score}, {spent:.1f} s"
-            )
-
-    def should_stop(self) -> bool:
-        return self.ctrl_c.stopping
+            self.console.print(f"{name}: round {history.rounds}/{rounds}, {score}, {spent:.1f} s")
 
 
 _PICKED = {
@@ -171,7 +140,6 @@ def result_table(results: list[Result]) -> Group:
     first = results[0]
     config = first.config
     how = _PICKED.get(first.select, "at each client's best validation round")
-    several = config.seeds > 1
     share = f" ({config.fraction:.0%} in a round)" if config.fraction < 1 else ""
     title = (
         f"{config.data}, {counted(first.clients, 'client')}{share}, {config.partition}, "
@@ -180,19 +148,17 @@ def result_table(results: list[Result]) -> Group:
     )
     caption = (
         f"Test {'graphs' if 'graphs' in first.federation else 'nodes'}, in percent, {how}"
-        + ("; mean ± standard deviation over seeds. " if several else ". ")
+        + ("; mean ± standard deviation over seeds. " if config.seeds > 1 else ". ")
         + "scored: the model behind accuracy and F1; local: the client's own model right after "
         "training; MB: what training moved, up and down, without scoring."
     )
-    table = _result_rows(results)
-    told = [Text(f"{one.config.method}: {line}") for one in results for line in _private(one)]
-    return Group(
-        Text(title, style="bold"), Text(), table, Text(), *told, Text(caption, style="dim")
-    )
+    notes = [Text(f"{one.config.method}: {line}") for one in results for line in _privacy(one)]
+    heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
+    return Group(heading, Text(), rich_table(_result_rows(results)), Text(), *notes, quiet)
 
 
-def _private(result: Result) -> list[str]:
-    """What a differentially private run has to say of itself."""
+def _privacy(result: Result) -> list[str]:
+    """The guarantee of a differentially private run, and where its scores are."""
     found = result.privacy
     if found is None:
         return []
@@ -201,29 +167,27 @@ def _private(result: Result) -> list[str]:
     return [found["says"], *([kept] if stayed else [])]
 
 
+def _result_rows(results: list[Result]) -> Table:
+    columns = {
+        "accuracy": "test_accuracy",
+        "local": "local_test_accuracy",
+        "macro F1": "test_macro_f1",
+    }
+    if any("test_auc" in result.metrics() for result in results):
+        columns["AUC"] = "test_auc"
+    rows = []
+    for result in results:
+        config, metrics = result.config, result.metrics()
+        megabytes = sum(result.bytes().values()) / ((config.rounds or 1) * config.seeds) / 1e6
+        scores = [percent(metrics, key) for key in columns.values()]
+        cost = f"{megabytes:.2f}", f"{result.seconds()['per_round']:.3f}"
+        rows.append([config.method, result.scored, *scores, *cost])
+    return make_table(["method", "scored", *columns, "MB/round", "s/round"], rows, left=2)
+
+
 def counted(number: int, thing: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def _result_rows(results: list[Result]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    auc = any("test_auc" in r.metrics() for r in results)
-    names = ["method", "scored", "accuracy", "local", "macro F1", *(["AUC"] if auc else [])]
-    for name in [*names, "MB/round", "s/round"]:
-        left = name in ("method", "scored")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for result in results:
-        metrics = result.metrics()
-        rounds = (result.config.rounds or 1) * result.config.seeds
-        keys = ["test_accuracy", "local_test_accuracy", "test_macro_f1"]
-        cells = [percent(metrics, key) for key in [*keys, *(["test_auc"] if auc else [])]]
-        traffic = sum(result.bytes().values()) / rounds / 1e6
-        seconds = result.seconds()["per_round"]
-        table.add_row(
-            result.config.method, result.scored, *cells, f"{traffic:.2f}", f"{seconds:.3f}"
-        )
-    return table
 
 
 def percent(metrics: dict[str, dict[str, Any]], name: str) -> str:
@@ -242,7 +206,7 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
-def noted_table(table: TableValue, plain: Container[str] = ()) -> Group:
+def noted_table(table: Table, plain: Container[str] = ()) -> Group:
     """A table between its title and its notes; notes are dim but for the `plain` ones."""
 
     def style(note: str) -> str:
