@@ -29,19 +29,7 @@ BLUE, ORANGE, GREEN, RED = "c0", "c1", "c2", "c5"
 BLACK, SOFT, EDGE, GREY, SHADE = "black", "soft", "edge", "grey", "shade"
 """Text, quiet text, lines that help reading, marks without a colour, and backgrounds."""
 SOLID, DASHED, DOTTED, DASH_DOT = range(4)
-SHAPES = (
-    "dot",
-    "box",
-    "diamond",
-    "up",
-    "down",
-    "plus",
-    "star",
-    "cross",
-    "left",
-    "right",
-    "ring",
-)
+SHAPES = ("dot", "box", "diamond", "up", "down", "plus", "star", "cross", "left", "right", "ring")
 MAX_ROWS = 40
 """Rows that a heat map writes numbers into, and rows that a table lists; JSON files have all."""
 LOG_FROM = 30.0
@@ -50,27 +38,16 @@ LOG_FROM = 30.0
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of numbers.
+    """A range of numbers; the renderer chooses what is None."""
 
-    Attributes:
-        name: What it measures, with its unit.
-        low: The left or lower end; None lets the renderer choose it from the marks.
-        high: The other end. An axis with `low` above `high` runs the other way.
-        log: Whether it is logarithmic.
-        ticks: Places and their words; None lets the renderer choose round numbers.
-        whole: Whether chosen ticks are whole numbers.
-        form: How chosen ticks are written, as for `str.format`: "{x:,g}".
-        room: Free space beside the marks, as a share of their range; None is the usual amount.
-    """
-
-    name: str = ""
-    low: float | None = None
+    name: str = ""  # with the unit
+    low: float | None = None  # the left or lower end; above `high`, the axis runs the other way
     high: float | None = None
     log: bool = False
-    ticks: Sequence[tuple[float, str]] | None = None
-    whole: bool = False
-    form: str = ""
-    room: float | None = None
+    ticks: Sequence[tuple[float, str]] | None = None  # places and their words
+    whole: bool = False  # chosen ticks are whole numbers
+    form: str = ""  # of chosen ticks, as for `str.format`: "{x:,g}"
+    room: float | None = None  # free space beside the marks, as a share of their range
 
     def percent(self, value: float) -> float:
         """Where a number lies between `low` and `high`; a number outside lies on the edge."""
@@ -87,30 +64,17 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line through points, with a band around it where `low` and `high` are given.
-
-    Attributes:
-        x: Places, (P,).
-        y: Values, (P,); a value that is not finite leaves a gap.
-        colour: One of `PALETTE` or of the greys.
-        name: Its name in the legend.
-        low: The lower edge of the band, (P,).
-        high: The upper edge of the band, (P,).
-        dash: `SOLID`, `DASHED`, `DOTTED` or `DASH_DOT`.
-        width: In points.
-        shape: The mark at each point, one of `SHAPES`; empty for none.
-        opacity: From 0 to 1.
-    """
+    """A line through P points, with a band around it where `low` and `high` are given."""
 
     x: Numbers
-    y: Numbers
-    colour: str = BLUE
-    name: str = ""
+    y: Numbers  # a value that is not finite leaves a gap
+    colour: str = BLUE  # one of `PALETTE` or of the greys
+    name: str = ""  # in the legend
     low: Numbers | None = None
     high: Numbers | None = None
     dash: int = SOLID
-    width: float = 1.8
-    shape: str = ""
+    width: float = 1.8  # in points
+    shape: str = ""  # the mark at each point, one of `SHAPES`
     opacity: float = 1.0
 
 
@@ -129,26 +93,28 @@ class Area:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars, vertical or with `across` horizontal.
+    """Bars, vertical or with `across` horizontal."""
 
-    Attributes:
-        at: Their places on the axis of words.
-        length: How far they reach from `start`.
-        start: Where they begin: 0, or the ends of the bars below them.
-        width: How broad each is.
-        spread: Half the length of the whiskers at their ends.
-    """
-
-    at: Numbers
+    at: Numbers  # places on the axis of words
     length: Numbers
-    start: Numbers | float = 0.0
+    start: Numbers | float = 0.0  # 0, or the ends of the bars below them
     width: float = 0.8
     colour: str = BLUE
     name: str = ""
-    spread: Numbers | None = None
+    spread: Numbers | None = None  # half the length of the whiskers at the ends
     across: bool = False
     opacity: float = 1.0
     hatched: bool = False
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each bar begins."""
+        return np.broadcast_to(np.asarray(self.start, dtype=float), np.shape(self.at))
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each bar ends."""
+        return np.asarray(self.starts + np.asarray(self.length))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +125,7 @@ class Dots:
     y: Numbers
     colour: str = BLUE
     name: str = ""
-    shape: str = "dot"
+    shape: str = "dot"  # one of `SHAPES`
     size: float = 5.0
     opacity: float = 1.0
     spread: Numbers | None = None
@@ -168,31 +134,22 @@ class Dots:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line through the whole chart at one place, or a stripe up to `to`.
-
-    Attributes:
-        at: Its place on the axis.
-        upright: Whether it is vertical, so that `at` is on the horizontal axis.
-        to: The other edge of a stripe.
-        text: Words at its end, outside of the chart: above it, or to its right.
-        turned: Whether the words above the chart are turned to save space.
-        width: In points; 0 draws only the words.
-    """
+    """A straight line through the whole chart at one place, or a stripe up to `to`."""
 
     at: float
-    upright: bool = False
+    upright: bool = False  # vertical, so that `at` is on the horizontal axis
     to: float | None = None
     colour: str = SOFT
     dash: int = SOLID
-    width: float = 1.0
-    text: str = ""
+    width: float = 1.0  # in points; 0 draws only the words
+    text: str = ""  # at its end, outside of the chart: above it, or to its right
     name: str = ""
-    turned: bool = False
+    turned: bool = False  # turn the words above the chart to save space
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Words at points: "above", "right", "corner" (above and to the right), or "centre"."""
+    """Words at points: "above", "right", "left", "corner" (above and right), or "centre"."""
 
     x: Numbers
     y: Numbers
@@ -205,27 +162,22 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Heat:
-    """A matrix as shades, row 0 on top unless the vertical axis runs upwards.
+    """A matrix as shades, row 0 on top unless the vertical axis runs upwards."""
 
-    Attributes:
-        values: (rows, columns); a value that is not finite stays grey.
-        words: What is written into the cells, where they are large enough.
-        low: The value of the palest shade.
-        high: The value of the darkest shade; None is the largest value.
-        frame: Row, column, height and width of a frame.
-        scale: The name of the colour scale beside the map; None leaves the scale out.
-        scale_form: How its ticks are written, as for `str.format`.
-        scale_below: Whether it lies below the map.
-    """
-
-    values: np.ndarray
-    words: np.ndarray | None = None
-    low: float = 0.0
-    high: float | None = None
-    frame: tuple[int, int, int, int] | None = None
-    scale: str | None = None
-    scale_form: str = ""
+    values: np.ndarray  # (rows, columns); a value that is not finite stays grey
+    words: np.ndarray | None = None  # written into the cells, where they are large enough
+    low: float = 0.0  # the palest shade
+    high: float | None = None  # the darkest shade; None is the largest value
+    frame: tuple[int, int, int, int] | None = None  # row, column, height and width
+    scale: str | None = None  # name of the colour scale beside the map; None leaves it out
+    scale_form: str = ""  # of its ticks, as for `str.format`
     scale_below: bool = False
+
+    @property
+    def top(self) -> float:
+        """The value of the darkest shade."""
+        known = self.values[np.isfinite(self.values)]
+        return float(known.max(initial=self.low)) if self.high is None else self.high
 
 
 Mark = Line | Area | Bars | Dots | Rule | Texts | Heat
@@ -235,56 +187,34 @@ Mark = Line | Area | Bars | Dots | Rule | Texts | Heat
 class Chart:
     """Two axes and marks.
 
-    Attributes:
-        title: Above it.
-        x: The horizontal axis.
-        y: The vertical axis.
-        marks: From the back to the front.
-        legend: Where the names of the marks stand: "" (nowhere), "inside", "lower right",
-            "upper right", "lower left", "above", "below", or "ends" (beside the ends of lines).
-        grid: Whether pale lines cross the chart at the vertical ticks.
-        size: Width and height of a file in inches, where the chart is not one of `Panels`.
-        square: Whether both axes have one scale.
-        bare: Whether it has no axes, only marks.
-        alt: What it shows, in a sentence for readers who cannot see it.
+    `legend` is where the names of the marks stand: "" (nowhere), "inside", "lower right", "upper
+    right", "lower left", "above", "below", or "ends" (beside the ends of lines).
     """
 
     title: str
     x: Axis
     y: Axis
-    marks: tuple[Mark, ...]
+    marks: tuple[Mark, ...]  # from the back to the front
     legend: str = ""
-    grid: bool = False
-    size: tuple[float, float] = (7.2, 4.2)
-    square: bool = False
-    bare: bool = False
-    alt: str = ""
+    grid: bool = False  # pale lines at the vertical ticks
+    size: tuple[float, float] = (7.2, 4.2)  # of a file in inches, where it is not in `Panels`
+    square: bool = False  # both axes have one scale
+    bare: bool = False  # no axes, only marks
+    alt: str = ""  # the content in a sentence, for readers who cannot see it
 
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """Charts in one picture.
-
-    Attributes:
-        title: Above all of them.
-        rows: Rows of charts; None leaves a place empty, and a shorter row takes the whole width.
-        size: Width and height of a file in inches.
-        widths: Shares of the columns; equal where empty.
-        heights: Shares of the rows; equal where empty.
-        shared: The axes that all charts have in common: "", "y" or "xy".
-        legend: Whether one legend below the picture has the names of the first chart's marks.
-        x: One name of all horizontal axes.
-        y: One name of all vertical axes.
-    """
+    """Charts in one picture."""
 
     title: str
-    rows: tuple[tuple[Chart | None, ...], ...]
-    size: tuple[float, float]
-    widths: tuple[float, ...] = ()
+    rows: tuple[tuple[Chart | None, ...], ...]  # None is empty; a shorter row has the whole width
+    size: tuple[float, float]  # of a file in inches
+    widths: tuple[float, ...] = ()  # shares of the columns; equal where empty
     heights: tuple[float, ...] = ()
-    shared: str = ""
-    legend: bool = False
-    x: str = ""
+    shared: str = ""  # the axes that all charts have in common: "", "y" or "xy"
+    legend: bool = False  # one legend below, with the names of the first chart's marks
+    x: str = ""  # one name of all horizontal axes
     y: str = ""
 
 
@@ -313,18 +243,16 @@ def dash_of(number: int) -> int:
 def named(
     name: str, words: Sequence[object] | np.ndarray, *, most: int = 25, down: bool = False
 ) -> Axis:
-    """An axis of words, the first at 0; every few words where there are too many to read.
-
-    Args:
-        name: What the words are.
-        words: In order.
-        most: Words that there is room for.
-        down: Whether a vertical axis begins at the top.
-    """
+    """An axis of words, the first at 0, or at the top with `down`; `most` limits the ticks."""
     every = max(1, -(-len(words) // most))
     ticks = [(float(i), str(word)) for i, word in enumerate(words) if i % every == 0]
     ends = (-0.5, len(words) - 0.5)
     return Axis(name, *(ends[::-1] if down else ends), ticks=ticks)
+
+
+def plain_axis(name: str, low: float, high: float, count: int = 4) -> Axis:
+    """An axis from `low` to `high` with about `count` round ticks."""
+    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, count)])
 
 
 def numbers_axis(

@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.core.errors import ConfigError
-from atoll.present.chart import (
-    MAX_ROWS,
-    Area,
-    Axis,
-    Bars,
-    Chart,
-    Dots,
-    Heat,
-    Line,
-    Mark,
-    Panels,
-    Rule,
-    Texts,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis as DrawnAxis
+    from matplotlib.axis import Axis as MatplotlibAxis
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours except the light yellow, then greys.
@@ -128,12 +116,8 @@ def _panels(made: Figure, panels: Panels) -> None:
     long = max(map(len, panels.title.splitlines() or [""])) > 11 * panels.size[0]
     made.suptitle(panels.title, fontsize=11 if long else 12)
     across = math.lcm(*map(len, panels.rows))
-    grid = made.add_gridspec(
-        len(panels.rows),
-        across,
-        width_ratios=panels.widths or None,
-        height_ratios=panels.heights or None,
-    )
+    widths, heights = panels.widths or None, panels.heights or None
+    grid = made.add_gridspec(len(panels.rows), across, width_ratios=widths, height_ratios=heights)
     first: Axes | None = None
     for number, row in enumerate(panels.rows):
         wide = across // len(row)
@@ -141,11 +125,9 @@ def _panels(made: Figure, panels: Panels) -> None:
             if chart is None:
                 continue
             spot = grid[number, place * wide : (place + 1) * wide]
-            axes = made.add_subplot(
-                spot,
-                sharex=first if panels.shared == "xy" else None,
-                sharey=first if panels.shared else None,
-            )
+            share_x = first if panels.shared == "xy" else None
+            share_y = first if panels.shared else None
+            axes = made.add_subplot(spot, sharex=share_x, sharey=share_y)
             first = first or axes
             _chart(axes, chart)
             axes.set_title(chart.title, fontsize=11, pad=26 if chart.legend == "above" else None)
@@ -182,9 +164,9 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 def _axis(axes: Axes, which: str, axis: Axis) -> None:
     """Name, ends, scale and ticks of one axis."""
-    from matplotlib.ticker import MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    drawn: DrawnAxis = getattr(axes, f"{which}axis")
+    drawn: MatplotlibAxis = getattr(axes, f"{which}axis")
     drawn.set_label_text(axis.name)
     if axis.room is not None:
         axes.margins(**{which: axis.room})  # type: ignore[arg-type]  # x= or y=
@@ -198,152 +180,90 @@ def _axis(axes: Axes, which: str, axis: Axis) -> None:
         drawn.set_minor_locator(NullLocator())
         if any("\n" in words for _, words in axis.ticks):
             drawn.set_tick_params(labelsize=9)
-    elif axis.log:
-        _plain_decades(drawn)
+    elif axis.log:  # plain numbers: 0.1, 0.2, 0.5, 1, ...
+        drawn.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        drawn.set_major_formatter("{x:g}")
+        drawn.set_minor_formatter("")
     elif axis.whole:
         drawn.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     if axis.form:
         drawn.set_major_formatter(axis.form)
 
 
-def _plain_decades(drawn: DrawnAxis) -> None:
-    """Plain numbers on a logarithmic axis: 0.1, 0.2, 0.5, 1, ..."""
-    from matplotlib.ticker import LogLocator
-
-    drawn.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    drawn.set_major_formatter("{x:g}")
-    drawn.set_minor_formatter("")
-
-
 def _draw(axes: Axes, mark: Mark) -> None:
     """One mark."""
     match mark:
-        case Line():
+        case plot.Line():
             _line(axes, mark)
-        case Area():
+        case plot.Area():
             fill = axes.fill_betweenx if mark.across else axes.fill_between
-            colour = COLOURS[mark.colour]
-            fill(
-                mark.x,
-                mark.low,
-                mark.high,
-                color=colour,
-                alpha=mark.opacity,
-                lw=0,
-                label=_label(mark.name),
-            )
+            surface = fill(mark.x, mark.low, mark.high, color=COLOURS[mark.colour], lw=0)
+            surface.set(alpha=mark.opacity, label=mark.name or None)
         case Bars():
             _bars(axes, mark)
-        case Dots():
+        case plot.Dots():
             _dots(axes, mark)
-        case Rule():
+        case plot.Rule():
             _rule(axes, mark)
-        case Texts():
+        case plot.Texts():
             _texts(axes, mark)
         case Heat():
             _heat(axes, mark)
 
 
-def _label(name: str) -> str | None:
-    """Give matplotlib no label for a mark without a name: the legend leaves it out."""
-    return name or None
-
-
-def _line(axes: Axes, line: Line) -> None:
+def _line(axes: Axes, line: plot.Line) -> None:
     colour = COLOURS[line.colour]
-    axes.plot(
-        line.x,
-        line.y,
-        color=colour,
-        linewidth=line.width,
-        linestyle=DASHES[line.dash],
-        marker=MARKERS[line.shape],
-        markersize=5,
-        alpha=line.opacity,
-        label=_label(line.name),
-    )
+    (drawn,) = axes.plot(line.x, line.y, DASHES[line.dash], color=colour, linewidth=line.width)
+    # The legend leaves out a mark whose label is None.
+    drawn.set(marker=MARKERS[line.shape], markersize=5)
+    drawn.set(alpha=line.opacity, label=line.name or None)
     if line.low is not None and line.high is not None:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0)
 
 
 def _bars(axes: Axes, bars: Bars) -> None:
-    start = np.broadcast_to(np.asarray(bars.start, dtype=float), np.shape(bars.at))
     draw = axes.barh if bars.across else axes.bar
-    drawn = draw(
-        bars.at,
-        bars.length,
-        bars.width,
-        start,  # where they begin: `left` of barh, `bottom` of bar
-        color=COLOURS[bars.colour],
-        alpha=bars.opacity,
-        label=_label(bars.name),
-    )
-    if bars.hatched:
-        for patch in drawn:
+    # The fourth argument is where they begin: `left` of barh, `bottom` of bar.
+    drawn = draw(bars.at, bars.length, bars.width, bars.starts, label=bars.name or None)
+    for patch in drawn:
+        patch.set(facecolor=COLOURS[bars.colour], alpha=bars.opacity)
+        if bars.hatched:
             patch.set(hatch="//", edgecolor="white")
     if bars.spread is not None:
-        ends, spread = start + np.asarray(bars.length), np.asarray(bars.spread)
-        if bars.across:
-            axes.errorbar(ends, bars.at, xerr=spread, fmt="none", ecolor="#333333", capsize=3)
-        else:
-            axes.errorbar(bars.at, ends, spread, fmt="none", ecolor="#333333", capsize=3)
+        x, y = (bars.ends, bars.at) if bars.across else (bars.at, bars.ends)
+        spread = np.asarray(bars.spread)
+        tall, wide = (None, spread) if bars.across else (spread, None)
+        axes.errorbar(x, y, tall, wide, "none", ecolor="#333333", capsize=3)
 
 
-def _dots(axes: Axes, dots: Dots) -> None:
-    colour = COLOURS[dots.colour]
-    hollow = dots.shape == "ring"
-    axes.scatter(
-        dots.x,
-        dots.y,
-        s=dots.size**2,
-        marker=MARKERS[dots.shape],
-        color=None if hollow else colour,
-        facecolor="white" if hollow else None,
-        edgecolor=colour if hollow else None,
-        linewidths=1.5 if hollow else 1,
-        alpha=dots.opacity,
-        label=_label(dots.name),
-        zorder=3,
-    )
+def _dots(axes: Axes, dots: plot.Dots) -> None:
+    colour, hollow = COLOURS[dots.colour], dots.shape == "ring"
+    marker = MARKERS[dots.shape]
+    drawn = axes.scatter(dots.x, dots.y, dots.size**2, colour, marker=marker, zorder=3)
+    drawn.set(alpha=dots.opacity, label=dots.name or None, linewidths=1.5 if hollow else 1)
+    if hollow:
+        drawn.set(facecolor="white", edgecolor=colour)
     if dots.spread is not None:
         axes.errorbar(dots.x, dots.y, dots.spread, fmt="none", ecolor=colour, capsize=3)
 
 
-def _rule(axes: Axes, rule: Rule) -> None:
+def _rule(axes: Axes, rule: plot.Rule) -> None:
     colour = COLOURS[rule.colour]
     if rule.to is not None:
         span = axes.axvspan if rule.upright else axes.axhspan
         span(rule.at, rule.to, color=colour, lw=0, zorder=0)
     elif rule.width:
         draw = axes.axvline if rule.upright else axes.axhline
-        draw(
-            rule.at,
-            color=colour,
-            linestyle=DASHES[rule.dash],
-            linewidth=rule.width,
-            label=_label(rule.name),
-        )
+        line = draw(rule.at, color=colour, linestyle=DASHES[rule.dash], linewidth=rule.width)
+        line.set_label(rule.name or None)
     if not rule.text:
         return
     if rule.upright:
-        axes.annotate(
-            rule.text,
-            (rule.at, 1),
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            va="bottom",
-            fontsize=8,
-            rotation=90 if rule.turned else 0,
-        )
+        above = axes.annotate(rule.text, (rule.at, 1), xycoords=("data", "axes fraction"))
+        above.set(ha="center", va="bottom", fontsize=8, rotation=90 if rule.turned else 0)
     else:
-        axes.annotate(
-            f" {rule.text}",
-            (1, rule.at),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            color=colour,
-            annotation_clip=False,
-        )
+        beside = axes.annotate(f" {rule.text}", (1, rule.at), xycoords=("axes fraction", "data"))
+        beside.set(va="center", color=colour, annotation_clip=False)
 
 
 PLACES: dict[str, tuple[tuple[float, float], str, str]] = {
@@ -356,39 +276,23 @@ PLACES: dict[str, tuple[tuple[float, float], str, str]] = {
 """Offset in points, and horizontal and vertical alignment."""
 
 
-def _texts(axes: Axes, texts: Texts) -> None:
+def _texts(axes: Axes, texts: plot.Texts) -> None:
     offset, horizontal, vertical = PLACES[texts.place]
+    weight = "bold" if texts.bold else "normal"
     for x, y, words in zip(texts.x, texts.y, texts.words, strict=True):
-        axes.annotate(
-            words,
-            (x, y),
-            xytext=offset,
-            textcoords="offset points",
-            ha=horizontal,
-            va=vertical,
-            color=COLOURS[texts.colour],
-            fontsize=texts.size,
-            weight="bold" if texts.bold else "normal",
-        )
+        drawn = axes.annotate(words, (x, y), xytext=offset, textcoords="offset points")
+        drawn.set(ha=horizontal, va=vertical, weight=weight)
+        drawn.set(color=COLOURS[texts.colour], fontsize=texts.size)
 
 
 def _heat(axes: Axes, heat: Heat) -> None:
     from matplotlib.patches import Rectangle
 
-    values = heat.values
-    high = heat.high
-    if high is None:
-        high = float(values[np.isfinite(values)].max(initial=heat.low))
-    wide = max(high - heat.low, 1e-9)
+    values, wide = heat.values, max(heat.top - heat.low, 1e-9)
     axes.set_facecolor(UNKNOWN)  # shows where a value is not defined
-    shown = axes.imshow(
-        np.ma.masked_invalid(values),
-        cmap=SHADES,
-        vmin=heat.low,
-        vmax=heat.low + wide,
-        aspect="auto",
-    )
-    if heat.words is not None and values.shape[1] <= 24 and values.shape[0] <= MAX_ROWS:
+    shown = axes.imshow(np.ma.masked_invalid(values), cmap=SHADES, aspect="auto")
+    shown.set_clim(heat.low, heat.low + wide)
+    if heat.words is not None and values.shape[1] <= 24 and values.shape[0] <= plot.MAX_ROWS:
         for (row, column), value in np.ndenumerate(values):
             colour = "white" if value - heat.low > 0.55 * wide else "black"
             words = str(heat.words[row, column])
@@ -399,14 +303,9 @@ def _heat(axes: Axes, heat: Heat) -> None:
         frame.set(edgecolor=COLOURS["c5"], clip_on=False, zorder=5)  # above the lines of the axes
         axes.add_patch(frame)
     if heat.scale is not None:
-        where = "bottom" if heat.scale_below else "right"
-        small = heat.scale_below or not heat.scale
+        shrink, aspect = (0.8, 20) if heat.scale_below or not heat.scale else (1, 30)
+        where, form = "bottom" if heat.scale_below else "right", heat.scale_form or None
         bar = axes.figure.colorbar(
-            shown,
-            ax=axes,
-            location=where,
-            shrink=0.8 if small else 1,
-            aspect=20 if small else 30,
-            format=heat.scale_form or None,
+            shown, ax=axes, location=where, shrink=shrink, aspect=aspect, format=form
         )
         bar.set_label(heat.scale)
