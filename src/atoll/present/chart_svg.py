@@ -15,23 +15,8 @@ from html import escape
 
 import numpy as np
 
-from atoll.present.chart import (
-    PALETTE,
-    Area,
-    Axis,
-    Bars,
-    Chart,
-    Dots,
-    Heat,
-    Line,
-    Mark,
-    Numbers,
-    Rule,
-    Texts,
-    nice_ticks,
-    number_text,
-    short,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import Area, Axis, Bars, Chart, Dots, Line, Mark, Numbers, Rule, Texts
 from atoll.present.tables import Table, html, make_table
 
 MAX_POINTS = 120
@@ -52,21 +37,23 @@ OUTLINES = {
     "right": "M{r} 0L-{r} -{r}V{r}z",
 }
 """Paths of the shapes that are no circles; `r` is half their size."""
+ANCHORS = {
+    "above": ("middle", 0, -6),
+    "right": ("start", 6, 4),
+    "left": ("end", -6, 4),
+    "corner": ("start", 6, -6),
+    "centre": ("middle", 0, 4),
+}
+"""Anchor of words, and their offsets to the right and downwards in pixels."""
 
 
-def look(colour: str, dash: int = 0) -> str:
-    """The classes that give colour and dash."""
-    return colour + (f" d{dash}" if dash else "")
-
-
-def chip(name: str, style: int) -> str:
-    """A name with its colour beside it."""
-    colour = PALETTE[style % len(PALETTE)]
-    return f'<span class="chip {colour}"></span>{escape(name)}'
+def _classes(mark: Line | Rule) -> str:
+    """The CSS classes that give colour and dash."""
+    return mark.colour + (f" d{mark.dash}" if mark.dash else "")
 
 
 def figure(title: str, body: str, numbers: Table | None = None) -> str:
-    """A caption, what it is of, and the numbers behind it, folded."""
+    """A caption, the body, and the numbers behind it, folded."""
     more = f"<details><summary>Numbers</summary>{html(numbers)}</details>" if numbers else ""
     return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{body}{more}</figure>'
 
@@ -83,45 +70,52 @@ def chart_html(
         numbers: A table of the numbers, folded below the chart.
     """
     chart = fitted(chart)
-    x, y = chart.x, chart.y
     lines = [mark for mark in chart.marks if isinstance(mark, Line) and mark.name]
-    labelled = chart.legend == "ends" and bool(lines)
-    height = max(height, LABEL_GAP * len(lines) + 20) if labelled else height
-    key = key_html(chart.marks) if chart.legend and not labelled else ""
-    size = f"--h:{height}px" + (f";--ends:{_ends_width(lines)}ch" if labelled else "")
-    kind = "plot" if labelled else "plot bare square" if chart.square else "plot bare"
-    y_words = "".join(
-        f'<span style="top:{100 - y.percent(at):.2f}%">{escape(text)}</span>'
-        for at, text in y.ticks or ()
-    )
-    x_words = "".join(
-        f'<span style="left:{x.percent(at):.2f}%">{escape(text)}</span>'
-        for at, text in x.ticks or ()
-    )
-    ends = _ends(lines, y, height) if labelled else ""
+    key, ends, size = "", "", f"--h:{height}px"
+    if chart.legend == "ends" and lines:
+        height = max(height, LABEL_GAP * len(lines) + 20)
+        ends, kind = _ends(lines, chart.y, height), "plot"
+        letters = min(18, max(len(line.name) for line in lines)) + 2
+        size = f"--h:{height}px;--ends:{letters}ch"
+    else:
+        lines, key = [], key_html(chart.marks) if chart.legend else ""
+        kind = "plot bare square" if chart.square else "plot bare"
     body = (
-        f'{key}<div class="y-name">{escape(y.name)}</div><div class="{kind}" style="{size}">'
-        f'<div class="ys" aria-hidden="true">{y_words}</div>'
-        f"{_field(chart, lines if labelled else [], points)}{ends}"
-        f'<div class="xs" aria-hidden="true">{x_words}</div>'
-        f'<div class="x-name">{escape(x.name)}</div></div>'
+        f'{key}<div class="y-name">{escape(chart.y.name)}</div><div class="{kind}" style="{size}">'
+        f'<div class="ys" aria-hidden="true">{_tick_words(chart.y, "top")}</div>'
+        f"{_field(chart, lines, points)}{ends}"
+        f'<div class="xs" aria-hidden="true">{_tick_words(chart.x, "left")}</div>'
+        f'<div class="x-name">{escape(chart.x.name)}</div></div>'
     )
     return figure(chart.title, body, numbers)
 
 
+def _tick_words(axis: Axis, side: str, digits: int = 2) -> str:
+    """The words of the ticks, placed from the left or from the top."""
+    return "".join(
+        f'<span style="{side}:{place:.{digits}f}%">{escape(text)}</span>'
+        for place, (_, text) in zip(_tick_places(axis, side), axis.ticks or (), strict=True)
+    )
+
+
+def _tick_places(axis: Axis, side: str) -> list[float]:
+    found = [axis.percent(at) for at, _ in axis.ticks or ()]
+    return [100 - place for place in found] if side == "top" else found
+
+
 def _field(chart: Chart, lines: Sequence[Line], points: int) -> str:
     """The part between the axes; with lines to read, their data follow as JSON."""
-    places = _places(chart.y, flip=True) if chart.grid else []
+    places = _tick_places(chart.y, "top") if chart.grid else []
     grid = "".join(_segment("grid", (0, 100), (place, place)) for place in places)
     alt = escape(chart.alt or chart.title)
-    drawn = f'<svg role="img" aria-label="{alt}">{grid}{svg_marks(chart, points)}</svg>'
+    svg = f'<svg role="img" aria-label="{alt}">{grid}{svg_marks(chart, points)}</svg>'
     if not lines:
-        return f'<div class="field">{drawn}</div>'
+        return f'<div class="field">{svg}</div>'
     x, y = chart.x, chart.y
     unit = "%" if y.name.endswith("%") else ""
     return (
         f'<div class="area" data-x="{escape(x.name)}" data-unit="{unit}" data-range="'
-        f'{x.low:g} {x.high:g} {y.low:g} {y.high:g}">{drawn}'
+        f'{x.low:g} {x.high:g} {y.low:g} {y.high:g}">{svg}'
         f'<script type="application/json">{json_text(_readings(lines, points))}</script></div>'
     )
 
@@ -137,7 +131,7 @@ def _readings(lines: Sequence[Line], points: int) -> list[dict[str, object]]:
             for name, of in (("y", line.y), ("l", low), ("h", high))
         }
         places = [float(f"{v:.4g}") for v in np.asarray(line.x)[keep]]
-        found.append({"n": line.name, "c": look(line.colour, line.dash), "x": places, **columns})
+        found.append({"n": line.name, "c": _classes(line), "x": places, **columns})
     return found
 
 
@@ -158,17 +152,14 @@ def fitted(chart: Chart) -> Chart:
 
 
 def _fit(axis: Axis, values: list[float]) -> Axis:
-    low, high = axis.low, axis.high
     known = [v for v in values if np.isfinite(v)] or [0.0, 1.0]
     room = (0.04 if axis.room is None else axis.room) * (max(known) - min(known))
-    low, high = (
-        min(known) - room if low is None else low,
-        max(known) + room if high is None else high,
-    )
-    if axis.ticks is not None:
-        return replace(axis, low=low, high=high)
-    chosen = nice_ticks(min(low, high), max(low, high))
-    ticks = [(t, short(t)) for t in chosen if not axis.whole or t == int(t)]
+    low = min(known) - room if axis.low is None else axis.low
+    high = max(known) + room if axis.high is None else axis.high
+    ticks = axis.ticks
+    if ticks is None:
+        chosen = plot.nice_ticks(min(low, high), max(low, high))
+        ticks = [(t, plot.short(t)) for t in chosen if not axis.whole or t == int(t)]
     return replace(axis, low=low, high=high, ticks=ticks)
 
 
@@ -182,8 +173,7 @@ def _numbers(marks: Iterable[Mark], horizontal: bool) -> Iterable[float]:
                 along = horizontal != mark.across
                 yield from map(float, mark.x if along else [*mark.low, *mark.high])
             case Bars():
-                starts = np.broadcast_to(np.asarray(mark.start, dtype=float), np.shape(mark.at))
-                ends = [*starts, *(starts + np.asarray(mark.length))]
+                ends = [*mark.starts, *mark.ends]
                 yield from map(float, ends if horizontal == mark.across else mark.at)
             case Rule() if mark.upright == horizontal:
                 yield mark.at
@@ -193,80 +183,81 @@ def _numbers(marks: Iterable[Mark], horizontal: bool) -> Iterable[float]:
 
 def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
     """The marks of a chart: lines and areas in a stretched SVG, the others placed by percent."""
-    x, y = chart.x, chart.y
     stretched, placed = [], []
     for mark in chart.marks:
         match mark:
             case Area():
-                stretched.append(_surface(mark, x, y))
+                stretched.append(_surface(mark, chart))
             case Line() if chart.bare and len(mark.x) == 2:
-                ends = [x.percent(v) for v in mark.x], [100 - y.percent(v) for v in mark.y]
-                placed.append(_segment(f"bar {look(mark.colour, mark.dash)}", *ends, mark.width))
+                ends = _percents(chart, mark.x, mark.y)
+                placed.append(_segment(f"bar {_classes(mark)}", *ends, mark.width))
             case Line():
-                stretched.append(_curve(mark, x, y, points))
+                stretched.append(_curve(mark, chart, points))
             case Bars():
-                placed += _columns(mark, x, y)
+                placed += _columns(mark, chart)
             case Dots():
-                placed += _points(mark, x, y)
+                placed += _points(mark, chart)
             case Rule():
-                placed.append(_rule(mark, x, y, bare=chart.bare))
+                placed.append(_rule(mark, chart))
             case Texts():
-                placed += _words(mark, x, y)
-            case Heat():
+                placed += _words(mark, chart)
+            case plot.Heat():
                 raise TypeError("a heat map is drawn by heat_html")
-    inner = (
-        '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">'
-        f"{''.join(stretched)}</svg>"
-        if stretched
-        else ""
-    )
+    inner = ""
+    if stretched:
+        size = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%"'
+        inner = f"<svg {size}>{''.join(stretched)}</svg>"
     return inner + "".join(placed)
 
 
-def _curve(line: Line, x: Axis, y: Axis, points: int) -> str:
+def _percents(chart: Chart, xs: Numbers, ys: Numbers) -> tuple[list[float], list[float]]:
+    """Places in percent, from the left and from the top."""
+    return [chart.x.percent(v) for v in xs], [100 - chart.y.percent(v) for v in ys]
+
+
+def _curve(line: Line, chart: Chart, points: int) -> str:
     """A line and, below it, its band."""
     keep = thinned(len(line.x), points)
     xs, ys = np.asarray(line.x, dtype=float)[keep], np.asarray(line.y, dtype=float)[keep]
     known = np.isfinite(ys)
-    kind, xs = look(line.colour, line.dash), xs[known]
+    kind, xs = _classes(line), xs[known]
     band = ""
     if line.low is not None and line.high is not None:
         low, high = (np.asarray(edge, dtype=float)[keep][known] for edge in (line.low, line.high))
         if (high > low).any():
-            band = _surface(Area(xs, low, high, f"band {kind}"), x, y)
-    path = _path(xs, ys[known], x, y)
+            band = _surface(Area(xs, low, high, f"band {kind}"), chart)
+    path = _path(xs, ys[known], chart)
     path += "h0" if known.sum() == 1 else ""  # a round cap makes a point of it
-    return f'{band}<path class="line {kind}"{_stroke(line.width, 1.8)} d="{path}"/>'
+    return f'{band}<path class="line {kind}"{_stroke(line.width)} d="{path}"/>'
 
 
-def _surface(area: Area, x: Axis, y: Axis) -> str:
+def _surface(area: Area, chart: Chart) -> str:
     along, low, high = (np.asarray(v, dtype=float) for v in (area.x, area.low, area.high))
     around, edge = np.concatenate([along, along[::-1]]), np.concatenate([high, low[::-1]])
-    path = _path(edge, around, x, y) if area.across else _path(around, edge, x, y)
+    path = _path(edge, around, chart) if area.across else _path(around, edge, chart)
     return f'<path class="surface {area.colour}"{_faint(area.opacity)} d="{path}z"/>'
 
 
-def _path(xs: Numbers, ys: Numbers, x: Axis, y: Axis) -> str:
+def _path(xs: Numbers, ys: Numbers, chart: Chart) -> str:
     """A line through points, in thousandths of the chart; the inner SVG cuts off the rest."""
-    places = [
-        f"{10 * x.part(a):.0f} {1000 - 10 * y.part(b):.0f}" for a, b in zip(xs, ys, strict=True)
-    ]
-    return "M" + "L".join(places)
+    return "M" + "L".join(
+        f"{10 * chart.x.part(a):.0f} {1000 - 10 * chart.y.part(b):.0f}"
+        for a, b in zip(xs, ys, strict=True)
+    )
 
 
-def _stroke(width: float, usual: float) -> str:
-    return f' style="stroke-width:{width:g}"' if width != usual else ""
+def _stroke(width: float) -> str:
+    return f' style="stroke-width:{width:g}"' if width != 1.8 else ""
+
+
+def _faint(opacity: float) -> str:
+    return f' opacity="{opacity:g}"' if opacity < 1 else ""
 
 
 def _segment(kind: str, xs: Sequence[float], ys: Sequence[float], width: float = 1.8) -> str:
     """A straight line from one place to another, in percent."""
     places = f'x1="{xs[0]:.2f}%" x2="{xs[1]:.2f}%" y1="{ys[0]:.2f}%" y2="{ys[1]:.2f}%"'
-    return f'<line class="{kind}"{_stroke(width, 1.8)} {places}/>'
-
-
-def _places(axis: Axis, *, flip: bool = False) -> list[float]:
-    found = [axis.percent(at) for at, _ in axis.ticks or ()]
-    return [100 - place for place in found] if flip else found
+    return f'<line class="{kind}"{_stroke(width)} {places}/>'
 
 
 def _rectangle(kind: str, xs: Sequence[float], ys: Sequence[float], opacity: float = 1.0) -> str:
@@ -276,105 +267,75 @@ def _rectangle(kind: str, xs: Sequence[float], ys: Sequence[float], opacity: flo
     return f'<rect class="surface {kind}"{_faint(opacity)} {place} {size}/>'
 
 
-def _faint(opacity: float) -> str:
-    return f' opacity="{opacity:g}"' if opacity < 1 else ""
-
-
-def _columns(bars: Bars, x: Axis, y: Axis) -> list[str]:
-    starts = np.broadcast_to(np.asarray(bars.start, dtype=float), np.shape(bars.at))
+def _columns(bars: Bars, chart: Chart) -> list[str]:
     found = []
-    for at, start, length in zip(bars.at, starts, bars.length, strict=True):
-        sides = (at - bars.width / 2, at + bars.width / 2), (start, start + length)
-        wide, tall = sides[::-1] if bars.across else sides
-        places = [x.percent(v) for v in wide], [100 - y.percent(v) for v in tall]
+    for at, start, end in zip(bars.at, bars.starts, bars.ends, strict=True):
+        sides = (at - bars.width / 2, at + bars.width / 2), (start, end)
+        places = _percents(chart, *(sides[::-1] if bars.across else sides))
         found.append(_rectangle(bars.colour, *places, bars.opacity))
     if bars.spread is not None:
-        ends = starts + np.asarray(bars.length)
-        xs, ys = (ends, bars.at) if bars.across else (bars.at, ends)
-        found += _whiskers(xs, ys, bars.spread, "soft", x, y, across=bars.across)
+        xs, ys = (bars.ends, bars.at) if bars.across else (bars.at, bars.ends)
+        found += _whiskers(xs, ys, bars.spread, "soft", chart, across=bars.across)
     return found
 
 
 def _whiskers(
-    xs: Numbers, ys: Numbers, spread: Numbers, kind: str, x: Axis, y: Axis, *, across: bool = False
+    xs: Numbers, ys: Numbers, spread: Numbers, kind: str, chart: Chart, *, across: bool = False
 ) -> list[str]:
     found = []
     for a, b, s in zip(xs, ys, spread, strict=True):
         if s:
             wide, tall = ((a - s, a + s), (b, b)) if across else ((a, a), (b - s, b + s))
-            ends = [x.percent(v) for v in wide], [100 - y.percent(v) for v in tall]
-            found.append(_segment(f"bar {kind}", *ends))
+            found.append(_segment(f"bar {kind}", *_percents(chart, wide, tall)))
     return found
 
 
-def _points(dots: Dots, x: Axis, y: Axis) -> list[str]:
+def _points(dots: Dots, chart: Chart) -> list[str]:
     """Marks that are placed by percent and keep their size."""
     found = []
     if dots.spread is not None:
-        found += _whiskers(dots.x, dots.y, dots.spread, dots.colour, x, y)
+        found += _whiskers(dots.x, dots.y, dots.spread, dots.colour, chart)
     tips = list(dots.tips) or [""] * len(dots.x)
-    for a, b, tip in zip(dots.x, dots.y, tips, strict=True):
-        place = x.percent(a), 100 - y.percent(b)
-        found.append(_mark(dots.shape, dots.colour, place, dots.size, tip, dots.opacity))
-    return found
+    places = zip(*_percents(chart, dots.x, dots.y), strict=True)
+    return found + [_mark(dots, *place, tip) for place, tip in zip(places, tips, strict=True)]
 
 
-def _mark(
-    shape: str,
-    kind: str,
-    place: tuple[float, float],
-    size: float,
-    tip: str = "",
-    opacity: float = 1.0,
-) -> str:
+def _mark(dots: Dots, x: float, y: float, tip: str = "") -> str:
     title = f"<title>{escape(tip)}</title>" if tip else ""
-    kinds, (x, y), r = f'class="mark as-{shape} {kind}"{_faint(opacity)}', place, f"{size / 2:g}"
-    if shape in ("dot", "ring"):
-        return f'<circle {kinds} cx="{x:.2f}%" cy="{y:.2f}%" r="{r}">{title}</circle>'
-    outline = f'<path d="{OUTLINES[shape].format(r=r)}"/>'
+    kinds = f'class="mark as-{dots.shape} {dots.colour}"{_faint(dots.opacity)}'
+    radius = f"{dots.size / 2:g}"
+    if dots.shape in ("dot", "ring"):
+        return f'<circle {kinds} cx="{x:.2f}%" cy="{y:.2f}%" r="{radius}">{title}</circle>'
+    outline = f'<path d="{OUTLINES[dots.shape].format(r=radius)}"/>'
     return f'<svg {kinds} x="{x:.2f}%" y="{y:.2f}%">{title}{outline}</svg>'
 
 
-def _rule(rule: Rule, x: Axis, y: Axis, *, bare: bool) -> str:
+def _rule(rule: Rule, chart: Chart) -> str:
     """A line through the chart, or a stripe, which in a strip reaches into the rows around."""
-    edges = [
-        x.percent(v) if rule.upright else 100 - y.percent(v)
-        for v in (rule.at, rule.at if rule.to is None else rule.to)
-    ]
+    ends = (rule.at, rule.at if rule.to is None else rule.to)
+    edges = _percents(chart, ends, ())[0] if rule.upright else _percents(chart, (), ends)[1]
+    across = (-20, 120) if chart.bare and rule.to is not None else (0, 100)
+    xs, ys = (edges, across) if rule.upright else (across, edges)
     if rule.to is None:
-        xs, ys = (edges, (0, 100)) if rule.upright else ((0, 100), edges)
-        return _segment(f"bar {look(rule.colour, rule.dash)}", xs, ys, rule.width)
-    across = (-20, 120) if bare else (0, 100)
-    return _rectangle(rule.colour, *((edges, across) if rule.upright else (across, edges)))
+        return _segment(f"bar {_classes(rule)}", xs, ys, rule.width)
+    return _rectangle(rule.colour, xs, ys)
 
 
-ANCHORS = {
-    "above": ("middle", 0, -6),
-    "right": ("start", 6, 4),
-    "left": ("end", -6, 4),
-    "corner": ("start", 6, -6),
-    "centre": ("middle", 0, 4),
-}
-
-
-def _words(texts: Texts, x: Axis, y: Axis) -> list[str]:
+def _words(texts: Texts, chart: Chart) -> list[str]:
     anchor, right, down = ANCHORS[texts.place]
+    places = zip(*_percents(chart, texts.x, texts.y), strict=True)
     return [
         f'<text class="words {texts.colour}" text-anchor="{anchor}" dx="{right}" dy="{down}" '
-        f'x="{x.percent(a):.2f}%" y="{100 - y.percent(b):.2f}%">{escape(words)}</text>'
-        for a, b, words in zip(texts.x, texts.y, texts.words, strict=True)
+        f'x="{x:.2f}%" y="{y:.2f}%">{escape(words)}</text>'
+        for (x, y), words in zip(places, texts.words, strict=True)
     ]
-
-
-def _ends_width(lines: Sequence[Line]) -> int:
-    return min(18, max(len(line.name) for line in lines)) + 2
 
 
 def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
     """A label beside the end of each line, moved apart where they would touch."""
     wanted = [(100 - y.percent(last_value(line))) / 100 * height for line in lines]
     labels = "".join(
-        f'<span class="{look(line.colour, line.dash)}" style="top:{place:.0f}px" '
+        f'<span class="{_classes(line)}" style="top:{place:.0f}px" '
         f'title="{escape(line.name)}">{escape(line.name)}</span>'
         for line, place in zip(lines, spread_out(wanted, LABEL_GAP, height), strict=True)
     )
@@ -393,9 +354,10 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
     placed = np.clip(np.asarray(wanted, dtype=float)[order], gap / 2, height - gap / 2)
     for i in range(1, len(placed)):
         placed[i] = max(placed[i], placed[i - 1] + gap)
-    for i in range(len(placed) - 1, -1, -1):
-        limit = height - gap / 2 if i == len(placed) - 1 else placed[i + 1] - gap
+    limit = height - gap / 2
+    for i in reversed(range(len(placed))):
         placed[i] = min(placed[i], limit)
+        limit = placed[i] - gap
     found = np.empty(len(placed))
     found[order] = placed
     return [float(place) for place in found]
@@ -412,40 +374,36 @@ def line_numbers(title: str, lines: Sequence[Line], x_name: str) -> Table:
             place = int(np.searchsorted(line.x, mark))
             inside = place < len(line.x) and abs(line.x[place] - mark) <= 1e-9 * max(1.0, mark)
             at = line.y[place] if inside else np.interp(mark, line.x, line.y, right=np.nan)
-            values.append(number_text(float(at), 1))
+            values.append(plot.number_text(float(at), 1))
         rows.append(values)
     heads = [f"{mark:.4g}" for mark in marks]
     return make_table(["", *heads], rows, title=f"{title}: means at some of the {x_name}s")
 
 
-def strip_svg(kind: str, x: Axis, marks: Iterable[Mark], y: Axis = PLAIN) -> str:
+def strip_svg(kind: str, x: Axis, marks: Iterable[Mark]) -> str:
     """A chart without axes for a table's cell; lines at the ticks join it to the rows around."""
-    chart = Chart("", x, y, tuple(marks), bare=True)
-    rules = "".join(_segment("grid", (place, place), (-40, 140)) for place in _places(x))
-    return f'<svg class="{kind}" aria-hidden="true">{rules}{svg_marks(chart)}</svg>'
+    chart = Chart("", x, PLAIN, tuple(marks), bare=True)
+    rules = (_segment("grid", (place, place), (-40, 140)) for place in _tick_places(x, "left"))
+    return f'<svg class="{kind}" aria-hidden="true">{"".join(rules)}{svg_marks(chart)}</svg>'
 
 
 def scale_html(axis: Axis) -> str:
     """The ticks of a column of strips, for its heading."""
-    words = "".join(
-        f'<span style="left:{axis.percent(at):.1f}%">{escape(text)}</span>'
-        for at, text in axis.ticks or ()
-    )
-    return f'<span class="scale" aria-hidden="true">{words}</span>'
+    return f'<span class="scale" aria-hidden="true">{_tick_words(axis, "left", 1)}</span>'
 
 
 def key_html(marks: Iterable[Mark]) -> str:
-    """What shapes and colours mean, for every dot and bar with a name."""
+    """The meaning of shapes and colours: every dot with a name."""
     parts = []
     for mark in marks:
         if isinstance(mark, Dots) and mark.name:
-            drawn = _mark(mark.shape, mark.colour, (50, 50), 9)
-            parts.append(f'<span><svg aria-hidden="true">{drawn}</svg>{escape(mark.name)}</span>')
+            sample = _mark(replace(mark, size=9, opacity=1.0), 50, 50)
+            parts.append(f'<span><svg aria-hidden="true">{sample}</svg>{escape(mark.name)}</span>')
     return f'<p class="marks">{" ".join(parts)}</p>' if parts else ""
 
 
 def swatches(bars: Iterable[Bars]) -> str:
-    """What the colours of bars mean, for the heading of a column."""
+    """The meaning of the colours of bars, for the heading of a column."""
     parts = [
         f'<i class="{one.colour}" style="opacity:{one.opacity:g}"></i>{escape(one.name)} '
         for one in bars
@@ -458,7 +416,7 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
     """A small line without axes."""
     top = float(values.max()) or 1.0
     x, y = Axis("", 0.0, max(1.0, len(values) - 1.0)), Axis("", -0.05 * top, 1.05 * top)
-    path = _curve(Line(np.arange(len(values)), values, "soft"), x, y, MAX_POINTS)
+    path = _curve(Line(np.arange(len(values)), values, "soft"), Chart("", x, y, ()), MAX_POINTS)
     return (
         f'<svg class="spark" role="img" aria-label="{escape(alt)}" viewBox="0 0 1000 1000" '
         f'preserveAspectRatio="none">{path}</svg>'

@@ -26,16 +26,16 @@ def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
     """
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
-    matrix, rows, columns = heat.values, chart.y.name, chart.x.name
-    known = matrix[np.isfinite(matrix)]
-    high = heat.high if heat.high is not None else float(known.max()) if known.size else 1.0
+    matrix, high = heat.values, heat.top
     shade = np.clip((matrix - heat.low) / ((high - heat.low) or 1.0), 0, 1)
     if matrix.shape[0] > TABLE_ROWS or matrix.shape[1] > TABLE_COLUMNS:
         body = _picture(chart, heat, shade, digits)
         note = f"Pale: {heat.low:.{digits}f}, strong: {high:.{digits}f}. {note}"
     else:
         body = _table(chart, heat, shade, digits)
-    words = f'<p class="note">{escape(f"Rows: {rows}; columns: {columns}. {note}")}</p>'
+    words = (
+        f'<p class="note">{escape(f"Rows: {chart.y.name}; columns: {chart.x.name}. {note}")}</p>'
+    )
     head = f"<figcaption>{escape(chart.title)}</figcaption>"
     return f'<figure class="heat">{head}{body}{words}</figure>'
 

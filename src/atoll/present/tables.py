@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -27,49 +28,32 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 Align = Literal["left", "center", "right"]
-Mark = Literal["", "best", "second"]
+Rank = Literal["", "best", "second"]
 DASH = "–"
 """Stands where there is no number."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        name: The heading.
-        align: Where its cells stand.
-        wrap: Whether a terminal may break its cells into lines.
-        width: Least width in a terminal.
-        below: HTML below the heading on a page: a scale, or a key of colours.
-    """
-
-    name: str
+    name: str  # the heading
     align: Align = "right"
-    wrap: bool = False
-    width: int | None = None
-    below: str = ""
+    wrap: bool = False  # whether a terminal may break its cells into lines
+    width: int | None = None  # the least width in a terminal
+    below: str = ""  # HTML below the heading on a page: a scale, or a key of colours
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One printed cell.
-
-    Attributes:
-        text: The words or the number.
-        spread: Standard deviation over seeds; empty for one seed.
-        mark: Whether it is the best or the second of its column.
-        sign: A superscript, such as "≈" for a difference that is not significant.
-        style: Rich's name of a colour or a weight, for the terminal only.
-        html: Markup that a page shows in place of the text.
-    """
+    """One printed cell."""
 
     text: str = ""
-    spread: str = ""
-    mark: Mark = ""
-    sign: str = ""
-    style: str = ""
-    html: str = ""
+    spread: str = ""  # standard deviation over seeds; empty for one seed
+    mark: Rank = ""  # of its column
+    sign: str = ""  # a superscript, such as "≈" for a difference that is not significant
+    style: str = ""  # rich's name of a colour or a weight, for the terminal only
+    html: str = ""  # markup that a page shows in place of the text
 
     @property
     def plain(self) -> str:
@@ -79,23 +63,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below named columns.
-
-    Attributes:
-        columns: In order.
-        rows: As many cells each as there are columns.
-        title: What the table shows.
-        caption: How to read it.
-        notes: One sentence each, below the table.
-        sections: Places of the rows above which a terminal draws a line.
-    """
+    """Rows of cells below named columns."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
-    caption: str = ""
-    notes: tuple[str, ...] = ()
-    sections: tuple[int, ...] = ()
+    caption: str = ""  # how to read it
+    notes: tuple[str, ...] = ()  # sentences below it
+    sections: tuple[int, ...] = ()  # rows above which a terminal draws a line
 
 
 def make_table(
@@ -108,27 +83,19 @@ def make_table(
     notes: Iterable[str] = (),
     sections: Iterable[int] = (),
 ) -> Table:
-    """A table of plain values.
+    """A table of plain values; None is an empty cell.
 
-    Args:
-        columns: Names, or columns with more than a name.
-        rows: Cells, or values to print; None is an empty cell.
-        left: How many of the first names are aligned left; the others are aligned right.
-        title: What the table shows.
-        caption: How to read it.
-        notes: Sentences below it.
-        sections: Places of the rows that begin a section.
+    A column that is only a name is aligned left if it is one of the first `left`, else right.
     """
     named = (
         one if isinstance(one, Column) else Column(one, "left" if place < left else "right")
         for place, one in enumerate(columns)
     )
-    lines = (tuple(_cell(value) for value in row) for row in rows)
+    lines = (
+        tuple(v if isinstance(v, Cell) else Cell("" if v is None else str(v)) for v in row)
+        for row in rows
+    )
     return Table(tuple(named), tuple(lines), title, caption, tuple(notes), tuple(sections))
-
-
-def _cell(value: object) -> Cell:
-    return value if isinstance(value, Cell) else Cell("" if value is None else str(value))
 
 
 def record_table(records: Sequence[Mapping[str, object]], names: Sequence[str] = ()) -> Table:
@@ -138,28 +105,21 @@ def record_table(records: Sequence[Mapping[str, object]], names: Sequence[str] =
 
 
 def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> RichTable:
-    """The table for a terminal; its notes are left to the caller.
+    """The table for a terminal, with `gap` spaces between columns; the caller prints the notes.
 
-    Args:
-        table: The table.
-        gap: Spaces between two columns.
-        framed: Draw a frame, and put title and caption there; None draws neither of them.
+    `framed` draws a frame with title and caption; None draws neither of them.
     """
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     if framed is None:
-        drawn = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0)
-        )
+        lines = box.SIMPLE_HEAD
+        drawn = RichTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     else:
-        drawn = RichTable(
-            title=Text(table.title),
-            caption=Text(table.caption) if table.caption else None,
-            title_justify=framed,
-            caption_justify=framed,
-        )
+        caption = Text(table.caption) if table.caption else None
+        drawn = RichTable(title=Text(table.title), caption=caption)
+        drawn.title_justify = drawn.caption_justify = framed
     for column in table.columns:
         drawn.add_column(
             column.name,
@@ -175,20 +135,14 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
     return drawn
 
 
-_RICH: Mapping[Mark, str] = {"": "", "best": "bold", "second": "underline"}
-_MARKDOWN: Mapping[Mark, str] = {"": "", "best": "**", "second": "*"}
-_LATEX: Mapping[Mark, str] = {"": "", "best": "\\textbf", "second": "\\underline"}
-_HTML: Mapping[Mark, str] = {"": "", "best": "b", "second": "u"}
+_RICH: Mapping[Rank, str] = {"": "", "best": "bold", "second": "underline"}
+_MARKDOWN: Mapping[Rank, str] = {"": "", "best": "**", "second": "*"}
+_LATEX: Mapping[Rank, str] = {"": "", "best": "\\textbf", "second": "\\underline"}
+_HTML: Mapping[Rank, str] = {"": "", "best": "b", "second": "u"}
 
 
 def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
-    """The table for a README or an issue.
-
-    Args:
-        table: The table.
-        level: Of its heading; 0 writes the title in bold.
-        escaped: Characters to write with a backslash.
-    """
+    """The table for a README or an issue; a title without a heading's `level` is bold."""
     special = str.maketrans({letter: f"\\{letter}" for letter in escaped} | {"\n": " "})
 
     def cell_text(cell: Cell) -> str:
@@ -198,10 +152,11 @@ def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
     title = table.title.translate(special)
     heading = f"{'#' * level} {title}" if level else f"**{title}**"
     lines = [heading, ""] if title else []
-    lines.append(_bars(column.name.translate(special) for column in table.columns))
+    heads = [column.name.translate(special) for column in table.columns]
+    lines.append(f"| {' | '.join(heads)} |")
     rules = {"left": "---", "right": "---:", "center": ":---:"}
     lines.append(f"|{'|'.join(rules[column.align] for column in table.columns)}|")
-    lines += [_bars(map(cell_text, row)) for row in table.rows]
+    lines += [f"| {' | '.join(map(cell_text, row))} |" for row in table.rows]
     if table.notes:
         lines += ["", *(f"- {note}" for note in table.notes)]
     if table.caption:
@@ -209,20 +164,11 @@ def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _bars(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
 NEEDS_BOOKTABS = "% needs \\usepackage{booktabs}"
 
 
 def latex(table: Table, *, place: str = "[t]") -> str:
-    """The table for a paper, which needs booktabs.
-
-    Args:
-        table: Without title and caption, it is no float.
-        place: Where the float may stand.
-    """
+    """The table for a paper, which needs booktabs; without title and caption, it is no float."""
     letters = "".join(column.align[0] for column in table.columns)
     lines = [
         f"\\begin{{tabular}}{{{letters}}}",
@@ -285,12 +231,7 @@ def csv_text(table: Table) -> str:
 
 
 def html(table: Table, *, label: str = "") -> str:
-    """The table for a page, in a region that scrolls by itself.
-
-    Args:
-        table: The table.
-        label: What a screen reader calls the region; the title if empty.
-    """
+    """The table for a page, in a scrolling region that a screen reader calls `label`."""
     head = "".join(map(_html_head, table.columns))
     body = "".join(
         f'<tr><th scope="row">{_html_cell(row[0])}</th>'
@@ -330,19 +271,12 @@ def _html_cell(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """A mean over seeds, or the reason why there is none.
-
-    Attributes:
-        mean: NaN where there is no number.
-        std: Standard deviation over seeds; None for one seed.
-        values: Each seed's.
-        why: Stands in the place of a missing number, such as "failed".
-    """
+    """A mean over seeds, or the reason why there is none."""
 
     mean: float = float("nan")
-    std: float | None = None
-    values: tuple[float, ...] = ()
-    why: str = DASH
+    std: float | None = None  # over seeds; None for one seed
+    values: tuple[float, ...] = ()  # of each seed
+    why: str = DASH  # in the place of a missing number, such as "failed"
 
     @property
     def known(self) -> bool:
@@ -374,33 +308,19 @@ def number_of(metrics: Mapping[str, _Metric], name: str) -> Number:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Numbers by row and column.
+    """Numbers by row and column."""
 
-    Attributes:
-        title: What the numbers are, such as "Test accuracy, in percent".
-        rows: Names of the rows, in order.
-        columns: Names of the columns, in order.
-        cells: By (row, column); a missing one is a dash.
-        caption: How the numbers were made, in one or two sentences.
-        corner: What the rows are.
-        metric: The metric's plain name, for the CSV file.
-        scale: The factor of a printed number: 100 for percent. CSV files hold fractions.
-        digits: After the decimal point of a printed number.
-        higher: Whether more is better; None marks nothing as best.
-        signed: Columns of differences, whose numbers show their sign.
-    """
-
-    title: str
+    title: str  # names the numbers, such as "Test accuracy, in percent"
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: Mapping[tuple[str, str], Number]
-    caption: str = ""
-    corner: str = "method"
-    metric: str = "test_accuracy"
-    scale: float = 100.0
+    cells: Mapping[tuple[str, str], Number]  # by (row, column); a missing one is a dash
+    caption: str = ""  # how the numbers were made
+    corner: str = "method"  # the heading of the rows' names
+    metric: str = "test_accuracy"  # the metric's plain name, for the CSV file
+    scale: float = 100.0  # factor of a printed number: 100 for percent; CSV files hold fractions
     digits: int = 1
-    higher: bool | None = True
-    signed: tuple[str, ...] = ()
+    higher: bool | None = True  # whether more is better; None marks nothing as best
+    signed: tuple[str, ...] = ()  # columns of differences, whose numbers show their sign
 
     def cell(self, row: str, column: str) -> Number:
         return self.cells.get((row, column), Number())
@@ -414,11 +334,6 @@ class ResultTable:
         top = max(shown.values()) if self.higher else min(shown.values())
         return {row for row, value in shown.items() if value == top}
 
-    def texts(self, row: str, column: str) -> tuple[str, str]:
-        """Mean and spread as printed; the spread is empty where there is none."""
-        cell = self.printed(row, column)
-        return cell.text, cell.spread
-
     def printed(self, row: str, column: str) -> Cell:
         """The printed number with its mark."""
         sign = "+" if column in self.signed else ""
@@ -428,9 +343,8 @@ class ResultTable:
     def table(self) -> Table:
         """The printed table."""
         rows = [[row, *(self.printed(row, column) for column in self.columns)] for row in self.rows]
-        return make_table(
-            (self.corner, *self.columns), rows, title=self.title, caption=self.caption
-        )
+        heads = (self.corner, *self.columns)
+        return make_table(heads, rows, title=self.title, caption=self.caption)
 
 
 def result_markdown(tables: Sequence[ResultTable]) -> str:
@@ -448,21 +362,11 @@ def result_csv(tables: Sequence[ResultTable]) -> str:
     names = ("metric", "row", "column", "mean", "std", "seeds", "per_seed", "missing")
     lines = []
     for table in tables:
-        for row in table.rows:
-            for column in table.columns:
-                found = table.cell(row, column)
-                lines.append(
-                    (
-                        table.metric,
-                        row,
-                        column,
-                        _digits(found.mean),
-                        _digits(found.std),
-                        len(found.values),
-                        " ".join(f"{value:.10g}" for value in found.values),
-                        "" if found.known else found.why,
-                    )
-                )
+        for row, column in itertools.product(table.rows, table.columns):
+            found = table.cell(row, column)
+            seeds = " ".join(f"{value:.10g}" for value in found.values)
+            numbers = _digits(found.mean), _digits(found.std), len(found.values), seeds
+            lines.append((table.metric, row, column, *numbers, "" if found.known else found.why))
     return csv_text(make_table(names, lines))
 
 

@@ -14,7 +14,6 @@ from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, 
 from atoll.present.chart_svg import (
     MAX_POINTS,
     chart_html,
-    chip,
     figure,
     last_value,
     line_numbers,
@@ -47,8 +46,9 @@ def by_federation(found: Collection, write: Callable[[str], str]) -> str:
 
 
 def name_cell(one: ReportedRun) -> Cell:
-    """A run's name with its colour."""
-    return Cell(one.row, html=chip(one.row, one.style))
+    """A run's name with its colour beside it."""
+    chip = f'<span class="chip {colour_of(one.style)}"></span>'
+    return Cell(one.row, html=chip + escape(one.row))
 
 
 def csv_link(tables: Sequence[ResultTable], name: str) -> str:
