@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -20,14 +19,8 @@ from atoll.core.hyper import hypers
 from atoll.core.method import task_of
 from atoll.core.optim import OPTIMIZERS
 from atoll.core.task import NODES
-from atoll.data.public.registry import (
-    DATASETS,
-    GROUPS,
-    data_root,
-    dataset_info,
-    is_present,
-    load_dataset,
-)
+from atoll.data.public import registry
+from atoll.data.public.registry import DATASETS, GROUPS, data_root, is_present
 from atoll.data.source import Source
 from atoll.data.synthetic import BUILT_IN, Lagoon, built_in
 from atoll.methods import METHODS, method_class
@@ -36,40 +29,42 @@ from atoll.nn import NETS
 
 def method_table() -> Table:
     """Every method with one line and where it comes from."""
-    table = Table(
-        title="Methods",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption="for: nodes (n), graphs (g). scored: one global model, or the clients' own. "
-        "atoll methods NAME says more.",
-        caption_justify="left",
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Methods")
+    table.title_justify = table.caption_justify = "left"
+    table.caption = (
+        "for: nodes (n), graphs (g). scored: one global model, or the clients' own. "
+        "atoll methods NAME says more."
     )
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it does")
-    for column in ("for", "scored"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("from")
+    for column in ("name", "what it does", "for", "scored", "from"):
+        table.add_column(column, no_wrap=column not in ("what it does", "from"))
     for name, cls in METHODS.items():
-        does, _, cited = _first_line(cls).rstrip(".").partition(" (")
+        first = module_doc(cls).splitlines()[0]
+        does, _, cited = (first.partition(": ")[2] or first).rstrip(".").partition(" (")
         tasks = " ".join(task[0] for task in cls.tasks)
         scored = "own" if cls.deployed == "personalised" else cls.deployed
-        table.add_row(name, escape(does), tasks, scored, escape(_origin(cited, cls.paper)))
+        # Authors from "Li et al., 2020)", venue from the end of the paper's line.
+        authors = cited.rstrip(").").rpartition(", ")[0]
+        origin = f"{authors}, {cls.paper.rpartition(', ')[2]}" if authors else "no paper"
+        table.add_row(name, escape(does), tasks, scored, escape(origin))
     return table
 
 
-def _origin(cited: str, paper: str) -> str:
-    """Authors from a docstring's "Li et al., 2020)", venue from the end of the paper's line."""
-    authors = cited.rstrip(").").rpartition(", ")[0]
-    return f"{authors}, {paper.rpartition(', ')[2]}" if authors else "no paper"
+def module_doc(cls: type[object]) -> str:
+    """The docstring of the module that defines a class."""
+    return inspect.getdoc(sys.modules[cls.__module__]) or ""
+
+
+def _framed(title: str, *columns: str, caption: str | None = None) -> Table:
+    table = Table(*columns, title=title, caption=caption)
+    table.title_justify = table.caption_justify = "left"
+    return table
 
 
 def method_page(name: str) -> RenderableType:
     """A method's own words, and what its hyper-parameters mean and take."""
     cls = method_class(name)
-    page = Table(title=f"Hyper-parameters (--set KEY=VALUE) of {name}", title_justify="left")
-    for column in ("key", "default", "meaning", "takes"):
-        page.add_column(column)
+    title = f"Hyper-parameters (--set KEY=VALUE) of {name}"
+    page = _framed(title, "key", "default", "meaning", "takes")
     net = (*cls.nets, "gcn")[0]
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
@@ -95,13 +90,12 @@ def method_page(name: str) -> RenderableType:
     for preset, settings in cls.presets.items():
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
         page.add_row("preset", preset, "a named set of values", escape(words))
-    words = inspect.getdoc(sys.modules[cls.__module__]) or ""
     why = cls(net=NETS[net](features=1, classes=2)).why_not_private()
     private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
     if "aggregate" not in hypers(cls):
         private += f"\nAggregation rules (--set aggregate): none, because {cls.not_averaging}"
     about = Text(f"\nPaper: {cls.paper}\n{private}\n")
-    parts: list[RenderableType] = [Text(_unwrapped(words)), about, page]
+    parts: list[RenderableType] = [Text(_unwrapped(module_doc(cls))), about, page]
     for option, space in (("", cls.space), *((f" --preset {k}", v) for k, v in cls.grids.items())):
         ranges = ", ".join(f"{key} {wanted}" for key, wanted in space.items())
         parts.append(Text(f"Searched by `atoll tune {name}{option}`: {ranges}"))
@@ -111,9 +105,7 @@ def method_page(name: str) -> RenderableType:
 def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, str, str]]:
     """Key, default, meaning and allowed values of all hyper-parameters of a class.
 
-    Args:
-        cls: A method, a network, an optimizer or a rule.
-        made: An object whose values are shown in place of the class's defaults.
+    With `made`, an object of the class, its values are shown in place of the defaults.
     """
     skipped = ("net", "optimizer", "features", "classes")
     rows = []
@@ -123,15 +115,12 @@ def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, s
         default = hyper.default if made is None else getattr(made, key)
         takes = hyper.allowed
         if hyper.kind is Rule:
-            default, takes = _rule_name(default), " or ".join(RULES)
+            names = (name for name, rule in RULES.items() if type(default) is rule)
+            default, takes = next(names, str(default)), " or ".join(RULES)
         elif key == "base":
             takes = "another method"
         rows.append((key, "none" if default is None else str(default), hyper.meaning, takes))
     return rows
-
-
-def _rule_name(rule: object) -> str:
-    return next((name for name, cls in RULES.items() if type(rule) is cls), str(rule))
 
 
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
@@ -156,26 +145,14 @@ def _unwrapped(words: str) -> str:
     return "\n".join(lines)
 
 
-def _first_line(cls: type[Any]) -> str:
-    doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
-    return doc.splitlines()[0].partition(": ")[2] or doc.splitlines()[0]
-
-
 def dataset_table(root: str | Path | None) -> Table:
     """Every data set with its published size and whether it is here."""
     base = data_root(root)
-    caption = (
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title="Data sets")
+    table.title_justify = table.caption_justify = "left"
+    table.caption = (
         f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME\n"
         f"Groups, with one set for each client: {', '.join(GROUPS)}"
-    )
-    table = Table(
-        title="Data sets",
-        title_justify="left",
-        caption_justify="left",
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
     )
     for column in ("name", "task", *_COUNTED, "here"):
         right = column in _COUNTED
@@ -184,7 +161,7 @@ def dataset_table(root: str | Path | None) -> Table:
         nodes = f"{made.nodes:,}" if made.nodes else ""
         table.add_row(name, NODES.name, "1", nodes, "", str(made.words), str(made.classes), "yes")
     for name, info in DATASETS.items():
-        counts = (info.graphs, info.nodes, info.edges, info.features, info.classes)
+        counts = [getattr(info, column) for column in _COUNTED]
         numbers = ["" if n is None else f"{n:,}" for n in counts]
         table.add_row(name, info.task, *numbers, "yes" if is_present(name, base) else "")
     return table
@@ -201,14 +178,9 @@ _GENERATORS = {
 
 def _generator_page(name: str, made: type[Lagoon]) -> Table:
     what, example = _GENERATORS[name]
-    table = Table(
-        title=f"{name}: built in, {what}",
-        caption=f"Change some with, for example: --data {name}:{example}",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for column in ("knob", "default", "what it is"):
-        table.add_column(column)
+    caption = f"Change some with, for example: --data {name}:{example}"
+    title, heads = f"{name}: built in, {what}", ("knob", "default", "what it is")
+    table = _framed(title, *heads, caption=caption)
     pages = "\n".join(inspect.getdoc(kind) or "" for kind in (Lagoon, made))
     about = dict(re.findall(r"^ +(\w+): (.*)$", pages, re.MULTILINE))
     for f in fields(made):
@@ -218,11 +190,10 @@ def _generator_page(name: str, made: type[Lagoon]) -> Table:
 
 
 def _group_page(name: str, root: str | Path | None) -> Table:
-    table = Table(title=f"{name}: one data set for each client", title_justify="left")
-    for column in ("client", "data set", "graphs", "features", "classes", "here"):
-        table.add_column(column)
+    heads = ("client", "data set", "graphs", "features", "classes", "here")
+    table = _framed(f"{name}: one data set for each client", *heads)
     for number, one in enumerate(GROUPS[name]):
-        info = dataset_info(one)
+        info = registry.dataset_info(one)
         here = "yes" if is_present(one, root) else ""
         counts = map(str, (info.graphs, info.features, info.classes))
         table.add_row(str(number), one, *counts, here)
@@ -236,17 +207,14 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
         return _generator_page(generator.__name__.lower(), generator)
     if name.lower() in GROUPS:
         return _group_page(name.lower(), root)
-    info, base = dataset_info(name), data_root(root)
+    info, base = registry.dataset_info(name), data_root(root)
     elsewhere = "" if root is None else f" --data-root {root}"
-    table = Table(title=info.name, title_justify="left", show_header=False)
+    table = _framed(info.name)
+    table.show_header = False
     here = is_present(name, base)
-    rows: dict[str, Any] = {
+    rows: dict[str, object] = {
         "task": f"{info.task} classification",
-        "graphs": info.graphs,
-        "nodes": info.nodes,
-        "edges (directed)": info.edges,
-        "features": info.features,
-        "classes": info.classes,
+        **{"edges (directed)" if n == "edges" else n: getattr(info, n) for n in _COUNTED},
         "metric": info.metric,
         "source": info.origin,
         "licence": info.licence,
@@ -254,7 +222,7 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
         "present": "yes" if here else f"no; get it with: atoll data fetch {info.name}{elsewhere}",
     }
     if here:
-        source = load_dataset(name, base)
+        source = registry.load_dataset(name, base)
         if isinstance(source, Source):
             rows["edge homophily"] = f"{edge_homophily(source):.3f}"
     for key, value in rows.items():

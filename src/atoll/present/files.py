@@ -16,11 +16,7 @@ from atoll.present.chart_png import image, need_matplotlib
 from atoll.present.tables import Table, csv_text, latex, markdown
 
 Json = None | int | float | str | list["Json"] | dict[str, "Json"]
-TABLES: Mapping[str, Callable[[Table], str]] = {
-    ".csv": csv_text,
-    ".md": markdown,
-    ".tex": latex,
-}
+TABLES: dict[str, Callable[[Table], str]] = {".csv": csv_text, ".md": markdown, ".tex": latex}
 
 
 def check_output(out: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
 
 from atoll.present.tables import Align, Table, rich_table
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table as RichTable
-    from rich.text import Text
-    from rich.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,13 @@ class Branch:
     remark: str = ""
     below: list[Branch] = field(default_factory=list)
 
+    def tree(self) -> Tree:
+        """The tree for `rich.console.Console.print`."""
+        line = Text(self.text)
+        tree = Tree(line.append(self.remark, style="dim"), guide_style="dim")
+        tree.children = [branch.tree() for branch in self.below]
+        return tree
+
 
 Part = str | Words | Table | Branch
 """A string is a plain paragraph; an empty one is an empty line."""
@@ -48,31 +52,15 @@ def quiet(text: str) -> Words:
 
 def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) -> Group:
     """The parts for `rich.console.Console.print`; `gap` and `framed` as for `rich_table`."""
-    from rich.console import Group
-
-    return Group(*(_drawn(part, gap, framed) for part in parts))
-
-
-def _drawn(part: Part, gap: int, framed: Align | None) -> Text | RichTable | Tree:
-    from rich.text import Text
-
-    if isinstance(part, Table):
-        return rich_table(part, gap=gap, framed=framed)
-    if isinstance(part, Branch):
-        return _tree(part)
-    # A plain string would have its square brackets read as markup.
-    return Text(part.text, style=part.style) if isinstance(part, Words) else Text(part)
-
-
-def _tree(root: Branch) -> Tree:
-    from rich.text import Text
-    from rich.tree import Tree
-
-    tree = Tree(Text(root.text), guide_style="dim")
-    waiting: list[tuple[Tree, Sequence[Branch]]] = [(tree, root.below)]
-    for parent, branches in waiting:
-        for branch in branches:
-            line = Text(branch.text)
-            line.append(branch.remark, style="dim")
-            waiting.append((parent.add(line), branch.below))
-    return tree
+    shown: list[RenderableType] = []
+    for part in parts:
+        match part:
+            case Table():
+                shown.append(rich_table(part, gap=gap, framed=framed))
+            case Branch():
+                shown.append(part.tree())
+            case Words():
+                shown.append(Text(part.text, style=part.style))
+            case _:  # a plain string would have its square brackets read as markup
+                shown.append(Text(part))
+    return Group(*shown)

@@ -9,21 +9,8 @@ import numpy as np
 
 from atoll.core.errors import unknown
 from atoll.experiment.result import Result
-from atoll.present.chart import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    RED,
-    Area,
-    Axis,
-    Chart,
-    Dots,
-    Line,
-    Mark,
-    aside,
-    box,
-    named,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import Axis, Chart
 from atoll.present.chart_png import figure
 
 if TYPE_CHECKING:
@@ -47,11 +34,10 @@ def _title(result: Result) -> str:
 def convergence_chart(result: Result) -> Chart:
     """Test, validation and local curves; bands from the lowest to the highest seed."""
     other = "local" if (result.config.evaluate or "deployed") == "deployed" else "deployed"
-    beside = "local model, test" if other == "local" else "deployed model, test"
     lines = (
-        (f"{result.scored} model, test", "test", None, BLUE),
-        (f"{result.scored} model, validation", "val", None, ORANGE),
-        (beside, "test", other, GREEN),
+        (f"{result.scored} model, test", "test", None, plot.BLUE),
+        (f"{result.scored} model, validation", "val", None, plot.ORANGE),
+        (f"{other} model, test", "test", other, plot.GREEN),
     )
     several, marks = len(result.seeds) > 1, []
     for name, role, scored, colour in lines:
@@ -60,7 +46,7 @@ def convergence_chart(result: Result) -> Chart:
             continue
         band = (seeds.min(0), seeds.max(0)) if several else (None, None)
         rounds = np.arange(1, seeds.shape[1] + 1)
-        marks.append(Line(rounds, seeds.mean(0), colour, name, *band))
+        marks.append(plot.Line(rounds, seeds.mean(0), colour, name, *band))
     x = Axis("round" + (", band: lowest to highest seed" if several else ""))
     y = Axis(f"{result.metric}, mean over clients, %")
     return Chart(_title(result), x, y, tuple(marks), legend="lower right", grid=True)
@@ -68,28 +54,35 @@ def convergence_chart(result: Result) -> Chart:
 
 def clients_chart(result: Result) -> Chart:
     """Each client's test score at the picked round, one column of dots for each seed."""
-    marks: list[Mark] = []
+    marks: list[plot.Mark] = []
     for place, own in enumerate(100 * result.of_clients(result.metric)):
         known = own[np.isfinite(own)]
         if not known.size:
             continue
-        marks += box(known, place, middle=RED)
+        marks += plot.box(known, place, middle=plot.RED)
         if known.size <= MAX_DOTS:
-            marks.append(Dots(place + aside(known.size), known, size=3.2, opacity=0.7))
-    x = named("", [f"seed {seed.seed}" for seed in result.seeds])
+            spots = place + plot.aside(known.size)
+            marks.append(plot.Dots(spots, known, size=3.2, opacity=0.7))
+    x = plot.named("", [f"seed {seed.seed}" for seed in result.seeds])
     y = Axis(f"test {result.metric} of each client, %")
     return Chart(_title(result), x, y, tuple(marks), grid=True)
 
 
+def traffic_by_round(result: Result) -> np.ndarray:
+    """Bytes of training in each round, down and up, mean over seeds, (2, R)."""
+    rounds = result.config.rounds or 1
+    return np.asarray(np.mean([seed.ledger.by_round(rounds) for seed in result.seeds], axis=0))
+
+
 def traffic_chart(result: Result) -> Chart:
     """Bytes of training in each round, mean over seeds, down and up."""
-    rounds = result.config.rounds or 1
-    amounts = np.mean([seed.ledger.by_round(rounds) for seed in result.seeds], axis=0) / 1e6
+    amounts = traffic_by_round(result) / 1e6
+    rounds = amounts.shape[1]
     down, up = np.repeat(amounts, 2, axis=1)
     edges = np.repeat(np.arange(rounds + 1) + 0.5, 2)[1:-1]
     marks = (
-        Area(edges, 0 * down, down, BLUE, "down", opacity=0.75),
-        Area(edges, down, down + up, ORANGE, "up", opacity=0.75),
+        plot.Area(edges, 0 * down, down, plot.BLUE, "down", opacity=0.75),
+        plot.Area(edges, down, down + up, plot.ORANGE, "up", opacity=0.75),
     )
     top = 1.2 * float((down + up).max()) or 1.0
     x, y = Axis("round", 0.5, rounds + 0.5), Axis("MB in a round, all clients", 0.0, top)

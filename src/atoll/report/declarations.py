@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-import sys
 from dataclasses import dataclass
 
 from atoll.core.errors import AtollError
 from atoll.engines.fleet import owners_of, steps_of
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
-from atoll.present.catalogue import PARAGRAPHS
+from atoll.present.catalogue import PARAGRAPHS, module_doc
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,11 @@ def declared(config: RunConfig, task: str) -> Declared | str:
         method = build_method(config, features=1, classes=2, task=task)
     except AtollError as error:
         return f"The method cannot be asked any more: {error}."
-    words = inspect.getdoc(sys.modules[type(method).__module__]) or ""
+    words = module_doc(type(method))
     wire, private = paragraph(words, "Wire,"), paragraph(words, "Private state:")
     for name, owner in list(owners_of(method).items())[1:]:
         # A plug on another method: what that one sends is sent, too.
-        base = inspect.getdoc(sys.modules[type(owner).__module__]) or ""
+        base = module_doc(type(owner))
         label = f"{type(owner).__name__} ({name.rpartition('.')[2]})"
         wire += f" {label}: {paragraph(base, 'Wire,')}"
         private += f" {label}: {paragraph(base, 'Private state:')}"

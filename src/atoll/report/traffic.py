@@ -13,6 +13,7 @@ from atoll.engines.ledger import SCORE
 from atoll.experiment.metrics import LABELS
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
+from atoll.present.result_plots import traffic_by_round
 from atoll.present.tables import Cell, Column, html, make_table
 from atoll.report.collect import Collection, ReportedRun
 from atoll.report.declarations import Declared, declared
@@ -30,13 +31,6 @@ DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
 """Name, colour and opacity of the two parts of a bar."""
 
 
-def traffic_by_round(one: ReportedRun) -> np.ndarray:
-    """Bytes of training in each round, down and up, mean over seeds, (2, R)."""
-    rounds = one.config.rounds or 1
-    each = [seed.ledger.by_round(rounds) for seed in one.run.result.seeds]
-    return np.asarray(np.mean(each, axis=0))
-
-
 def crossed(found: Collection) -> str:
     """What crossed the wire, counted, and what each method says it sends and keeps."""
     return (
@@ -48,7 +42,7 @@ def crossed(found: Collection) -> str:
 
 
 def _crossed(group: Sequence[ReportedRun]) -> str:
-    by_round = {one.row: traffic_by_round(one) for one in group}
+    by_round = {one.row: traffic_by_round(one.run.result) for one in group}
     top = max(float(each.sum(0).mean()) for each in by_round.values())
     rows = [row for one in group for row in _traffic_rows(one, by_round[one.row], top)]
     bars = Column("MB in a round", "left", below=swatches(stacked([0.0, 0.0], DIRECTIONS)))
@@ -151,7 +145,7 @@ def _cost_table(group: Sequence[ReportedRun]) -> str:
     rows = []
     for one in group:
         seconds, summary = one.run.summary["seconds"], one.run.summary
-        each = traffic_by_round(one).sum(0) / 1e6
+        each = traffic_by_round(one.run.result).sum(0) / 1e6
         rows.append(
             [
                 name_cell(one),
@@ -174,7 +168,7 @@ def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
     lines: list[Line] = []
     speeds: list[float] = []
     for one in group:
-        each = traffic_by_round(one).sum(0) / 1e6
+        each = traffic_by_round(one.run.result).sum(0) / 1e6
         if each.sum() > 0.01:
             speeds += [each.min(), each.max()]
             lines.append(replace(seed_line(one), x=each.cumsum()))
