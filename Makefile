@@ -1,6 +1,7 @@
 # make demo   set up, then run the main job on built-in data
-# make test   set up, then lint, types, layers and all tests
+# make test   set up, then lint, types, layers and the tests of every file
 # make test-federation  set up, then whole federations on loopback, their faults and refusals
+# make test-long  set up, then the variants of every method and the slow cases
 # make sizes  set up, then measure the source against the limits of the house
 # make docs   set up, then build the documentation into site/; make docs-serve shows it as it grows
 # make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-federation check sizes docs docs-serve bench clean
+.PHONY: demo test test-federation test-long check sizes docs docs-serve bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/atoll demo
@@ -19,6 +20,9 @@ test: $(VENV)/installed-dev check
 
 test-federation: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 0 -m federation tests/deploy
+
+test-long: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ def processes(folder: Path) -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.federation
 def test_a_demo_equals_the_serial_run_and_leaves_no_process(tmp_path):
     began = time.monotonic()
     done = subprocess.run(

@@ -79,7 +79,7 @@ def table(folder: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k != "seconds_per_round"} for row in rows]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path, jobs: str) -> None:
     seed = int(os.environ.get("ATOLL_TEST_SEED", random.randrange(10**6)))
     print(f"ATOLL_TEST_SEED={seed}")

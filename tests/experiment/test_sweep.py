@@ -63,7 +63,7 @@ def same(together, alone, tolerance: float = 1e-6) -> None:
             torch.testing.assert_close(mine, right, atol=tolerance, rtol=10 * tolerance)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.75])
+@pytest.mark.parametrize("fraction", [1.0, pytest.param(0.75, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_all_methods(name: str, fraction: float) -> None:
     with double_precision():

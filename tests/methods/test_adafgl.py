@@ -354,6 +354,7 @@ def test_presets_are_settings_of_the_method(preset, alpha, beta):
 # Contract and refusals.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

@@ -167,6 +167,7 @@ def test_only_what_is_shared_leaves():
         assert set(state.networks) == {"causal", "evaluator", "biased"} - names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", ["cg+ee", "all"])
 def test_contract_of_the_variants(share):
     check_method(
@@ -174,6 +175,7 @@ def test_contract_of_the_variants(share):
     )
 
 
+@pytest.mark.long
 def test_contract_of_the_public_codes_reading():
     reading = {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 7.0}
     check_method(lambda net: FedATH(net, **reading), rounds=2)

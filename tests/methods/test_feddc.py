@@ -212,6 +212,7 @@ def test_a_client_uploads_its_model_alone() -> None:
     assert seen == {"messages": 4, "down": 4 * 8 * 2 * floats, "up": 4 * 8 * (floats + 2)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"variant": "authors"}, {"compat": "openfgl"}])
 def test_contract_of_the_choices(settings: dict[str, Any]) -> None:
     check_method(lambda net: FedDC(net, **settings), rounds=2)

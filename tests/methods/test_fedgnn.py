@@ -291,6 +291,7 @@ def brute_force_pairs() -> int:
     return sum(a == b for i, one in enumerate(sets) for two in sets[:i] for a in one for b in two)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "net", [NET, GCN(FEATURES, CLASSES, hidden=WIDTH, layers=3, head="linear")]
 )

@@ -279,6 +279,7 @@ def test_moments_of_the_optimizer_can_be_reset() -> None:
     assert (ages(), ages(optimizer_state="reset")) == ({6.0}, {3.0})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("propagation", ["paper", "openfgl"])
 def test_contract_of_the_other_propagations(propagation: Any) -> None:
     check_method(lambda net: FedGTA(net, propagation=propagation, moments_of="all"), rounds=2)

@@ -301,11 +301,13 @@ def variant(**options):
     return make
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["paper", "reference"])
 def test_contract_of_the_presets(preset):
     check_method(variant(**FedIIH.presets[preset]), rounds=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

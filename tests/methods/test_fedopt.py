@@ -145,6 +145,7 @@ def test_what_no_client_moves_stays_where_it_is() -> None:
     assert torch.equal(again.model["w"], server.model["w"])
 
 
+@pytest.mark.long
 def test_contract_of_the_others() -> None:
     check_method(lambda net: FedOpt(net, server_optimizer="yogi"), rounds=2)
     check_method(lambda net: FedOpt(net, server_optimizer="sgd", server_beta1=0.5), rounds=2)

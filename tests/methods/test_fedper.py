@@ -245,6 +245,7 @@ def test_what_is_cut_can_be_rejoined(name: str) -> None:
         assert rejoin(first, last) == params
 
 
+@pytest.mark.long
 def test_contract_of_more_personal_layers() -> None:
     @dataclass(frozen=True)
     class Two(FedPer):

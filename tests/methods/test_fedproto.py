@@ -366,6 +366,7 @@ class WithWeights(FedProto):
     optimizer_state: Any = "reset"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [ByThePaper, WithWeights])
 def test_contract_with_options(method: type[FedProto]) -> None:
     check_method(method, rounds=2)

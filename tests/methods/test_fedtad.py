@@ -138,11 +138,13 @@ class Ring(FedAvg):
 BASES = {"fedprox": FedProx, "fedath": FedATH, "gcfl": GCFL, "personalised": Ring}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", FedTAD.presets)
 def test_contract_of_the_presets(preset):
     check_method(partial(FedTAD, **FedTAD.presets[preset], **SMALL), rounds=2)
 
 
+@pytest.mark.long
 def test_contract_on_fediih():
     def make(net):
         return FedTAD(net, base=FedIIH(net), **SMALL)
@@ -151,6 +153,7 @@ def test_contract_on_fediih():
     check_method(make, rounds=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", BASES)
 def test_contract_on_other_methods(base):
     check_method(lambda net: FedTAD(net, base=BASES[base](net=net), **SMALL), rounds=2)

@@ -274,6 +274,7 @@ class AsOpenFGLRuns(FGSSL):
     optimizer_state: Any = "keep"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [AsTheAuthorsRun, AsOpenFGLRuns])
 def test_contract_of_the_variants(method: type[FGSSL]) -> None:
     check_method(method, rounds=2)

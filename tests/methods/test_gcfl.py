@@ -393,6 +393,7 @@ class EagerPlus(Eager):
     similarity: Any = "gradient-norms"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [Eager, EagerPlus])
 def test_contract_with_splits(method: type[GCFL]) -> None:
     check_method(method)

@@ -239,6 +239,7 @@ class Headed(MOON):
     nodes: Any = "all"
 
 
+@pytest.mark.long
 def test_contract_with_a_head() -> None:
     check_method(Headed, rounds=2)
 

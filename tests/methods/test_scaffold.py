@@ -274,6 +274,7 @@ def test_what_the_server_can_rebuild_is_not_sent(settings: dict[str, Any], up: i
     assert seen == {"messages": 4, "down": 4 * 8 * 2 * floats, "up": 4 * 8 * (up * floats + 2)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"option": "I"}, {"compat": "replace-controls"}])
 def test_contract_of_the_choices(settings: dict[str, Any]) -> None:
     check_method(lambda net: Scaffold(net, **settings), rounds=2)

@@ -311,6 +311,7 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         tune()
 
 
+@pytest.mark.long
 def test_the_number_of_jobs_changes_no_result(whole: TuningResult, tmp_path: Path) -> None:
     both = {"trials": 8, "seeds": 1, "clients": 2, **SMALL}
     one = atoll.tune(["fedavg", "local"], "lagoon:nodes=150", out=tmp_path / "one", **both)
