@@ -17,7 +17,7 @@ import torch
 
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse, with_views
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 
 
 def best_of(action: Callable[[], object], repeats: int = 5) -> float:

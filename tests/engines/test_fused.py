@@ -23,7 +23,7 @@ from atoll.core.tree import Empty, Tree, inside_transform, leaves, record, struc
 from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
 from atoll.methods import FedAvg, Local
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.nn.views import sparse_features
 from atoll.testing import (
     CLASSES,

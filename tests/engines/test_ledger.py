@@ -12,7 +12,7 @@ from atoll.engines.base import ENGINES
 from atoll.engines.ledger import Ledger
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 HIDDEN = 7

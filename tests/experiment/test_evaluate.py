@@ -27,7 +27,7 @@ from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.rounds import Experiment, score_numbers
 from atoll.methods import FedAvg
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 

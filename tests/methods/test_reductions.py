@@ -21,7 +21,7 @@ from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedAvg, FedProx, Local, method_class
 from atoll.nn import nets_for
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
 NODE_NETS = nets_for(NODES.name)

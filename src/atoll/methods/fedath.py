@@ -42,7 +42,7 @@ from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Presets, Real, Space
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 
 SHARED = {
     "cg": ("causal",),

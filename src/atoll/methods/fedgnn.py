@@ -49,7 +49,7 @@ from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import Empty, Tree, leaves, record, tree_map
 from atoll.nn import views
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.nn.ops import matmul
 
 

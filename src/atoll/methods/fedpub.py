@@ -46,7 +46,7 @@ from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.space import USUAL, OneOf, Presets, Real, Space
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.nn.ops import matmul
 
 BLOCKS, BLOCK_SIZE, EDGE_PROBABILITY = 5, 100, 0.1

@@ -26,7 +26,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.tree import Tree
-from atoll.nn.sage import GraphSAGE
+from atoll.nn.nets import GraphSAGE
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ from atoll.nn.neighgen import (
     some_neighbours,
 )
 from atoll.nn.neighgen_slots import Places, used_places
-from atoll.nn.sage import GraphSAGE
+from atoll.nn.nets import GraphSAGE
 from atoll.nn.vgae import node_normal
 
 SHOWN = "other clients answer with the gradient of their feature loss; generated, never real rows"

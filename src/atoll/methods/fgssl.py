@@ -51,7 +51,7 @@ from atoll.core.space import USUAL, Real, Space
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.edges import edge_mask, weighted_gcn
-from atoll.nn.gcn import GCN
+from atoll.nn.nets import GCN
 from atoll.nn.ops import at_columns, at_rows, edge_softmax, row_sum
 
 PAIRS = 1 << 21

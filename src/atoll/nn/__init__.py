@@ -13,12 +13,8 @@ from collections.abc import Callable
 
 from atoll.core.method import Net, task_of
 from atoll.nn.disengcn import DisenGCN
-from atoll.nn.gat import GAT
-from atoll.nn.gcn import GCN
 from atoll.nn.gin import GIN, GraphGIN
-from atoll.nn.mlp import MLP
-from atoll.nn.sage import GraphSAGE
-from atoll.nn.sgc import SGC
+from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
 
 NETS = {
     "gcn": GCN,
@@ -39,4 +35,4 @@ def nets_for(task: str) -> dict[str, Callable[..., Net]]:
 
 
 EMBEDDERS = tuple(name for name, net in NETS.items() if hasattr(net, "embed"))
-"""Those that tell their last layer from the rest (`core.method.Embedder`)."""
+"""Networks whose last layer can be separated (`core.method.Embedder`)."""

@@ -2,15 +2,14 @@
 
     H <- dropout(relu(relu((A + (1 + ε) I) H W_1 + b_1) W_2 + b_2)),   ε = 0, not trained,
 
-`layers` times. `GIN` goes on with H W + b, for nodes. `GraphGIN` is GCFL's network (Xie et al.,
-2021): it starts from X W_pre + b_pre, pools H over each graph, and goes on with
+`layers` times. `GIN` continues with H W + b, for nodes. `GraphGIN` is GCFL's network (Xie et al.,
+2021): it starts from X W_pre + b_pre, pools H over each graph, and continues with
 dropout(relu(H W_post + b_post)) W + b. Its layers before and after the convolutions fit a client's
 own features and classes and never leave it.
 
-Each convolution has two linear layers and no batch normalisation. Shapes: x (N, D), logits (N, C);
-those of a graph stand at its root. Nothing is dropped from the input, so that (A + I) X is computed
-once. Unlike PyG's `GINConv`, the sum is weighted where the data has edge weights; without them both
-are equal.
+There is no batch normalisation. Shapes: x (N, D), logits (N, C); those of a graph stand at its
+root. Nothing is dropped from the input, so that (A + I) X is computed once. Unlike PyG's `GINConv`,
+the sum is weighted where the data has edge weights; without them both are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -46,15 +44,9 @@ class GIN:
 
     @property
     def views(self) -> Mapping[str, View]:
-        """The sum over neighbourhoods, applied to features once."""
-        return {
-            "sum": views.sum_adjacency,
-            "sum_x": views.sum_features,
-            "x": partial(views.features_unless, "sum_x"),
-        }
+        return views.first_layer("sum", views.sum_adjacency)
 
     def init(self, key: Tensor) -> Tree:
-        """Two linear layers per convolution, and the last one."""
         widths = [self.features, *[self.hidden] * (self.layers - 1)]
         convolutions = _convolutions(key, widths, self.hidden)
         return [*convolutions, linear(fold(key, self.layers), self.hidden, self.classes)]
@@ -64,20 +56,18 @@ class GIN:
         return self.logits(params, self.embed(params, graph, key), graph, key)
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """What the last, linear layer reads, (N, hidden)."""
-        adjacency = graph.views["sum"]
-        *convolutions, _ = params
-        h = views.first_product(graph, "sum", convolutions[0]["inner"]["weight"])
-        for number, layer in enumerate(convolutions):
+        """The input of the last, linear layer, (N, hidden)."""
+        h = views.first_product(graph, "sum", params[0]["inner"]["weight"])
+        for number, layer in enumerate(params[:-1]):
             if number:
-                h = matmul(adjacency, h @ layer["inner"]["weight"])
+                h = matmul(graph.views["sum"], h @ layer["inner"]["weight"])
             h = dropout(_perceptron(layer, h), key, graph.ids, self.dropout, "dropout", number)
         return h
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
-        """The linear layer on what `embed` gave, (N, C)."""
+        """The linear layer on the output of `embed`, (N, C)."""
         out: Tensor = matmul(embedding, params[-1]["weight"]) + params[-1]["bias"]
         return out
 
@@ -98,17 +88,17 @@ class GraphGIN:
 
     @property
     def views(self) -> Mapping[str, View]:
-        """The sum over neighbourhoods, applied to features once, and the pool."""
         pool = views.mean_pool if self.pool == "mean" else views.sum_pool
         return {"sum": views.sum_adjacency, "sum_x1": views.sum_features_and_ones, "pool": pool}
 
     def init(self, key: Tensor) -> Tree:
         """The convolutions, which can be shared, and the private layers around them."""
+        wide = self.hidden
         return {
-            "convolutions": _convolutions(key, [self.hidden] * self.layers, self.hidden),
-            "pre": linear(fold(key, "pre"), self.features, self.hidden),
-            "post": linear(fold(key, "post"), self.hidden, self.hidden),
-            "readout": linear(fold(key, "readout"), self.hidden, self.classes),
+            "convolutions": _convolutions(key, [wide] * self.layers, wide),
+            "pre": linear(fold(key, "pre"), self.features, wide),
+            "post": linear(fold(key, "post"), wide, wide),
+            "readout": linear(fold(key, "readout"), wide, self.classes),
         }
 
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
@@ -139,25 +129,23 @@ class GraphGIN:
         for number, layer in enumerate(rest, start=1):
             h = _perceptron(layer, matmul(graph.views["sum"], h @ layer["inner"]["weight"]))
             h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
-        h = graph.at_roots(self._pooled(h, graph))  # from here on a row for each graph
+        pool = graph.views["pool"]
+        assert isinstance(pool, Sparse)
+        h = row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
+        h = graph.at_roots(h)  # from here on a row for each graph
         out: Tensor = h @ params["post"]["weight"] + params["post"]["bias"]
         return out
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
-        """The last layer on what `embed` gave, (N, C), with each graph's row at its root."""
+        """The last layer on the output of `embed`, (N, C), with each graph's row at its root."""
         h = torch.relu(embedding)
         h = dropout(h, key, graph.at_roots(graph.ids), self.dropout, "dropout", self.layers)
         logits: Tensor = h @ params["readout"]["weight"] + params["readout"]["bias"]
         if graph.has_classes is not None:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
         return graph.from_roots(logits)
-
-    def _pooled(self, h: Tensor, graph: Graph) -> Tensor:
-        pool = graph.views["pool"]
-        assert isinstance(pool, Sparse)
-        return row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
 
 
 def _perceptron(layer: Tree, h: Tensor) -> Tensor:

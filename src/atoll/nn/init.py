@@ -10,33 +10,32 @@ from torch import Tensor
 from atoll.core.random import fold, uniform
 
 
+def symmetric(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
+    """Uniform in ±bound."""
+    return (uniform(key, shape, torch.get_default_dtype()) * 2 - 1) * bound
+
+
 def glorot(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_in, n_out) uniform in ±sqrt(6 / (n_in + n_out)), as in PyG's graph convolutions."""
-    return _between(key, (n_in, n_out), math.sqrt(6.0 / (n_in + n_out)))
+    return symmetric(key, (n_in, n_out), math.sqrt(6.0 / (n_in + n_out)))
 
 
 def kaiming(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_in, n_out) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
-    return _between(key, (n_in, n_out), 1.0 / math.sqrt(n_in))
+    return symmetric(key, (n_in, n_out), 1.0 / math.sqrt(n_in))
 
 
 def kaiming_bias(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_out,) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
-    return _between(key, (n_out,), 1.0 / math.sqrt(n_in))
+    return symmetric(key, (n_out,), 1.0 / math.sqrt(n_in))
 
 
-def linear(key: Tensor, n_in: int, n_out: int) -> dict[str, Tensor]:
-    """Weight and bias of a `torch.nn.Linear`."""
-    return {
-        "weight": kaiming(fold(key, "weight"), n_in, n_out),
-        "bias": kaiming_bias(fold(key, "bias"), n_in, n_out),
-    }
+def linear(key: Tensor, n_in: int, n_out: int, *layer: int | str) -> dict[str, Tensor]:
+    """Weight and bias of a `torch.nn.Linear`; `layer` names it among those of one key."""
+    weight = kaiming(fold(key, *layer, "weight"), n_in, n_out)
+    return {"weight": weight, "bias": kaiming_bias(fold(key, *layer, "bias"), n_in, n_out)}
 
 
 def zeros(key: Tensor, size: int) -> Tensor:
     """(size,) zeros on the key's device."""
     return torch.zeros(size, dtype=torch.get_default_dtype(), device=key.device)
-
-
-def _between(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
-    return (uniform(key, shape, torch.get_default_dtype()) * 2 - 1) * bound

@@ -29,8 +29,8 @@ from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree, record
 from atoll.nn.init import linear
 from atoll.nn.neighgen_slots import Places
+from atoll.nn.nets import GraphSAGE
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
-from atoll.nn.sage import GraphSAGE
 
 
 @record

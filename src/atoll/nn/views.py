@@ -1,4 +1,4 @@
-"""What networks precompute from a graph, once per client: adjacencies, and their product with x.
+"""Parts of a graph that networks precompute once per client: adjacencies, and their product with x.
 
 Each function is a `View`: a pure function of a `Graph`. Networks name the views that they read.
 Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)` gathers messages.
@@ -7,38 +7,35 @@ Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, sparse_matrix, sum_at
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, runs, sparse_matrix, sum_at
 from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
-
 _DENSE_IS_FASTER = 0.1
 """Time of an entry of a dense product by that of a sparse one."""
 _DISTINCT = 0.7
 """Entries of a sparse product by its terms: neighbours share some of their words."""
-
 MAX_TERMS = 1 << 22
 """Terms of a sparse product that are held at once, about 80 bytes each; a row is never split."""
-
-
 REPEATED = 4
 """How often the mean row must stand in a matrix before its rows are worth storing once."""
-
 MAX_COMPARED = 1 << 26
 """Numbers of a matrix whose rows are compared with each other, 4 bytes each."""
 
+Adjacency = Callable[[Graph], Sparse]
+
 
 def plain_adjacency(graph: Graph) -> Sparse:
-    """A: the weighted edges as they are."""
-    source, target = graph.edges
-    return _square(graph, source, target, graph.edge_weight)
+    """A: the weighted edges, unchanged."""
+    return _square(graph, graph.edges, graph.edge_weight)
 
 
 def loop_adjacency(graph: Graph) -> Sparse:
@@ -48,10 +45,8 @@ def loop_adjacency(graph: Graph) -> Sparse:
 
 def sum_adjacency(graph: Graph) -> Sparse:
     """A + I for GIN: self-loops of the data stay in A, so a node with one counts itself twice."""
-    nodes = torch.arange(graph.num_nodes, device=graph.edges.device)
-    source, target = torch.cat([graph.edges, nodes.expand(2, -1)], dim=1)
     weight = torch.cat([graph.edge_weight, torch.ones_like(graph.real)])
-    return _square(graph, source, target, weight)
+    return _square(graph, _with_loops(graph, graph.real)[0], weight)
 
 
 def gcn_adjacency(graph: Graph) -> Sparse:
@@ -66,14 +61,13 @@ def gcn_adjacency(graph: Graph) -> Sparse:
 
 def gcn_degrees(graph: Graph) -> Tensor:
     """D of `gcn_adjacency`: the weights of A + I that end at each node, (N,)."""
-    _, target, weight = _with_loops(graph, _own_loops(graph))
-    return sum_at(target, weight, graph.num_nodes)
+    edges, weight = _with_loops(graph, _own_loops(graph))
+    return sum_at(edges[1], weight, graph.num_nodes)
 
 
 def bare_adjacency(graph: Graph) -> Sparse:
-    """D^-1/2 A D^-1/2: the edges as they are, a zero row for a node without any."""
-    source, target = graph.edges
-    return _normalised(graph, source, target, graph.edge_weight)
+    """D^-1/2 A D^-1/2: the edges unchanged, a zero row for a node without any."""
+    return _normalised(graph, graph.edges, graph.edge_weight)
 
 
 def degrees(graph: Graph) -> Tensor:
@@ -85,10 +79,10 @@ def degrees(graph: Graph) -> Tensor:
 
 def mean_adjacency(graph: Graph) -> Sparse:
     """D^-1 A: the mean over neighbours; a zero row for a node without any (GraphSAGE)."""
-    source, target = graph.edges
+    target = graph.edges[1]
     ones = (graph.edge_weight != 0).to(graph.edge_weight.dtype)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones)
-    return _square(graph, source, target, ones / degree.clamp(min=1)[target])
+    return _square(graph, graph.edges, ones / degree.clamp(min=1)[target])
 
 
 def features(graph: Graph) -> Tensor | Sparse:
@@ -96,51 +90,47 @@ def features(graph: Graph) -> Tensor | Sparse:
     return _fastest(graph.x)
 
 
-def gcn_features(graph: Graph) -> Tensor | Sparse | None:
-    """Â X: exact to cache for a first GCN layer, because nothing is dropped from its input."""
-    return _cached(_made(graph, "gcn", gcn_adjacency), graph.x)
-
-
-def mean_features(graph: Graph) -> Tensor | Sparse | None:
-    """D^-1 A X, for a first GraphSAGE layer."""
-    return _cached(_made(graph, "mean", mean_adjacency), graph.x)
-
-
-def sum_features(graph: Graph) -> Tensor | Sparse | None:
-    """(A + I) X, for a first GIN layer."""
-    return _cached(_made(graph, "sum", sum_adjacency), graph.x)
-
-
-def features_unless(name: str, graph: Graph) -> Tensor | Sparse | None:
-    """X where the product of that name is not cached. A `View` once `name` is bound."""
-    return None if name in graph.views else features(graph)
+def first_layer(name: str, adjacency: Adjacency) -> dict[str, View]:
+    """The views of a first layer: adjacency `name`, and `name_x` or, where faster, `x`."""
+    product_name = f"{name}_x"
+    return {
+        name: adjacency,
+        product_name: partial(product_features, name, adjacency),
+        "x": partial(features_unless, product_name),
+    }
 
 
 def first_product(graph: Graph, name: str, weight: Tensor) -> Tensor:
-    """A X W of a first layer, (N, H); the adjacency is view `name`, the product `name_x`."""
+    """A X W of a first layer, (N, H), with the views of `first_layer`."""
     cached = graph.views.get(f"{name}_x")
     if cached is not None:
         return matmul(cached, weight)
     return matmul(graph.views[name], matmul(graph.views["x"], weight))
 
 
-def _cached(adjacency: Sparse, x: Tensor | Sparse) -> Tensor | Sparse | None:
+def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Sparse | None:
     """A X, or None where it has so many entries that A (X W) is the faster product.
 
-    A word that a node does not have comes in with every neighbour: Cora's ÂX has 157,000 entries,
-    Â and X together 60,000. On a GPU features are dense anyway, and one kernel less is worth more.
+    It is exact for a first layer, because nothing is dropped from the input. A word that a node
+    does not have comes in with every neighbour: Cora's ÂX has 157,000 entries, Â and X together
+    60,000. On a GPU features are dense anyway, and one kernel less is worth more.
     """
+    adjacency, x = _made(graph, name, view), graph.x
     if isinstance(x, Tensor) or x.values.is_cuda:
         return product(adjacency, x)
-    ends = torch.cat([x.offsets, x.offsets.new_tensor([x.values.shape[0]])])
-    terms = int(ends.diff().long()[adjacency.columns.long()].sum())
+    terms = int(row_lengths(x)[adjacency.columns.long()].sum())
     dense = _DENSE_IS_FASTER * adjacency.shape[0] * x.shape[1]
     apart = x.values.shape[0] + adjacency.values.shape[0]
     return product(adjacency, x) if min(_DISTINCT * terms, dense) <= apart else None
 
 
+def features_unless(name: str, graph: Graph) -> Tensor | Sparse | None:
+    """X where the product of that name is not cached."""
+    return None if name in graph.views else features(graph)
+
+
 def sum_features_and_ones(graph: Graph) -> Matrix:
-    """(A + I) [X 1]: what a linear layer with a bias, and then the sum of GIN, need of a graph.
+    """(A + I) [X 1], for a linear layer with a bias that GIN's sum follows.
 
     Where features are kinds of nodes, few rows differ (NCI1: 243 of 122,747): atoms of a kind whose
     neighbours are of the same kinds.
@@ -149,7 +139,7 @@ def sum_features_and_ones(graph: Graph) -> Matrix:
 
 
 def training_nodes(graph: Graph) -> Tensor:
-    """The numbers of the training nodes: what concerns pairs of them need not visit all nodes."""
+    """The numbers of the training nodes: work on pairs of them need not visit all nodes."""
     return graph.train.nonzero().squeeze(1)
 
 
@@ -166,7 +156,7 @@ def mean_pool(graph: Graph) -> Sparse:
 
 
 def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
-    """Â^hops X: all that SGC needs of a graph. A `View` once `hops` is bound by `partial`."""
+    """Â^hops X: all that SGC needs of a graph."""
     adjacency, x = gcn_adjacency(graph), features(graph)
     for _ in range(hops):
         x = product(adjacency, x)
@@ -187,28 +177,29 @@ def sparse_features(x: Tensor) -> Sparse:
     return sparse_matrix(rows, columns, x[rows, columns], shape, square=False)
 
 
-def _made(graph: Graph, name: str, view: Callable[[Graph], Sparse]) -> Sparse:
-    """A view that the network, by the name that it uses, may have asked for already."""
+def _made(graph: Graph, name: str, view: Adjacency) -> Sparse:
+    """A view, which the graph may have already under the name that the network uses."""
     found = graph.views.get(name)
     return found if isinstance(found, Sparse) else view(graph)
 
 
-def _square(graph: Graph, source: Tensor, target: Tensor, weight: Tensor) -> Sparse:
-    size = graph.num_nodes
-    return sparse_matrix(target, source, weight, (size, size), square=True)
+def _square(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
+    source, target = edges
+    return sparse_matrix(target, source, weight, (graph.num_nodes, graph.num_nodes), square=True)
 
 
-def _normalised(graph: Graph, source: Tensor, target: Tensor, weight: Tensor) -> Sparse:
+def _normalised(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
     """D^-1/2 of these edges D^-1/2, with D the weights that end at each node."""
+    source, target = edges
     degree = sum_at(target, weight, graph.num_nodes)
     # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
-    return _square(graph, source, target, scale[target] * weight * scale[source])
+    return _square(graph, edges, scale[target] * weight * scale[source])
 
 
 def _pool(graph: Graph, values: Tensor) -> Sparse:
     nodes = torch.arange(graph.num_nodes, device=graph.y.device)
-    return _square(graph, nodes, _roots(graph), values)
+    return _square(graph, torch.stack([nodes, _roots(graph)]), values)
 
 
 def _roots(graph: Graph) -> Tensor:
@@ -222,22 +213,19 @@ def _with_ones(x: Tensor | Sparse) -> Tensor | Sparse:
     if isinstance(x, Tensor):
         return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
     (size, width), nodes = x.shape, torch.arange(x.shape[0], device=x.values.device)
-    return sparse_matrix(
-        torch.cat([x.rows.long(), nodes]),
-        torch.cat([x.columns.long(), torch.full_like(nodes, width)]),
-        torch.cat([x.values, x.values.new_ones(size)]),
-        (size, width + 1),
-        square=False,
-    )
+    rows = torch.cat([x.rows.long(), nodes])
+    columns = torch.cat([x.columns.long(), torch.full_like(nodes, width)])
+    values = torch.cat([x.values, x.values.new_ones(size)])
+    return sparse_matrix(rows, columns, values, (size, width + 1), square=False)
 
 
-def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources, targets and weights of the edges, with `loops`, (N,), for their self-loops."""
+def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges and their weights, with `loops`, (N,), as the weights of self-loops at the end."""
     source, target = graph.edges
     nodes = torch.arange(graph.num_nodes, device=source.device)
-    # Self-loops of the data are not taken out, but get weight zero: nobody waits for their number.
+    # Self-loops of the data stay with weight zero: taking them out would wait for their number.
     others = torch.where(source != target, graph.edge_weight, 0)
-    return torch.cat([source, nodes]), torch.cat([target, nodes]), torch.cat([others, loops])
+    return torch.cat([graph.edges, nodes.expand(2, -1)], dim=1), torch.cat([others, loops])
 
 
 def _own_loops(graph: Graph) -> Tensor:
@@ -250,6 +238,12 @@ def _own_loops(graph: Graph) -> Tensor:
     return torch.cat([graph.edge_weight, graph.edge_weight.new_ones(1)])[last]
 
 
+def row_lengths(x: Sparse) -> Tensor:
+    """Entries of each row, (R,)."""
+    starts = x.offsets.long()
+    return torch.diff(starts, append=starts.new_tensor([x.values.shape[0]]))
+
+
 def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
     """A X of two sparse matrices; entries that cancel stay, as zeros.
 
@@ -258,21 +252,17 @@ def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
     """
     width = x.shape[1]
     a_rows, a_columns, x_columns = a.rows.long(), a.columns.long(), x.columns.long()
-    starts = x.offsets.long()
-    counts = torch.diff(starts, append=starts.new_tensor([x.values.shape[0]]))[a_columns]
+    starts, counts = x.offsets.long()[a_columns], row_lengths(x)[a_columns]
     before = counts.cumsum(0) - counts
     block = before[a.offsets.long()[a_rows]] // MAX_TERMS
     ends = torch.unique_consecutive(block, return_counts=True)[1].cumsum(0)
     places, sums = [a_rows[:0]], [a.values[:0]]
     for first, end in pairwise([0, *ends.tolist()]):
-        entry = torch.arange(first, end, device=a_rows.device)
-        entry = entry.repeat_interleave(counts[first:end])
-        number = torch.arange(entry.shape[0], device=entry.device) + before[first]
-        term = starts[a_columns[entry]] + number - before[entry]
+        term, _, entry = runs(starts[first:end], counts[first:end])
+        entry = entry + first
         place, where = torch.unique(a_rows[entry] * width + x_columns[term], return_inverse=True)
-        values = a.values[entry] * x.values[term]
         places.append(place)
-        sums.append(sum_at(where, values, place.shape[0]))
+        sums.append(sum_at(where, a.values[entry] * x.values[term], place.shape[0]))
     place, shape = torch.cat(places), (a.shape[0], width)
     return sparse_matrix(place // width, place % width, torch.cat(sums), shape, square=False)
 
@@ -296,6 +286,5 @@ def _fastest(x: Tensor | Sparse) -> Tensor | Sparse:
         return x if x.values.numel() <= DENSE_ABOVE * entries else x.to_dense()
     if x.is_cuda:
         return x  # dense is fast there, and counting would wait for the GPU
-    if int(torch.count_nonzero(x)) <= DENSE_ABOVE * entries and entries:
-        return sparse_features(x)
-    return x
+    few = entries and int(torch.count_nonzero(x)) <= DENSE_ABOVE * entries
+    return sparse_features(x) if few else x

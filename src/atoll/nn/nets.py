@@ -1,0 +1,287 @@
+"""Networks for nodes from stock layers: GCN, GraphSAGE, GAT, SGC, and an MLP that reads no edges.
+
+Shapes: x (N, D), logits (N, C). No network drops entries of its input, so the product of adjacency
+and X is computed once where that saves work.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import ConfigError
+from atoll.core.graph import Graph, Sparse, View
+from atoll.core.hyper import Dropout, Hidden, Layers, OneOrMore
+from atoll.core.random import dropout, fold
+from atoll.core.tree import Tree
+from atoll.nn import views
+from atoll.nn.init import glorot, kaiming, kaiming_bias, linear, zeros
+from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
+
+Propagation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Layered(ABC):
+    """One layer after another, H <- dropout(activation(layer(H))); the last layer makes the logits.
+
+    Parameters are a list with a tree for every layer.
+    """
+
+    features: int
+    classes: int
+    hidden: Hidden = 64
+    layers: Layers = 2
+    dropout: Dropout = 0.5
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of the input and of every layer's output."""
+        return [self.features, *[self.hidden] * (self.layers - 1), self.classes]
+
+    @property
+    def embeds(self) -> bool:
+        """Whether there is a hidden layer."""
+        return self.layers > 1
+
+    @abstractmethod
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        """The first layer, which reads the graph's features, without its activation."""
+
+    @abstractmethod
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        """Layer `number` on the output of the one before, after activation and dropout."""
+
+    def _activation(self, h: Tensor) -> Tensor:
+        return torch.relu(h)
+
+    def _dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
+        return dropout(self._activation(h), key, graph.ids, self.dropout, "dropout", number)
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C); a key turns dropout on."""
+        h = self._first(params[0], graph)
+        for number, layer in enumerate(params[1:], start=1):
+            h = self._further(layer, self._dropped(h, number, graph, key), number, graph)
+        return h
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """The last layer's input, before its activation and dropout, (N, hidden)."""
+        return Layered.__call__(self, params[:-1], graph, key)
+
+    def logits(
+        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """The last layer on the output of `embed`, (N, C)."""
+        number = len(params) - 1
+        h = self._dropped(embedding, number, graph, key)
+        return self._further(params[-1], h, number, graph)
+
+
+@dataclass(frozen=True)
+class MLP(Layered):
+    """Multi-layer perceptron, to show how much the graph adds: H W + b."""
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {"x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        widths = enumerate(pairwise(self.widths))
+        return [linear(key, n_in, n_out, layer) for layer, (n_in, n_out) in widths]
+
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        h: Tensor = matmul(graph.views["x"], layer["weight"]) + layer["bias"]
+        return h
+
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        out: Tensor = h @ layer["weight"] + layer["bias"]
+        return out
+
+
+@dataclass(frozen=True)
+class GCN(Layered):
+    """Graph convolutional network (Kipf and Welling, 2017): Â H W + b, Â = D^-1/2 (A + I) D^-1/2.
+
+    With `head=linear` the last layer is H W + b, as in FED-PUB's network after two convolutions.
+    """
+
+    head: Annotated[Literal["conv", "linear"], "last layer: convolution or linear"] = "conv"
+
+    def __post_init__(self) -> None:
+        if self.head == "linear" and self.layers < 2:
+            raise ConfigError("head=linear needs a convolution before it; give layers=2 or more")
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return views.first_layer("gcn", views.gcn_adjacency)
+
+    def init(self, key: Tensor) -> Tree:
+        params = [
+            {"weight": glorot(fold(key, layer), n_in, n_out), "bias": zeros(key, n_out)}
+            for layer, (n_in, n_out) in enumerate(pairwise(self.widths))
+        ]
+        if self.head == "linear":
+            params[-1] = linear(fold(key, self.layers - 1), *self.widths[-2:])
+        return params
+
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        h: Tensor = views.first_product(graph, "gcn", layer["weight"]) + layer["bias"]
+        return h
+
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        return self._convolved(layer, h, number, partial(matmul, graph.views["gcn"]))
+
+    def on(
+        self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
+    ) -> Tensor:
+        """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
+        h: Tensor = propagate(matmul(graph.views["x"], params[0]["weight"])) + params[0]["bias"]
+        for number, layer in enumerate(params[1:], start=1):
+            h = self.onward(layer, h, number, propagate, graph, key)
+        return h
+
+    def onward(
+        self,
+        layer: Tree,
+        h: Tensor,
+        number: int,
+        propagate: Propagation,
+        graph: Graph,
+        key: Tensor | None,
+    ) -> Tensor:
+        """Activation and dropout of h, then layer `number` with the given propagation."""
+        return self._convolved(layer, self._dropped(h, number, graph, key), number, propagate)
+
+    def _convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
+        h = matmul(h, layer["weight"])
+        is_head = self.head == "linear" and number == self.layers - 1
+        out: Tensor = (h if is_head else propagate(h)) + layer["bias"]
+        return out
+
+
+@dataclass(frozen=True)
+class GraphSAGE(Layered):
+    """GraphSAGE with the mean aggregator (Hamilton et al., 2017): D^-1 A H W_n + H W_s + b.
+
+    All neighbours are used, none sampled. As in PyG's `SAGEConv`, the mean does not read edge
+    weights, and a node without neighbours has the mean zero.
+    """
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {**views.first_layer("mean", views.mean_adjacency), "x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        return [
+            {
+                "neighbour": kaiming(fold(key, layer, "neighbour"), n_in, n_out),
+                "self": kaiming(fold(key, layer, "self"), n_in, n_out),
+                "bias": kaiming_bias(fold(key, layer, "bias"), n_in, n_out),
+            }
+            for layer, (n_in, n_out) in enumerate(pairwise(self.widths))
+        ]
+
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        h: Tensor = views.first_product(graph, "mean", layer["neighbour"]) + layer["bias"]
+        return h + matmul(graph.views["x"], layer["self"])
+
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        mean = matmul(graph.views["mean"], matmul(h, layer["neighbour"]))
+        out: Tensor = mean + matmul(h, layer["self"]) + layer["bias"]
+        return out
+
+
+@dataclass(frozen=True)
+class GAT(Layered):
+    """Graph attention network (Veličković et al., 2018), whose heads share `hidden` equally.
+
+        ‖_k Σ_j α_ij^k W^k h_j + b,   α_ij = softmax_j leaky_relu(s·W h_j + t·W h_i),
+
+    with ELU as activation, j over the neighbours of i and i itself, and one head in the last layer.
+    The paper also drops inputs and attention coefficients; PyG's `GATConv`, which federated graph
+    learning uses with its defaults, drops neither. As there, edge weights are not read, except that
+    an edge of weight zero is none.
+    """
+
+    heads: Annotated[OneOrMore, "attention heads, which share the width"] = 8
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ConfigError(
+                f"GAT: hidden = {self.hidden} cannot be shared equally by heads = {self.heads}; "
+                "use a multiple"
+            )
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {"loop": views.loop_adjacency, "x": views.features}
+
+    def init(self, key: Tensor) -> Tree:
+        shapes = zip(pairwise(self.widths), [*[self.heads] * (self.layers - 1), 1], strict=True)
+        return [
+            {
+                "weight": glorot(fold(key, layer, "weight"), n_in, n_out),
+                "source": glorot(fold(key, layer, "source"), num, n_out // num),
+                "target": glorot(fold(key, layer, "target"), num, n_out // num),
+                "bias": zeros(key, n_out),
+            }
+            for layer, ((n_in, n_out), num) in enumerate(shapes)
+        ]
+
+    def _first(self, layer: Tree, graph: Graph) -> Tensor:
+        return _attend(graph, matmul(graph.views["x"], layer["weight"]), layer)
+
+    def _activation(self, h: Tensor) -> Tensor:
+        return functional.elu(h)
+
+    def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
+        return _attend(graph, h @ layer["weight"], layer)
+
+
+def _attend(graph: Graph, h: Tensor, layer: Tree) -> Tensor:
+    """Each node's mean of its neighbours' rows of h, (N, H * D), weighted by attention per head."""
+    edges = graph.views["loop"]
+    assert isinstance(edges, Sparse)
+    num, width = layer["source"].shape
+    by_head = h.reshape(-1, num, width)
+    source = at_columns(edges, (by_head * layer["source"]).sum(-1))
+    target = at_rows(edges, (by_head * layer["target"]).sum(-1))
+    attention = edge_softmax(edges, functional.leaky_relu(source + target, 0.2))
+    messages = at_columns(edges, h).reshape(-1, num, width) * attention.unsqueeze(-1)
+    out: Tensor = row_sum(edges, messages.flatten(1)) + layer["bias"]
+    return out
+
+
+@dataclass(frozen=True)
+class SGC:
+    """Simple graph convolution (Wu et al., 2019): Â^hops X W + b, one linear layer, no dropout."""
+
+    features: int
+    classes: int
+    hops: Annotated[OneOrMore, "products with the adjacency"] = 2
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        return {self._view: partial(views.hop_features, hops=self.hops)}
+
+    @property
+    def _view(self) -> str:
+        # The name includes the hops: a method may hold two networks whose views share one dict.
+        return f"sgc{self.hops}_x"
+
+    def init(self, key: Tensor) -> Tree:
+        return [linear(key, self.features, self.classes)]
+
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C)."""
+        h: Tensor = matmul(graph.views[self._view], params[0]["weight"]) + params[0]["bias"]
+        return h
