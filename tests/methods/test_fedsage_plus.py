@@ -161,9 +161,9 @@ def test_sizes_of_the_paper() -> None:
 
 def explicit(graph: Graph, kept: Tensor, made: Any) -> Graph:
     """The mended graph with made nodes as nodes: node v's k-th one is N + p v + k."""
-    size, slots = made.heard.shape
+    size, slots = made.linked.shape
     source, target = graph.edges[:, kept[graph.edges[0]] > 0]
-    v, k = made.heard.nonzero(as_tuple=True)
+    v, k = made.linked.nonzero(as_tuple=True)
     new = size + slots * v + k
     edges = torch.stack([torch.cat([source, v, new]), torch.cat([target, new, v])])
     x = torch.cat([graph.x, made.x.flatten(0, 1)])
@@ -231,7 +231,7 @@ def test_a_generated_feature_reaches_its_node_unless_the_fault_is_on(compat: str
     params = method.net.init(make_key(7))
 
     def logits(x: Tensor) -> Tensor:
-        around = made_neighbours(x, made.heard)
+        around = made_neighbours(x, made.linked)
         return mended_sage(method.sage, params, graph, graph.real, around)
 
     changed = made.x.clone()
@@ -254,7 +254,7 @@ def test_every_node_of_the_whole_graph_is_mended_and_always_alike() -> None:
     params = tree_map(torch.clone, state.generator)
     params["degree"] = {"weight": torch.zeros(5, 1), "bias": torch.tensor([2.9])}
     assert float(hidden.sum()) > 0
-    assert method.mend(graph, params, state.seed).heard.sum(1).tolist() == [2.0] * 13
+    assert method.mend(graph, params, state.seed).linked.sum(1).tolist() == [2.0] * 13
 
 
 # Only what is used is made
@@ -269,7 +269,7 @@ def test_what_nobody_hears_need_not_be_made(compat: str) -> None:
     every = method.mend(graph, generator, make_key(6))
     few = method.mend(graph, generator, make_key(6), sparing=True)
     assert few.places is not None
-    assert len(few.x) == max(1, int(every.heard.sum()))
+    assert len(few.x) == max(1, int(every.linked.sum()))
     for noise in (None, make_key(9)):  # a made node drops what it would drop among all
         one, two = (
             torch.func.vjp(

@@ -39,26 +39,26 @@ class Made:
 
     Attributes:
         x: Their features, (n, s, D).
-        heard: One for those that their node hears, zero for slots that are not used, (n, s).
-        total: Sum of the features that a node hears, (N, D), or those of the places' nodes alone.
+        linked: One for those that their node receives, zero for slots that are not used, (n, s).
+        total: Sum of the features that a node receives, (N, D), or of the places' nodes only.
         places: Where they are; None if every slot of every node is made.
     """
 
     x: Tensor
-    heard: Tensor
+    linked: Tensor
     total: Tensor
     places: Places | None = None
 
     def at(self, rows: Tensor) -> Tensor:
-        """What belongs to the node of each: (N, C) -> (n, 1, C)."""
+        """The row of the node of each: (N, C) -> (n, 1, C)."""
         return (rows if self.places is None else self.places.at(rows)).unsqueeze(1)
 
     def summed(self, g: Tensor) -> Tensor:
-        """The sum of what a node hears: (n, s, C) -> (N, C), or those of the places' nodes."""
-        return _summed(g, self.heard, self.places)
+        """The sum over a node's made neighbours: (n, s, C) -> (N, C), or of the places' nodes."""
+        return _summed(g, self.linked, self.places)
 
     def sent(self, total: Tensor, weight: Tensor) -> Tensor:
-        """What `summed` gave times weights, to every node: (N, O)."""
+        """The output of `summed` times weights, to every node: (N, O)."""
         if self.places is None:
             return total @ weight
         return self.places.onto(self.places.node_product(total, weight))
@@ -76,18 +76,22 @@ class Made:
         """Dropout of (n, s, C); a slot's noise belongs to its node."""
         if self.places is not None:
             return self.places.dropped(g, key, ids, net.dropout, "made", number)
-        flat = dropout(g.flatten(1), key, ids, net.dropout, "made", number)
-        return flat.reshape(g.shape)
+        return dropout(g.flatten(1), key, ids, net.dropout, "made", number).reshape(g.shape)
 
 
-def _summed(g: Tensor, heard: Tensor, places: Places | None) -> Tensor:
-    g = g * heard.unsqueeze(-1)
+def _summed(g: Tensor, linked: Tensor, places: Places | None) -> Tensor:
+    g = g * linked.unsqueeze(-1)
     return g.sum(1) if places is None else places.summed(g)
+
+
+def made_neighbours(x: Tensor, linked: Tensor, places: Places | None = None) -> Made:
+    """Made nodes, with the sum that a first layer needs; arguments as in `Made`."""
+    return Made(x, linked, _summed(x, linked, places), places)
 
 
 @record
 class Lost:
-    """What a generator should find on a graph that hides some of its nodes.
+    """The targets of a generator on a graph that hides some of its nodes.
 
     Attributes:
         kept: One for nodes that are not hidden, (N,).
@@ -115,11 +119,9 @@ class NeighGen:
 
     @property
     def encoder(self) -> GraphSAGE:
-        """Makes z."""
         return GraphSAGE(self.features, self.latent, self.hidden, layers=2, dropout=0.0)
 
     def init(self, key: Tensor) -> Tree:
-        """Fresh parameters."""
         widths = (self.latent, self.narrow, self.wide, self.slots * self.features)
         degree = linear(fold(key, "degree"), self.latent, 1)
         return {
@@ -140,28 +142,20 @@ class NeighGen:
         return z, lost.squeeze(-1)
 
     def make(self, layers: Tree, z: Tensor, places: Places | None = None) -> Tensor:
-        """x̂ from the part `features` and noisy z, (N, latent): (N, p, D).
-
-        With places z is that of their nodes alone, and x̂ is (R, 1, D).
-        """
+        """x̂, (N, p, D), from the part `features` and noisy z; with places of their nodes only."""
         *hidden, last = layers
         h = z
         for layer in hidden:
             h = torch.relu(h @ layer["weight"] + layer["bias"])
-        if places is None:
-            flat = torch.tanh(h @ last["weight"] + last["bias"])
-            return flat.reshape(-1, self.slots, self.features)
-        return places.tanh_layer(h, last["weight"], last["bias"])
+        if places is not None:
+            return places.tanh_layer(h, last["weight"], last["bias"])
+        flat = torch.tanh(h @ last["weight"] + last["bias"])
+        return flat.reshape(-1, self.slots, self.features)
 
     def used(self, lost: Tensor) -> Tensor:
         """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""
         slot = torch.arange(1, self.slots + 1, device=lost.device)
         return (slot <= lost.detach().unsqueeze(-1)).to(lost.dtype)
-
-
-def made_neighbours(x: Tensor, heard: Tensor, places: Places | None = None) -> Made:
-    """Made nodes, with what a first layer needs of them; arguments as in `Made`."""
-    return Made(x, heard, _summed(x, heard, places), places)
 
 
 def mended_sage(
@@ -174,38 +168,37 @@ def mended_sage(
 ) -> Tensor:
     """Logits of the real nodes, (N, C), on a graph with made nodes and without hidden ones.
 
-    Args:
-        net: Its layers, and its dropout.
-        params: Its parameters.
-        graph: With the views of `net`.
-        kept: Zero for nodes whose edges are cut, else one, (N,).
-        made: The made nodes, if any.
-        key: Turns dropout on.
+    The edges of nodes with `kept`, (N,), zero are cut. A key turns dropout on.
     """
-    whole = graph.views["mean"]
-    assert isinstance(whole, Sparse)
-    adjacency = with_values(whole, at_columns(whole, kept.unsqueeze(-1)).squeeze(-1))
-    size = row_sum(whole, adjacency.values.unsqueeze(-1))
-    h, g, total = graph.views["x"], None, None
+    adjacency, size = _edges_from(graph, kept)
+    h = graph.views["x"]
     if made is not None:
-        heard = made.summed(torch.ones_like(made.heard).unsqueeze(-1))
-        size = size + (heard if made.places is None else made.places.onto(heard))
+        count = made.summed(torch.ones_like(made.linked).unsqueeze(-1))
+        size = size + (count if made.places is None else made.places.onto(count))
         g, total = made.x, made.total
     for number, layer in enumerate(params):
         if number and isinstance(h, Tensor):
             h = dropout(torch.relu(h), key, graph.ids, net.dropout, "dropout", number)
-        if number and made is not None and g is not None:
-            g = made.dropped(torch.relu(g), key, graph.ids, net, number)
-            total = made.summed(g)
         sent = matmul(h, layer["neighbour"])
         gathered = matmul(adjacency, sent)
-        if made is not None and total is not None:
+        if made is not None:
+            if number:
+                g = made.dropped(torch.relu(g), key, graph.ids, net, number)
+                total = made.summed(g)
             gathered = gathered + made.sent(total, layer["neighbour"])
-        if made is not None and g is not None and number < len(params) - 1:
-            g = made.product(g, layer["self"]) + made.at(sent + layer["bias"])
+            if number < len(params) - 1:
+                g = made.product(g, layer["self"]) + made.at(sent + layer["bias"])
         h = gathered / size.clamp(min=1) + matmul(h, layer["self"]) + layer["bias"]
     assert isinstance(h, Tensor)
     return h
+
+
+def _edges_from(graph: Graph, nodes: Tensor) -> tuple[Sparse, Tensor]:
+    """The edges from nodes with one, (N,), and how many of them end at each node, (N, 1)."""
+    whole = graph.views["mean"]
+    assert isinstance(whole, Sparse)
+    edges = with_values(whole, at_columns(whole, nodes.unsqueeze(-1)).squeeze(-1))
+    return edges, row_sum(whole, edges.values.unsqueeze(-1))
 
 
 def random_order(key: Tensor, graph: Graph, chosen: Tensor) -> Tensor:
@@ -217,8 +210,7 @@ def random_order(key: Tensor, graph: Graph, chosen: Tensor) -> Tensor:
 def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """Up to `slots` random neighbours of every node, among the chosen ones, (N,).
 
-    Returns:
-        Their numbers, (N, slots) int64, and one where there is one, else zero, (N, slots).
+    Their numbers, (N, slots) int64, and one where there is one, else zero, (N, slots).
     """
     adjacency = graph.views["mean"]
     assert isinstance(adjacency, Sparse)
@@ -228,9 +220,8 @@ def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tu
     score = at_columns(adjacency, rank.unsqueeze(-1))
     picks = []
     for _ in range(slots):
-        pick = row_top(adjacency, score)
-        picks.append(pick)
-        score = torch.where(score == at_rows(adjacency, pick), torch.zeros_like(score), score)
+        picks.append(row_top(adjacency, score))
+        score = torch.where(score == at_rows(adjacency, picks[-1]), torch.zeros_like(score), score)
     found = torch.cat(picks, dim=1)
     return order[(found.long() - 1).clamp(min=0)], (found > 0).to(chosen.dtype)
 
@@ -240,12 +231,9 @@ def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
     may = graph.real * (1 - graph.train) * (1 - graph.test)
     place = torch.argsort(random_order(fold(key, "hide"), graph, may))
     hidden = may * (place < torch.round(share * may.sum())).to(may.dtype)
-    adjacency = graph.views["mean"]
-    assert isinstance(adjacency, Sparse)
-    edges = with_values(adjacency, at_columns(adjacency, hidden.unsqueeze(-1)).squeeze(-1))
-    count = row_sum(adjacency, edges.values.unsqueeze(-1)).squeeze(-1)
+    _, count = _edges_from(graph, hidden)
     index, there = some_neighbours(fold(key, "lost"), graph, hidden, slots)
-    return Lost(graph.real - hidden, count, index, there)
+    return Lost(graph.real - hidden, count.squeeze(-1), index, there)
 
 
 def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
@@ -262,16 +250,10 @@ def feature_loss(
     last: bool = False,
     places: Places | None = None,
 ) -> Tensor:
-    """L_f over nodes with mask one.
+    """L_f over nodes with mask, (N,), one: x̂, (n, s, D), and candidates `true`, (n, k, D).
 
-    Args:
-        made: x̂, (n, s, D).
-        true: Candidates, (n, k, D).
-        used: One for the used slots, (n, s).
-        there: One for the candidates that exist, the first ones, (n, k).
-        mask: (N,).
-        last: Compare with the last candidate, not with the nearest.
-        places: What the n are; None for all N nodes and p slots.
+    `used`, (n, s), is one for used slots; `there`, (n, k), for candidates that exist, which stand
+    first. The others are as in `compared` and `Made`.
     """
     gaps = made - compared(made, true, there, last) @ true
     errors = gaps.square().mean(-1) * used * there[:, :1]
@@ -282,7 +264,7 @@ def feature_loss(
 
 
 def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
-    """One at the candidate that each made node is compared with, else zero, (n, p, k)."""
+    """One at the candidate, the nearest or the last, of each made node, else zero, (n, p, k)."""
     if last:
         best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
     else:
@@ -295,11 +277,10 @@ def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
 
 
 def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
-    """What participants show, (K, M, p, D), without most of the slots that are not used.
+    """The participants' features, (K, M, p, D), without most of the slots that are not used.
 
-    Returns:
-        Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and which
-        of the K p rows of the same number they were, (Q, M).
+    Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and their
+    places among the K p rows of the same number, (Q, M).
     """
     rows = shown.movedim(2, 1).flatten(0, 1)
     used = (rows != 0).any(-1)
@@ -315,7 +296,7 @@ def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
 
 
 def given_back(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """The opposite of `gathered`, (K, M, p, D), with zeros for what it left out."""
+    """The opposite of `gathered`, (K, M, p, D), with zeros for the rows that it left out."""
     count, numbers, slots, wide = shape
     every = rows.new_zeros(count * slots, numbers, wide)
     every = every.scatter(0, places.unsqueeze(-1).expand_as(rows), rows)

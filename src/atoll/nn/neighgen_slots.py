@@ -10,7 +10,7 @@ Shapes: N nodes with p slots each, R places in n nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ class Places:
     then slot 1 of the first `sizes[1]`, and so on.
 
     Attributes:
-        nodes: Those that have a place, (n,).
-        sizes: Descending: n, and less; together R. None for slots that nobody uses.
+        nodes: Nodes with a place, (n,).
+        sizes: Descending: n, and less; together R. Slots that no node uses have none.
         counts: How many of these places each client of the program uses, the first ones.
         shape: N and p.
     """
@@ -46,12 +46,12 @@ class Places:
     shape: tuple[int, int] = static((0, 0))
 
     def at(self, rows: Tensor) -> Tensor:
-        """What belongs to the node of each place: (N, ...) -> (R, ...)."""
+        """The row of each place's node: (N, ...) -> (R, ...)."""
         own = rows[self.nodes]
         return torch.cat([own[:size] for size in self.sizes])
 
     def at_slots(self, rows: Tensor) -> Tensor:
-        """What belongs to each place: (N, p, ...) -> (R, 1, ...)."""
+        """The entry of each place: (N, p, ...) -> (R, 1, ...)."""
         return self._chosen(rows[self.nodes])
 
     def summed(self, rows: Tensor) -> Tensor:
@@ -87,18 +87,20 @@ class Places:
 
     def product(self, rows: Tensor, weight: Tensor) -> Tensor:
         """(R, 1, C) by (C, O): (R, 1, O), zero at places that are not used."""
-        return _at_each(_Product, (rows.squeeze(1), weight), self.counts, self.sizes).unsqueeze(1)
+        return _at_each(_Product, self._layout, rows.squeeze(1), weight).unsqueeze(1)
 
     def node_product(self, rows: Tensor, weight: Tensor) -> Tensor:
         """(n, C) by (C, O): (n, O), zero at nodes that use no slot."""
-        counts = tuple(count[:1] for count in self.counts)
-        return _at_each(_Product, (rows, weight), counts, self.sizes[:1])
+        first = _Layout(tuple(count[:1] for count in self.counts), self.sizes[:1], 1)
+        return _at_each(_Product, first, rows, weight)
 
     def tanh_layer(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """What a layer of p D outputs gives each place, (n, C) -> (R, 1, D), zero if not used."""
-        width = weight.shape[-1] // self.shape[1]
-        given = (rows, weight, bias)
-        return _at_each(_TanhLayer, given, self.counts, self.sizes, width).unsqueeze(1)
+        """A layer of p D outputs at each place, (n, C) -> (R, 1, D), zero if not used."""
+        return _at_each(_TanhLayer, self._layout, rows, weight, bias).unsqueeze(1)
+
+    @property
+    def _layout(self) -> _Layout:
+        return _Layout(self.counts, self.sizes, self.shape[1])
 
     def _chosen(self, own: Tensor) -> Tensor:
         return torch.cat([own[:size, k : k + 1] for k, size in enumerate(self.sizes)])
@@ -107,123 +109,117 @@ class Places:
 def used_places(used: Tensor) -> Places | None:
     """Where slots are used, (N, p) of one and zero, the first ones of each node.
 
-    None where shapes must not depend on numbers (`core.vmap.stacks.known`): then all slots are
-    made.
+    None, for all slots, where shapes must not depend on numbers (`core.vmap.stacks.known`).
     """
     found = known(used.sum(0))
     if found is None:
         return None
     sizes = [int(max(counts)) for counts in zip(*found, strict=True)]
-    # One place if nobody uses any: tensors without elements have troubles of their own.
+    # One place if no node uses any: tensors without elements cause other troubles.
     sizes = [size for size in sizes if size] or [1]
     counts = tuple(tuple(int(count) for count in client[: len(sizes)]) for client in found)
     nodes = torch.argsort(used.sum(1), descending=True, stable=True)[: sizes[0]]
     return Places(nodes, tuple(sizes), counts, (used.shape[0], used.shape[1]))
 
 
-def _at_each(
-    function: type[Function], given: tuple[Tensor, ...], *fixed: Counts | Sizes | int
-) -> Tensor:
+class _Layout(NamedTuple):
+    """The fields of `Places` that decide which rows of a stack are used."""
+
+    counts: Counts
+    sizes: Sizes
+    slots: int
+
+    def pieces(self) -> Iterator[tuple[int, int, slice]]:
+        """For each client and slot the rows that are used, if any."""
+        for client, own in enumerate(self.counts):
+            first = 0
+            for slot, (count, size) in enumerate(zip(own, self.sizes, strict=True)):
+                if count:
+                    yield client, slot, slice(first, first + count)
+                first += size
+
+
+def _at_each(function: type[Function], layout: _Layout, *given: Tensor) -> Tensor:
     """A function of stacks, for one client or for all behind `vmap`."""
     if current_batch() is not None:
-        found: Tensor = call(function, *given, *fixed)
+        found: Tensor = call(function, layout, *given)
         return found
-    stacked: Tensor = call(function, *(part.unsqueeze(0) for part in given), *fixed)
+    stacked: Tensor = call(function, layout, *(part.unsqueeze(0) for part in given))
     return stacked.squeeze(0)
 
 
-def _pieces(counts: Counts, sizes: Sizes) -> Iterator[tuple[int, int, slice]]:
-    """For each client and slot the rows that are used, if any."""
-    for client, own in enumerate(counts):
-        first = 0
-        for slot, (count, size) in enumerate(zip(own, sizes, strict=True)):
-            if count:
-                yield client, slot, slice(first, first + count)
-            first += size
+class _LayoutContext(Context, Protocol):
+    layout: _Layout
 
 
-class _PlacesContext(Context, Protocol):
-    counts: Counts
-    sizes: Sizes
-    width: int
+Inputs = tuple[_Layout, *tuple[Tensor, ...]]
 
 
 class _OnStacks(Function):
-    """Functions of stacks, (K, ...), which a `vmap` only has to find."""
+    """A function of stacks, (K, ...); a `vmap` only has to find them."""
 
     @classmethod
-    def vmap(
-        cls, info: Vmap, in_dims: Dims, *args: Tensor | Counts | Sizes | int
-    ) -> tuple[Tensor, int]:
-        stacks = [
-            as_batch(arg, dim, info.batch_size) if isinstance(arg, Tensor) else arg
-            for arg, dim in zip(args, in_dims, strict=True)
-        ]
-        return call(cls, *stacks), 0
+    def vmap(cls, info: Vmap, in_dims: Dims, layout: _Layout, *args: Tensor) -> tuple[Tensor, int]:
+        pairs = zip(args, in_dims[1:], strict=True)
+        return call(cls, layout, *(as_batch(arg, dim, info.batch_size) for arg, dim in pairs)), 0
 
 
 class _Product(_OnStacks):
     """Rows (K, R, C) by weights (K, C, O), where rows are used; zero elsewhere."""
 
     @staticmethod
-    def forward(rows: Tensor, weight: Tensor, counts: Counts, sizes: Sizes) -> Tensor:
+    def forward(layout: _Layout, rows: Tensor, weight: Tensor) -> Tensor:
         out = rows.new_zeros(*rows.shape[:2], weight.shape[-1])
-        for i, _, piece in _pieces(counts, sizes):
+        for i, _, piece in layout.pieces():
             torch.mm(rows[i, piece], weight[i], out=out[i, piece])
         return out
 
     @staticmethod
-    def setup_context(
-        ctx: _PlacesContext, inputs: tuple[Tensor, Tensor, Counts, Sizes], output: Tensor
-    ) -> None:
-        rows, weight, ctx.counts, ctx.sizes = inputs
-        ctx.save_for_backward(rows, weight)
+    def setup_context(ctx: _LayoutContext, inputs: Inputs, output: Tensor) -> None:
+        ctx.layout, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: _PlacesContext, grad: Tensor) -> Gradients:
+    def backward(ctx: _LayoutContext, grad: Tensor) -> Gradients:
         rows, weight = ctx.saved_tensors
         by_rows = by_weight = None
-        if ctx.needs_input_grad[0]:
-            by_rows = _Product.forward(grad, weight.mT, ctx.counts, ctx.sizes)
         if ctx.needs_input_grad[1]:
+            by_rows = _Product.forward(ctx.layout, grad, weight.mT)
+        if ctx.needs_input_grad[2]:
             by_weight = weight.new_zeros(weight.shape)
-            for i, _, piece in _pieces(ctx.counts, ctx.sizes):
+            for i, _, piece in ctx.layout.pieces():
                 by_weight[i].addmm_(rows[i, piece].T, grad[i, piece])
-        return by_rows, by_weight, None, None
+        return None, by_rows, by_weight
 
 
 class _TanhLayer(_OnStacks):
     """tanh(h W + b) with D columns for each slot, at places: (K, n, C) -> (K, R, D)."""
 
     @staticmethod
-    def forward(
-        rows: Tensor, weight: Tensor, bias: Tensor, counts: Counts, sizes: Sizes, width: int
-    ) -> Tensor:
-        out = rows.new_zeros(rows.shape[0], sum(sizes), width)
-        for i, slot, piece in _pieces(counts, sizes):
+    def forward(layout: _Layout, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        width = weight.shape[-1] // layout.slots
+        out = rows.new_zeros(rows.shape[0], sum(layout.sizes), width)
+        for i, slot, piece in layout.pieces():
             columns = slice(slot * width, (slot + 1) * width)
             h, made = rows[i, : piece.stop - piece.start], out[i, piece]
             torch.addmm(bias[i, columns], h, weight[i, :, columns], out=made).tanh_()
         return out
 
     @staticmethod
-    def setup_context(
-        ctx: _PlacesContext,
-        inputs: tuple[Tensor, Tensor, Tensor, Counts, Sizes, int],
-        output: Tensor,
-    ) -> None:
-        rows, weight, bias, ctx.counts, ctx.sizes, ctx.width = inputs
-        ctx.save_for_backward(rows, weight, bias, output)
+    def setup_context(ctx: _LayoutContext, inputs: Inputs, output: Tensor) -> None:
+        ctx.layout, *tensors = inputs
+        ctx.save_for_backward(*tensors, output)
 
     @staticmethod
-    def backward(ctx: _PlacesContext, grad: Tensor) -> Gradients:
+    def backward(ctx: _LayoutContext, grad: Tensor) -> Gradients:
         rows, weight, bias, out = ctx.saved_tensors
+        width = out.shape[-1]
         by_rows, by_weight, by_bias = (part.new_zeros(part.shape) for part in (rows, weight, bias))
-        for i, slot, piece in _pieces(ctx.counts, ctx.sizes):
-            columns = slice(slot * ctx.width, (slot + 1) * ctx.width)
+        for i, slot, piece in ctx.layout.pieces():
+            columns = slice(slot * width, (slot + 1) * width)
             count = piece.stop - piece.start
             slope = torch.ops.aten.tanh_backward(grad[i, piece], out[i, piece])
             torch.mm(rows[i, :count].T, slope, out=by_weight[i, :, columns])
             torch.sum(slope, 0, out=by_bias[i, columns])
             by_rows[i, :count].addmm_(slope, weight[i, :, columns].T)
-        return by_rows, by_weight, by_bias, None, None, None
+        return None, by_rows, by_weight, by_bias

@@ -1,13 +1,10 @@
 """Sparse products and segment operations that stay one kernel under `vmap`.
 
 Every op is an `autograd.Function` over one kernel, the sum over bags of rows (`embedding_bag`, the
-fastest sparse product that we measured on CPU: docs/adr/0005; on a GPU `sparse_kernels`). Its
+fastest sparse product that we measured on CPU: docs/adr/0005; on a GPU `kernels/sparse.py`). Its
 `vmap` rule treats the clients' matrices as one block-diagonal matrix: a stacked `Sparse` already
-numbers its entries that way, so the rule only reshapes. A matrix may also be a dense tensor; then a
-product is `@`.
-
-Second derivatives are there for dense factors and per-entry tensors, not for a matrix's values: the
-request for one raises.
+numbers its entries that way, so the rule only reshapes. Dense factors and per-entry tensors have
+second derivatives; a matrix's values have none, and the request raises.
 
 Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E, D).
 """
@@ -49,21 +46,12 @@ def matmul(matrix: Matrix, dense: Tensor) -> Tensor:
     if matrix.dense is not None:
         return matrix.dense @ dense
     m = matrix
-    return _call(
-        _Product,
-        m.offsets,
-        m.columns,
-        m.values,
-        m.rows,
-        m.t_offsets,
-        m.t_columns,
-        m.t_values,
-        dense,
-    )
+    transposed = (m.t_offsets, m.t_columns, m.t_values)
+    return _call(_Product, m.offsets, m.columns, m.values, m.rows, *transposed, dense)
 
 
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
-    """What a function makes of each row of a matrix; for equal rows it is asked once."""
+    """A function of each row of a matrix, called once for equal rows."""
     if isinstance(matrix, Distinct):
         return matmul(matrix.which, function(matrix.rows))
     return function(matrix)
@@ -98,7 +86,7 @@ def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
     """
     real = (matrix.values != 0).to(entries.dtype).unsqueeze(-1)
     seen = torch.where(real > 0, entries.detach(), torch.full_like(entries, -1e30))
-    highest = _call(_RowMax, seen, matrix.offsets)
+    highest = row_top(matrix, seen)
     wins = (seen == at_rows(matrix, highest)).to(entries.dtype) * real
     share = wins / at_rows(matrix, row_sum(matrix, wins)).clamp(min=1)
     return row_sum(matrix, entries * share)
@@ -114,10 +102,9 @@ def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
     real = (matrix.values != 0).to(scores.dtype).unsqueeze(-1)
     scores = torch.where(real > 0, scores, torch.full_like(scores, -1e30))
     # Subtracting the row's maximum changes nothing but the rounding: no gradient through it.
-    highest = _call(_RowMax, scores.detach(), matrix.offsets)
+    highest = row_top(matrix, scores.detach())
     raised = torch.exp(scores - at_rows(matrix, highest)) * real
-    total = row_sum(matrix, raised)
-    return raised / at_rows(matrix, total.clamp(min=1e-16))
+    return raised / at_rows(matrix, row_sum(matrix, raised).clamp(min=1e-16))
 
 
 def _call(function: type[Function], *args: Tensor | None) -> Tensor:
@@ -169,7 +156,7 @@ def _csr_bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | No
 
 @cache
 def _quiet() -> None:
-    """Torch says once per process that these matrices are a beta; here it may say so unheard."""
+    """Use up torch's warning, once per process, that these matrices are a beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.zeros(1, 1).to_sparse_csr()
@@ -241,7 +228,7 @@ class NoDerivative(Function):
 
 
 class _OnSegments(Function):
-    """An op on (dense, *index tensors), whose backward pass reads the index tensors."""
+    """An op on (dense, *index tensors) whose backward pass reads the index tensors."""
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
@@ -278,16 +265,31 @@ class _Narrow(_KeepsInputs):
 
 
 class _Product(_KeepsInputs):
-    """The arguments are the tensors of the matrix, ordered as in `matmul`, then dense."""
+    """The arguments are the tensors of the matrix, ordered as in `matmul`, then dense.
+
+    A dense matrix with fewer rows than `t_offsets` is the same for every block of a block-diagonal
+    matrix. It is not copied.
+    """
 
     @staticmethod
     def forward(*args: Tensor) -> Tensor:
-        offsets, columns, values, *_, dense = args
-        return bags(dense, columns, offsets, values)
+        offsets, columns, values, _, t_offsets, *_, dense = args
+        return bags(dense, _in_block(columns, t_offsets, dense), offsets, values)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> Gradients:
-        by_value, by_dense = _product_gradients(ctx, grad, ctx.saved_tensors[1])
+        offsets, columns, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
+        by_value = by_dense = None
+        if ctx.needs_input_grad[2]:
+            # Only a product with a transpose has no rows, and only a backward pass makes one.
+            if rows is None:
+                raise RuntimeError(NO_SECOND_DERIVATIVE)
+            by_value = _call(_EntryDot, grad, dense, rows, _in_block(columns, t_offsets, dense))
+        if ctx.needs_input_grad[7]:
+            transposed = (t_offsets, t_columns, t_values, None)
+            by_dense = _call(_Product, *transposed, offsets, columns, values, grad)
+            if len(dense) < len(t_offsets):
+                by_dense = _unblocks(by_dense, len(by_dense) // len(dense)).sum(0)
         return None, None, by_value, None, None, None, None, by_dense
 
     @staticmethod
@@ -297,58 +299,17 @@ class _Product(_KeepsInputs):
         size = info.batch_size
         if dense_dim is not None and all(dim is None for dim in dims):
             return _unwide(_call(_Product, *matrix, _wide(dense, dense_dim)), size), 0
-        joined = _joined(matrix, tuple(dims))
-        if dense_dim is None:
-            out = _call(_SharedProduct, *joined, dense)
-        else:
-            out = _call(_Product, *joined, _blocks(dense, dense_dim, size))
-        return _unblocks(out, size), 0
+        if dense_dim is not None:
+            # Seeds around clients: each seed has its dense matrix, the same for its clients.
+            dense = dense.movedim(dense_dim, 0)
+            copies = args[4].numel() // max(1, size * dense.shape[1])  # by t_offsets
+            dense = dense.unsqueeze(1).expand(-1, copies, -1, -1).flatten(0, 2)
+        return _unblocks(_call(_Product, *_joined(matrix, tuple(dims)), dense), size), 0
 
 
-class _SharedProduct(_KeepsInputs):
-    """Block-diagonal matrix @ (the same dense matrix below itself, never copied)."""
-
-    @staticmethod
-    def forward(*args: Tensor) -> Tensor:
-        offsets, columns, values, *_, dense = args
-        return bags(dense, columns.remainder(dense.shape[0]), offsets, values)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> Gradients:
-        columns, rows = ctx.saved_tensors[1], ctx.saved_tensors[-1].shape[0]
-        by_value, blocks = _product_gradients(ctx, grad, columns.remainder(rows))
-        by_dense = None if blocks is None else _unblocks(blocks, blocks.shape[0] // rows).sum(0)
-        return None, None, by_value, None, None, None, None, by_dense
-
-    @staticmethod
-    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
-        *matrix, dense = args
-        *dims, dense_dim = in_dims
-        size, joined = info.batch_size, _joined(matrix, tuple(dims))
-        if dense_dim is None:
-            return _unblocks(_call(_SharedProduct, *joined, dense), size), 0
-        # Seeds around clients: each seed has a dense matrix of its own, the same for its clients.
-        dense = dense.movedim(dense_dim, 0)
-        rows = args[4].numel()  # t_offsets: one for each row of the dense matrices
-        blocks = dense.unsqueeze(1).expand(-1, rows // (size * dense.shape[1]), -1, -1)
-        return _unblocks(_call(_Product, *joined, blocks.flatten(0, 2)), size), 0
-
-
-def _product_gradients(
-    ctx: Context, grad: Tensor, columns: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """By the values, whose entries read these rows of dense, and by dense, block below block."""
-    offsets, joined, values, rows, t_offsets, t_columns, t_values, dense = ctx.saved_tensors
-    by_value = by_dense = None
-    if ctx.needs_input_grad[2]:
-        # Only a product with a transpose has no rows, and only a backward pass makes one.
-        if rows is None:
-            raise RuntimeError(NO_SECOND_DERIVATIVE)
-        by_value = _call(_EntryDot, grad, dense, rows, columns)
-    if ctx.needs_input_grad[7]:
-        transposed = (t_offsets, t_columns, t_values, None)
-        by_dense = _call(_Product, *transposed, offsets, joined, values, grad)
-    return by_value, by_dense
+def _in_block(columns: Tensor, t_offsets: Tensor, dense: Tensor) -> Tensor:
+    """The rows of dense that the entries read; all blocks may share them (`_Product`)."""
+    return columns.remainder(len(dense)) if len(dense) < len(t_offsets) else columns
 
 
 _PIECE = 1 << 22
