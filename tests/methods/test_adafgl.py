@@ -28,8 +28,15 @@ from atoll.methods.adafgl import (
     mix_heads,
 )
 from atoll.nn import GCN, views
-from atoll.nn.adafgl import Surroundings, accuracy, homophily, propagate_labels
-from atoll.nn.adafgl_propagation import directions, propagation, similar_sum
+from atoll.nn.adafgl import (
+    Surroundings,
+    accuracy,
+    directions,
+    homophily,
+    propagate_labels,
+    propagation,
+    similar_sum,
+)
 from atoll.testing import (
     CLASSES,
     FEATURES,

@@ -1,6 +1,6 @@
 """AdaFGL's personal networks: heads that read a graph through a model's predictions about it.
 
-    P = softmax of the model's logits,   S = cosines of the rows of P, zero diagonal
+    P = softmax of the model's logits,   q_i = P_i / |P_i|,   S_ij = <q_i, q_j>, zero diagonal
     T = D^-1/2 (α A + (1 - α) S + I) D^-1/2,   X~ = [X, TX, ..., T^k X]
     homophilous     MLP2(X~)
     heterophilous   MLP3(X), MLP3(X~), and `signed_messages` between the outputs of another MLP3(X~)
@@ -10,11 +10,15 @@ X~, N x (k+1)F and dense even where X is not, is never made. Its product with W 
 X W_0 + T (X W_1 + T (X W_2 + ...)), exactly; so T meets matrices as wide as the hidden layer and
 not as X, and one product with X serves all heads and hops. Nothing is dropped from the input.
 
-Label propagation, without parameters, says how far a graph's labels can be trusted to spread:
+S is N x N and is never stored. A product S H is Q (Q^T H) - H, which is O(N C D); where S must be
+seen entry by entry (`threshold`, `signed_messages`) it is made some rows at a time (`by_rows`).
+Rows of padding are zero in Q, so that their cosines are zero.
+
+Label propagation, without parameters, measures how well a graph's labels spread:
 
     Y <- Â Y / 2 + Y0 / 2 + Y0 on the seeds,   Y0 = one-hot on the seeds, 1/C elsewhere
 
-Shapes: x (N, F), P and all outputs (N, C), labels one-hot (N, C), seeds and masks (N,).
+Shapes: x (N, F), h (N, D), P, q and all outputs (N, C), labels one-hot (N, C), seeds and masks (N,).
 """
 
 from __future__ import annotations
@@ -22,36 +26,41 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 
-from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Matrix, View
 from atoll.core.losses import masked_mean
 from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree
+from atoll.core.vmap.stacks import Context, Gradients
 from atoll.nn import views
-from atoll.nn.adafgl_propagation import directions, propagation, signed_messages
 from atoll.nn.init import glorot, zeros
 from atoll.nn.ops import matmul
 
 Propagation = Callable[[Tensor], Tensor]
+Tensors = tuple[Tensor, ...]
+
+LEAST = 1e-6
+"""Least divisor: a client of one node has no pair to compare."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads by name, with the number of their layers (at least two); they need the view `x`.
+    """Heads by name, each with the number of its layers, at least two; they need the view `x`.
 
     Attributes:
         features: Width of X.
         classes: Width of every head's output.
         hops: k.
-        propagated: Heads that read X and what it becomes; at least one.
-        plain: Heads that read X alone.
+        propagated: Heads that read X~; at least one.
+        plain: Heads that read only X.
         hidden: Width of the hidden layers.
         dropout: Share of a hidden layer's entries that is dropped.
     """
@@ -59,8 +68,8 @@ class Heads:
     features: int
     classes: int
     hops: int
-    propagated: tuple[tuple[str, int], ...]
-    plain: tuple[tuple[str, int], ...] = ()
+    propagated: Mapping[str, int]
+    plain: Mapping[str, int]
     hidden: int = 64
     dropout: float = 0.5
 
@@ -69,62 +78,50 @@ class Heads:
 
         Weights have the gain √2 of layers before a ReLU, slopes start at 0.25.
         """
-        deep = [self._weight(key, name, (self.hops + 1) * self.features) for name in self._deep]
-        flat = [self._weight(key, name, self.features) for name in self._flat]
+        deep_width = (self.hops + 1) * self.features
+        deep = [_weight(fold(key, name, 0), deep_width, self.hidden) for name in self.propagated]
+        flat = [_weight(fold(key, name, 0), self.features, self.hidden) for name in self.plain]
         hops = zip(*(weight.chunk(self.hops + 1) for weight in deep), strict=True)
         first = torch.cat([weight for hop in hops for weight in hop] + flat, dim=1)
-        bias = zeros(key, self.hidden * len(self._deep + self._flat))
-        rest = {name: self._fresh(fold(key, name), n) for name, n in self.propagated + self.plain}
+        every = {**self.propagated, **self.plain}
+        rest = {name: self._rest_of(fold(key, name), layers) for name, layers in every.items()}
+        bias = zeros(key, self.hidden * len(every))
         return {"first": {"weight": first, "bias": bias}, "rest": rest}
 
-    @property
-    def _deep(self) -> list[str]:
-        return [name for name, _ in self.propagated]
-
-    @property
-    def _flat(self) -> list[str]:
-        return [name for name, _ in self.plain]
-
-    def _weight(self, key: Tensor, name: str, n_in: int) -> Tensor:
-        return math.sqrt(2) * glorot(fold(key, name, 0), n_in, self.hidden)
-
-    def _fresh(self, key: Tensor, layers: int) -> Tree:
-        widths = [self.hidden] * (layers - 1) + [self.classes]
-        made = []
-        for number, (n_in, n_out) in enumerate(pairwise(widths), start=1):
-            weight = math.sqrt(2) * glorot(fold(key, number), n_in, n_out)
-            made.append({"weight": weight, "bias": zeros(key, n_out)})
+    def _rest_of(self, key: Tensor, layers: int) -> Tree:
+        """The slope of a head, and its layers after the first."""
+        widths = enumerate(pairwise([self.hidden] * (layers - 1) + [self.classes]), start=1)
+        made = [
+            {"weight": _weight(fold(key, number), n_in, n_out), "bias": zeros(key, n_out)}
+            for number, (n_in, n_out) in widths
+        ]
         return {"slope": zeros(key, 1) + 0.25, "layers": made}
 
     def __call__(
         self, params: Tree, graph: Graph, propagate: Propagation, key: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Every head's logits; `propagate` is T."""
-        first = self._first(params["first"], graph, propagate)
-        found = zip(self._deep + self._flat, torch.split(first, self.hidden, dim=1), strict=True)
-        return {name: self._rest(name, params["rest"][name], h, graph, key) for name, h in found}
-
-    def _first(self, layer: Tree, graph: Graph, propagate: Propagation) -> Tensor:
-        """The first layers of all heads side by side, without their activation."""
-        wide = len(self._deep) * self.hidden
-        product = matmul(graph.views["x"], layer["weight"])
-        widths = [*[wide] * (self.hops + 1), len(self._flat) * self.hidden]
-        *terms, h, flat = torch.split(product, widths, dim=1)
+        product = matmul(graph.views["x"], params["first"]["weight"])
+        deep, flat = (len(names) * self.hidden for names in (self.propagated, self.plain))
+        *terms, h, rest = torch.split(product, [*[deep] * (self.hops + 1), flat], dim=1)
         for term in reversed(terms):
             h = term + propagate(h)
-        out: Tensor = torch.cat([h, flat], dim=1) + layer["bias"]
-        return out
+        first = torch.cat([h, rest], dim=1) + params["first"]["bias"]
+        found = dict(zip((*self.propagated, *self.plain), first.split(self.hidden, 1), strict=True))
+        for name, head in params["rest"].items():
+            for number, layer in enumerate(head["layers"], start=1):
+                h = torch.where(found[name] > 0, found[name], head["slope"] * found[name])
+                h = dropout(h, key, graph.ids, self.dropout, name, number)
+                found[name] = h @ layer["weight"] + layer["bias"]
+        return found
 
-    def _rest(self, name: str, head: Tree, h: Tensor, graph: Graph, key: Tensor | None) -> Tensor:
-        for number, layer in enumerate(head["layers"], start=1):
-            h = torch.where(h > 0, h, head["slope"] * h)
-            h = dropout(h, key, graph.ids, self.dropout, name, number)
-            h = h @ layer["weight"] + layer["bias"]
-        return h
+
+def _weight(key: Tensor, n_in: int, n_out: int) -> Tensor:
+    return math.sqrt(2) * glorot(key, n_in, n_out)
 
 
 class Surroundings(NamedTuple):
-    """What a model says about a client's graph: P, the directions of its rows, and T."""
+    """A client's graph as a model predicts it: P, the directions of its rows, and T."""
 
     belief: Tensor
     q: Tensor
@@ -133,7 +130,7 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Hyper-parameters as in `methods/adafgl.py`."""
+    """Hyper-parameters as in `methods/adafgl.py`, which checks them."""
 
     features: int
     classes: int
@@ -147,16 +144,6 @@ class Adaptive:
     inverted_rescale: bool
     block: int
 
-    def __post_init__(self) -> None:
-        for name in ("hops", "block"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
-        if not 0 <= self.threshold < 1:
-            raise ConfigError(f"threshold is {self.threshold}; give a number from 0 to below 1")
-
     @property
     def views(self) -> Mapping[str, View]:
         return {"x": views.features, "plain": views.plain_adjacency}
@@ -164,21 +151,15 @@ class Adaptive:
     @property
     def heads(self) -> Heads:
         """The four perceptrons."""
-        return Heads(
-            self.features,
-            self.classes,
-            self.hops,
-            propagated=(("homo", 2), ("smooth", 3), ("message", 3)),
-            plain=(("raw", 3),),
-            hidden=self.hidden,
-            dropout=self.dropout,
-        )
+        deep, flat = {"homo": 2, "smooth": 3, "message": 3}, {"raw": 3}
+        shape = (self.features, self.classes, self.hops)
+        return Heads(*shape, deep, flat, self.hidden, self.dropout)
 
     def init(self, key: Tensor) -> Tree:
         return self.heads.init(key)
 
     def surroundings(self, logits: Tensor, graph: Graph) -> Surroundings:
-        """What the heads read the graph through; it stays the same while they are trained."""
+        """The model's predictions about the graph; they stay the same while heads are trained."""
         belief = functional.softmax(logits, dim=-1)
         p = functional.softmax(belief, dim=-1) if self.double_softmax else belief
         q, plain = directions(p, graph.real), graph.views["plain"]
@@ -190,17 +171,186 @@ class Adaptive:
     ) -> tuple[Tensor, ...]:
         """Logits of the homophilous head, then of the heterophilous head's three parts."""
         found = self.heads(params, graph, around.propagate, key)
+        slope, options = params["rest"]["message"]["slope"], (self.beta, self.threshold)
         message = signed_messages(
             found["message"],
             around.q,
-            params["rest"]["message"]["slope"],
+            slope,
             graph.real,
-            self.beta,
-            self.threshold,
+            *options,
             self.inverted_rescale,
             self.block,
         )
         return found["homo"], found["raw"], found["smooth"], message
+
+
+def directions(p: Tensor, real: Tensor) -> Tensor:
+    """Rows of unit length; zero for padding."""
+    return functional.normalize(p, dim=-1) * real.unsqueeze(-1)
+
+
+def similar_sum(q: Tensor, h: Tensor, threshold: float = 0.0, block: int = 1024) -> Tensor:
+    """S H; with a threshold S has ones where a cosine is above it, and zeros elsewhere."""
+    if not threshold:
+        return q @ (q.T @ h) - (q * q).sum(-1, keepdim=True) * h
+    return by_rows(partial(_similar_rows, threshold), (q,), (q, h), block)
+
+
+def propagation(
+    adjacency: Matrix,
+    q: Tensor,
+    real: Tensor,
+    alpha: float,
+    threshold: float = 0,
+    block: int = 1024,
+) -> Propagation:
+    """T: h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
+
+    def unscaled(h: Tensor) -> Tensor:
+        similar = similar_sum(q, h, threshold, block)
+        return alpha * matmul(adjacency, h) + (1 - alpha) * similar + h
+
+    degree = unscaled(real.unsqueeze(-1))
+    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
+    return lambda h: scale * unscaled(scale * h)
+
+
+def signed_messages(
+    h: Tensor,
+    q: Tensor,
+    slope: Tensor,
+    real: Tensor,
+    beta: float,
+    threshold: float = 0.0,
+    inverted: bool = False,
+    block: int = 1024,
+) -> Tensor:
+    """Messages of alike nodes minus those of unlike nodes, (N, C), from logits h (N, C).
+
+        X = beta S(q) + (1 - beta) S(softmax h), with mean m and maximum M over all pairs
+        R = (X - m) / (M - m) above the mean, (X - m) / m below it, one on the diagonal
+        (softmax(PReLU(R) h) - softmax(PReLU(-R) h) + h) / 2
+
+    Only relu(X - m) is ever N x N: the part below the mean is the rest of X - m, and X h is cheap.
+    `inverted` takes -X / m below the mean: zero for the least alike, -1 near the mean.
+    """
+    h = h * real.unsqueeze(-1)
+    rows = (q, directions(functional.softmax(h, dim=-1), real))
+
+    def times_x(values: Tensor) -> Tensor:
+        own = (1 - beta) * similar_sum(rows[1], values)
+        return own + beta * similar_sum(q, values, threshold, block) if beta else own
+
+    nodes = real.sum()
+    mean = (times_x(real.unsqueeze(-1)).sum() / nodes**2).clamp(min=0) * (nodes > 1)
+    top = _maximum(rows, beta, threshold, block)
+    above = by_rows(partial(_above, beta, threshold, inverted), rows, (*rows, h, mean), block)
+    # A node is as alike to itself as can be; R has its own number for that.
+    alike = above[:, : h.shape[1]] - torch.relu(1 - mean) * h
+    if inverted:
+        unlike = times_x(h) - alike - mean * (above[:, h.shape[1] :] - h)
+    else:
+        unlike = alike - times_x(h) + mean * (h.sum(0) - h)
+    alike, unlike = alike / (top - mean).clamp(min=LEAST), unlike / mean.clamp(min=LEAST)
+    # PReLU(R) h and PReLU(-R) h from the positive and the negative part of R; R_ii = 1.
+    positive = alike - slope * unlike + h
+    negative = unlike - slope * (alike + h)
+    return (functional.softmax(positive, -1) - functional.softmax(negative, -1) + h) / 2
+
+
+def by_rows(function: Callable[..., Tensor], rows: Tensors, whole: Tensors, block: int) -> Tensor:
+    """function(start, *rows, *whole), (N, D), for `block` rows at a time.
+
+    The function's own N x N numbers exist for one block only: a derivative makes them again.
+    """
+    if len(rows[0]) <= block:
+        return function(0, *rows, *whole)
+    parts = []
+    for start in range(0, len(rows[0]), block):
+        some = [part[start : start + block] for part in rows]
+        parts.append(_Again.apply(partial(function, start), *some, *whole))  # type: ignore[no-untyped-call]
+    return torch.cat(parts)
+
+
+class _FunctionContext(Context, Protocol):
+    function: Callable[..., Tensor]
+
+
+class _Again(Function):
+    """A function that keeps only its inputs and is evaluated again to be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        return function(*inputs)
+
+    @staticmethod
+    def setup_context(
+        ctx: _FunctionContext, inputs: tuple[Callable[..., Tensor], *Tensors], output: Tensor
+    ) -> None:
+        ctx.function, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: _FunctionContext, grad: Tensor) -> Gradients:
+        pull = torch.func.vjp(ctx.function, *ctx.saved_tensors)[1]
+        return None, *pull(grad)
+
+
+def _similar_rows(threshold: float, start: int, rows: Tensor, q: Tensor, h: Tensor) -> Tensor:
+    alike = (rows @ q.T > threshold).to(h.dtype)
+    return torch.where(_own(start, alike), torch.zeros_like(alike), alike) @ h
+
+
+def _own(start: int, block: Tensor) -> Tensor:
+    """Where a block of rows crosses the diagonal."""
+    numbers = torch.arange(block.shape[1], device=block.device)
+    return numbers[start : start + block.shape[0]].unsqueeze(1) == numbers
+
+
+def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
+    """Rows of X and of its diagonal, from rows of both kinds of directions and all of both."""
+    given_rows, own_rows, given, own = parts
+    if not beta:
+        return own_rows @ own.T
+    if threshold:
+        alike = (given_rows @ given.T > threshold).to(own.dtype)
+        return beta * alike + (1 - beta) * (own_rows @ own.T)
+    weights = (math.sqrt(beta), math.sqrt(1 - beta))
+    left, right = (
+        torch.cat([w * part for w, part in zip(weights, both, strict=True)], dim=1)
+        for both in ((given_rows, own_rows), (given, own))
+    )
+    return left @ right.T
+
+
+def _above(beta: float, threshold: float, inverted: bool, start: int, *parts: Tensor) -> Tensor:
+    """relu(X - m) h; if `inverted`, beside it the sum of h over all pairs above the mean."""
+    *directed, h, mean = parts
+    over = torch.relu(_pairs(beta, threshold, *directed) - mean)
+    found = over @ h
+    return torch.cat([found, (over > 0).to(h.dtype) @ h], dim=1) if inverted else found
+
+
+def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: int) -> Tensor:
+    """The largest entry of X; found without derivatives, which only its pair then has."""
+    fixed = tuple(part.detach() for part in rows)
+    found = by_rows(partial(_row_maximum, beta, threshold), fixed, fixed, block)
+    row = found[:, 0].argmax()
+    best = found.index_select(0, row.unsqueeze(0)).squeeze(0)
+    pair = torch.stack([row, best[1].long()])
+    # Not by `prod`, whose derivative counts zeros and makes a GPU wait for their number.
+    one, other = rows[1].index_select(0, pair).unbind()
+    alike = (1 - beta) * (one * other).sum()
+    return alike + (best[0] - alike).detach()
+
+
+def _row_maximum(beta: float, threshold: float, start: int, *parts: Tensor) -> Tensor:
+    """The largest entry of each row of X and where it stands."""
+    x = _pairs(beta, threshold, *parts)
+    value, column = torch.where(_own(start, x), torch.zeros_like(x), x).max(dim=1)
+    return torch.stack([value, column.to(value.dtype)], dim=1)
 
 
 def homophily(graph: Graph, classes: int, key: Tensor) -> Tensor:

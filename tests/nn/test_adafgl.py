@@ -15,8 +15,8 @@ from torch.nn import functional
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import make_key, normal
 from atoll.nn import views
-from atoll.nn.adafgl import Heads
-from atoll.nn.adafgl_propagation import (
+from atoll.nn.adafgl import (
+    Heads,
     by_rows,
     directions,
     propagation,
@@ -168,9 +168,7 @@ def test_blocks_hold_only_their_inputs_and_work_for_many_clients_at_once():
     assert all(7 not in shape[1:] for shape in kept)
 
 
-HEADS = Heads(
-    FEATURES, CLASSES, hops=3, propagated=(("a", 2), ("b", 3)), plain=(("c", 3),), hidden=4
-)
+HEADS = Heads(FEATURES, CLASSES, hops=3, propagated={"a": 2, "b": 3}, plain={"c": 3}, hidden=4)
 
 
 def test_heads_read_the_concatenation_that_is_never_made():
