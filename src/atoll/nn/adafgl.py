@@ -18,7 +18,7 @@ Label propagation, without parameters, measures how well a graph's labels spread
 
     Y <- Â Y / 2 + Y0 / 2 + Y0 on the seeds,   Y0 = one-hot on the seeds, 1/C elsewhere
 
-Shapes: x (N, F), h (N, D), P, q and all outputs (N, C), labels one-hot (N, C), seeds and masks (N,).
+Shapes: x (N, F), h (N, D), P, q, outputs and one-hot labels (N, C), seeds and masks (N,).
 """
 
 from __future__ import annotations
@@ -171,16 +171,9 @@ class Adaptive:
     ) -> tuple[Tensor, ...]:
         """Logits of the homophilous head, then of the heterophilous head's three parts."""
         found = self.heads(params, graph, around.propagate, key)
-        slope, options = params["rest"]["message"]["slope"], (self.beta, self.threshold)
-        message = signed_messages(
-            found["message"],
-            around.q,
-            slope,
-            graph.real,
-            *options,
-            self.inverted_rescale,
-            self.block,
-        )
+        slope = params["rest"]["message"]["slope"]
+        options = (self.beta, self.threshold, self.inverted_rescale, self.block)
+        message = signed_messages(found["message"], around.q, slope, graph.real, *options)
         return found["homo"], found["raw"], found["smooth"], message
 
 
@@ -197,18 +190,13 @@ def similar_sum(q: Tensor, h: Tensor, threshold: float = 0.0, block: int = 1024)
 
 
 def propagation(
-    adjacency: Matrix,
-    q: Tensor,
-    real: Tensor,
-    alpha: float,
-    threshold: float = 0,
-    block: int = 1024,
+    plain: Matrix, q: Tensor, real: Tensor, alpha: float, threshold: float = 0.0, block: int = 1024
 ) -> Propagation:
     """T: h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
 
     def unscaled(h: Tensor) -> Tensor:
         similar = similar_sum(q, h, threshold, block)
-        return alpha * matmul(adjacency, h) + (1 - alpha) * similar + h
+        return alpha * matmul(plain, h) + (1 - alpha) * similar + h
 
     degree = unscaled(real.unsqueeze(-1))
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
