@@ -11,8 +11,9 @@ Step 2, all later rounds, on each client alone, with P = softmax f(θ) on its gr
     Y = HCS Y_ho + (1 - HCS) Y_he
 
 X~ is X propagated along edges and alike P. `nn/adafgl.py` has all formulas. A run of R rounds has
-R - `federated_rounds` rounds of step 2, of `personal_epochs` epochs each: 50 and 4 make the authors' 200 epochs out of 100 rounds. With R <= `federated_rounds`
-it is FedAvg: `preset=reference`, which has 100 federated rounds, is for `--rounds 300`.
+R - `federated_rounds` rounds of step 2, of `personal_epochs` epochs each: 50 and 4 make the
+authors' 200 epochs out of 100 rounds. With R <= `federated_rounds` it is FedAvg:
+`preset=reference`, which has 100 federated rounds, is for `--rounds 300`.
 
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing

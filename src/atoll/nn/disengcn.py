@@ -42,6 +42,8 @@ from atoll.nn import views
 from atoll.nn.init import kaiming, kaiming_bias
 from atoll.nn.ops import NoDerivative, as_batch, bags, matmul, on_gpu
 
+Tensors = tuple[Tensor, ...]
+
 CACHED = 1 << 20
 """Most numbers of a per-node tensor that a routing pass works on at once, on a CPU."""
 
@@ -88,38 +90,34 @@ class DisenGCN:
 
     @property
     def views(self) -> Mapping[str, View]:
-        """The 0/1 adjacency, and X."""
         return {"neighbours": neighbours, "x": views.features}
 
     def init(self, key: Tensor) -> Tree:
         """The ranges are the public code's: the projection's follows its output width."""
-        outputs = 1 if self._one_logit else self.classes
+        wide, outputs = self.width, 1 if self._one_logit else self.classes
+        weight = uniform(fold(key, "weight"), (self.features, wide), torch.get_default_dtype())
+        bias = kaiming_bias(fold(key, "bias"), wide, wide)
+        last = kaiming_bias(fold(key, "classifier", "bias"), wide, outputs)
         return {
-            "encoder": {
-                "weight": _between(fold(key, "weight"), self.features, self.width),
-                "bias": kaiming_bias(fold(key, "bias"), self.width, self.width),
-            },
-            "classifier": {
-                "weight": kaiming(fold(key, "classifier"), self.width, outputs),
-                "bias": kaiming_bias(fold(key, "classifier", "bias"), self.width, outputs),
-            },
+            "encoder": {"weight": (weight * 2 - 1) / math.sqrt(wide), "bias": bias},
+            "classifier": {"weight": kaiming(fold(key, "classifier"), wide, outputs), "bias": last},
         }
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         return self.logits(params, self.embed(params, graph, key), graph, key)
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """What the classifier reads, (N, K * hidden)."""
+        """The input of the classifier, (N, K * hidden)."""
         return self.encode(params["encoder"], graph, key)
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
-        """The classifier on what `embed` gave, (N, C)."""
+        """The classifier on the output of `embed`, (N, C)."""
         return self.classify(params["classifier"], embedding)
 
     def encode(self, encoder: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """What the classifier and the heads read, (N, K * hidden)."""
+        """The input of the classifier and the heads, (N, K * hidden)."""
         h = matmul(graph.views["x"], encoder["weight"]) + encoder["bias"]
         h = dropout(functional.leaky_relu(h), key, graph.ids, self.dropout, "project")
         return self._routed(h, graph, key, "base", self.base_layers)
@@ -130,7 +128,7 @@ class DisenGCN:
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
     def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:
-        """More routing on top of `encode`; heads differ by their names' dropout alone."""
+        """More routing on top of `encode`; heads differ only by their names' dropout."""
         return self._routed(h, graph, key, name, self.head_layers)
 
     @property
@@ -148,16 +146,13 @@ class DisenGCN:
         return h
 
 
-def _between(key: Tensor, n_in: int, n_out: int) -> Tensor:
-    """(n_in, n_out) uniform in ±1/sqrt(n_out)."""
-    drawn = uniform(key, (n_in, n_out), torch.get_default_dtype())
-    return (drawn * 2 - 1) / math.sqrt(n_out)
+MATRIX = ("offsets", "columns", "rows", "values", "t_offsets", "t_columns", "t_order")
+"""The tensors of a `Sparse` that routing reads, in the order of its functions' arguments."""
 
 
 def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
     """One routing layer on x, (N, K * hidden), without its activation."""
-    e = edges
-    matrix = (e.offsets, e.columns, e.rows, e.values, e.t_offsets, e.t_columns, e.t_order)
+    matrix = [getattr(edges, name) for name in MATRIX]
     out: Tensor = _Route.apply(factors, iterations, x, *matrix)[0]  # type: ignore[no-untyped-call]
     return out
 
@@ -176,8 +171,7 @@ class _Route(Function):
             h = x.reshape(len(x), factors, -1)
             u, kept = kernels.route(h * _scale(h), kernels.Adjacency.of(matrix), iterations)
             return u.flatten(1), kept
-        edges = _Edges.of(matrix, factors)
-        h = _by_factor(x, factors)
+        edges, h = _Edges.of(matrix, factors), _by_factor(x, factors)
         u = start = h * _scale(h)
         shares = []
         for _ in range(iterations):
@@ -188,9 +182,7 @@ class _Route(Function):
 
     @staticmethod
     def setup_context(
-        ctx: _RouteContext,
-        inputs: tuple[int, int, *tuple[Tensor, ...]],
-        output: tuple[Tensor, Tensor],
+        ctx: _RouteContext, inputs: tuple[int, int, *Tensors], output: tuple[Tensor, Tensor]
     ) -> None:
         ctx.factors, _, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
@@ -227,8 +219,7 @@ class _RouteBack(NoDerivative):
             start = h * scale
             by_start = kernels.route_back(by_last, start, shares, kernels.Adjacency.of(matrix))
             return _scale_back(by_start, start, scale).flatten(1)
-        edges = _Edges.of(matrix, factors)
-        h = _by_factor(x, factors)
+        edges, h = _Edges.of(matrix, factors), _by_factor(x, factors)
         start_scale = _scale(h)
         start = h * start_scale
 
@@ -239,8 +230,7 @@ class _RouteBack(NoDerivative):
             scale = _scale(u)
             return u.mul_(scale), scale
 
-        by_start = torch.zeros_like(start)
-        by_u = _by_factor(grad, factors)
+        by_start, by_u = torch.zeros_like(start), _by_factor(grad, factors)
         u, scale = after(len(shares))
         for number in reversed(range(len(shares))):
             share = shares[number]
@@ -269,12 +259,12 @@ class _RouteBack(NoDerivative):
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
-    """`routing_kernels`, where they can work on x; None elsewhere."""
+    """The Triton kernels, where they can work on x; None elsewhere."""
     if not on_gpu(x):
         return None
-    from atoll.nn.kernels import routing as routing_kernels
+    from atoll.nn.kernels import routing
 
-    return routing_kernels
+    return routing
 
 
 def _programs(
@@ -282,11 +272,11 @@ def _programs(
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """Clients that are routed together, and their adjacencies along one diagonal.
 
-    A GPU takes all of them at once. A CPU takes as many as its cache holds: with wide factors the
-    passes would else go through the main memory, at half the speed (PubMed, 20 clients).
+    A GPU takes all of them at once. A CPU takes as many as its cache holds: with wide factors, main
+    memory would halve the speed (PubMed, 20 clients).
     """
     size, nodes, entries = x.shape[0], x.shape[1], matrix[1].shape[-1]
-    # In the order of `route`; values are not numbers of nodes or entries.
+    # In the order of `MATRIX`; values are not numbers of nodes or entries.
     steps = (entries, nodes, nodes, 0, entries, nodes, entries)
     count = max(1, CACHED // max(1, x[0].numel())) if x.device.type == "cpu" else size
     for first in range(0, size, count):
@@ -329,22 +319,22 @@ class _Edges(NamedTuple):
         )
 
     def dot(self, targets: Tensor, sources: Tensor) -> Tensor:
-        """Of every edge: the inner product of its target's and its source's row."""
+        """For every edge: the inner product of its target's and its source's row."""
         if self.columns.numel() == 0:
             return targets.new_zeros(targets.shape[0], 0)
-        # What `embedding_bag` has for its weights' gradient: one kernel, no (E, hidden) tensor.
+        # The gradient of `embedding_bag` by its weights: one kernel, no (E, hidden) tensor.
         out = torch.ops.aten._embedding_bag_per_sample_weights_backward(
             targets.flatten(0, 1), sources.flatten(0, 1), self.columns, self.offsets, self.rows, 0
         )
         return out.view(targets.shape[0], -1)  # type: ignore[no-any-return]
 
     def gather(self, weight: Tensor, sources: Tensor) -> Tensor:
-        """Of every node: the weighted sum over the edges that end there."""
+        """For every node: the weighted sum over the edges that end there."""
         flat = sources.flatten(0, 1)
         return bags(flat, self.columns, self.offsets, weight.flatten()).view_as(sources)
 
     def scatter(self, weight: Tensor, targets: Tensor) -> Tensor:
-        """Of every node: the weighted sum over the edges that start there."""
+        """For every node: the weighted sum over the edges that start there."""
         weight = weight.index_select(1, self.t_order).flatten()
         flat = targets.flatten(0, 1)
         return bags(flat, self.t_columns, self.t_offsets, weight).view_as(targets)
@@ -367,7 +357,7 @@ def _side_by_side(h: Tensor) -> Tensor:
 
 
 def _scale(h: Tensor) -> Tensor:
-    """What makes rows of h as long as one; zero for a zero row, which has no direction."""
+    """The factor that makes rows of h unit vectors; zero for a zero row."""
     length = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
     return torch.where(length > 1e-12, length.reciprocal(), 0.0)
 

@@ -10,24 +10,23 @@ from torch import Tensor
 from atoll.core.random import fold, uniform
 
 
-def symmetric(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
-    """Uniform in ±bound."""
+def _symmetric(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
     return (uniform(key, shape, torch.get_default_dtype()) * 2 - 1) * bound
 
 
 def glorot(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_in, n_out) uniform in ±sqrt(6 / (n_in + n_out)), as in PyG's graph convolutions."""
-    return symmetric(key, (n_in, n_out), math.sqrt(6.0 / (n_in + n_out)))
+    return _symmetric(key, (n_in, n_out), math.sqrt(6.0 / (n_in + n_out)))
 
 
 def kaiming(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_in, n_out) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
-    return symmetric(key, (n_in, n_out), 1.0 / math.sqrt(n_in))
+    return _symmetric(key, (n_in, n_out), 1.0 / math.sqrt(n_in))
 
 
 def kaiming_bias(key: Tensor, n_in: int, n_out: int) -> Tensor:
     """(n_out,) uniform in ±1/sqrt(n_in), as in `torch.nn.Linear`."""
-    return symmetric(key, (n_out,), 1.0 / math.sqrt(n_in))
+    return _symmetric(key, (n_out,), 1.0 / math.sqrt(n_in))
 
 
 def linear(key: Tensor, n_in: int, n_out: int, *layer: int | str) -> dict[str, Tensor]:

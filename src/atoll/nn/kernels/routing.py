@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NOWHERE = 1e-12
+NOWHERE = tl.constexpr(1e-12)
 """Length below which a row has no direction."""
 
 
@@ -35,18 +35,12 @@ class Adjacency(NamedTuple):
 
     @staticmethod
     def of(matrix: Sequence[Tensor]) -> Adjacency:
-        """From the tensors of a `Sparse`, in the order of `disengcn.route`."""
+        """From the tensors of a `Sparse` that `disengcn.MATRIX` names."""
         offsets, columns, _, values, t_offsets, t_columns, t_order = matrix
         real = (values != 0).to(torch.int32)
-        return Adjacency(
-            offsets,
-            _ends(offsets, real),
-            columns,
-            t_offsets,
-            _ends(t_offsets, real.index_select(0, t_order)),
-            t_columns,
-            t_order,
-        )
+        by_target = (offsets, _ends(offsets, real), columns)
+        t_ends = _ends(t_offsets, real.index_select(0, t_order))
+        return Adjacency(*by_target, t_offsets, t_ends, t_columns, t_order)
 
 
 def _ends(starts: Tensor, real: Tensor) -> Tensor:
@@ -58,101 +52,50 @@ def _ends(starts: Tensor, real: Tensor) -> Tensor:
 
 def route(start: Tensor, adjacency: Adjacency, iterations: int) -> tuple[Tensor, Tensor]:
     """All passes: the last u, (N, K, hidden), and the shares of every pass, (T, K, E)."""
-    nodes, factors, hidden = start.shape
     entries = adjacency.sources.shape[0]
-    shares = start.new_zeros(iterations, factors, entries)  # padding keeps its zeros
-    u, scale = start, start.new_empty(nodes, factors)
+    shares = start.new_zeros(iterations, start.shape[1], entries)  # padding keeps its zeros
+    u = start
     for share in shares:
-        after = torch.empty_like(start)
-        _forward[(nodes,)](
-            start,
-            u,
-            after,
-            scale,
-            share,
-            adjacency.starts,
-            adjacency.ends,
-            adjacency.sources,
-            entries,
-            KNOWN=False,
-            NOWHERE=NOWHERE,
-            **_sizes(factors, hidden),
-        )
-        u = after
+        u, _ = _pass(start, u, share, adjacency, known=False)
     return u, shares
+
+
+def _pass(
+    start: Tensor, u: Tensor, share: Tensor, adjacency: Adjacency, known: bool
+) -> tuple[Tensor, Tensor]:
+    """One pass from u: the next u, and the scale that makes its rows unit vectors."""
+    after, scale = torch.empty_like(start), start.new_empty(start.shape[:2])
+    edges, entries = adjacency[:3], adjacency.sources.shape[0]
+    tensors = (start, u, after, scale, share, *edges)
+    _forward[(len(start),)](*tensors, entries, KNOWN=known, **_sizes(start))
+    return after, scale
 
 
 def route_back(grad: Tensor, start: Tensor, shares: Tensor, adjacency: Adjacency) -> Tensor:
     """The gradient by `start`, from that by the last u."""
-    nodes, factors, hidden = start.shape
-    entries = adjacency.sources.shape[0]
-    sizes = _sizes(factors, hidden)
+    entries, sizes = adjacency.sources.shape[0], _sizes(start)
     by_start, by_score = torch.zeros_like(start), torch.zeros_like(shares[0])
-    by_u, u, scale = grad.contiguous(), torch.empty_like(start), start.new_empty(nodes, factors)
-    _forward[(nodes,)](
-        start,
-        start,
-        u,
-        scale,
-        shares[-1],
-        adjacency.starts,
-        adjacency.ends,
-        adjacency.sources,
-        entries,
-        KNOWN=True,
-        NOWHERE=NOWHERE,
-        **sizes,
-    )
+    by_u = grad.contiguous()
+    u, scale = _pass(start, start, shares[-1], adjacency, known=True)
     for number in reversed(range(len(shares))):
         by_sum, by_u_before, u_before = (torch.empty_like(start) for _ in range(3))
-        scale_before = torch.empty_like(scale)
-        _backward[(nodes,)](
-            start,
-            u,
-            scale,
-            by_u,
-            by_sum,
-            by_u_before,
-            u_before,
-            scale_before,
-            by_start,
-            shares[number],
-            shares[max(number - 1, 0)],
-            by_score,
-            adjacency.starts,
-            adjacency.ends,
-            adjacency.sources,
-            entries,
-            FIRST=number == 0,
-            NOWHERE=NOWHERE,
-            **sizes,
-        )
-        _to_sources[(nodes,)](
-            by_sum,
-            u_before,
-            by_start,
-            shares[number],
-            by_score,
-            adjacency.by_source_starts,
-            adjacency.by_source_ends,
-            adjacency.targets,
-            adjacency.order,
-            entries,
-            **sizes,
-        )
+        scale_before, share = torch.empty_like(scale), shares[number]
+        here = (start, u, scale, by_u, by_sum)
+        before = (by_u_before, u_before, scale_before)
+        per_edge = (by_start, share, shares[max(number - 1, 0)], by_score)
+        tensors = (*here, *before, *per_edge, *adjacency[:3])
+        _backward[(len(start),)](*tensors, entries, FIRST=number == 0, **sizes)
+        tensors = (by_sum, u_before, by_start, share, by_score, *adjacency[3:])
+        _to_sources[(len(start),)](*tensors, entries, **sizes)
         by_u, u, scale = by_u_before, u_before, scale_before
     return by_start.add_(by_u)
 
 
-def _sizes(factors: int, hidden: int) -> dict[str, int]:
-    wide = triton.next_power_of_2(factors) * triton.next_power_of_2(hidden)
-    return {
-        "K": factors,
-        "H": hidden,
-        "K_WIDE": triton.next_power_of_2(factors),
-        "H_WIDE": triton.next_power_of_2(hidden),
-        "num_warps": 8 if wide > 2048 else 4,
-    }
+def _sizes(start: Tensor) -> dict[str, int]:
+    _, factors, hidden = start.shape
+    k_wide, h_wide = triton.next_power_of_2(factors), triton.next_power_of_2(hidden)
+    warps = 8 if k_wide * h_wide > 2048 else 4
+    return {"K": factors, "H": hidden, "K_WIDE": k_wide, "H_WIDE": h_wide, "num_warps": warps}
 
 
 _PLAIN = ["entries"]
@@ -188,8 +131,8 @@ def _keep_at_edge(numbers, edge, entries, found, K: tl.constexpr, K_WIDE: tl.con
 
 
 @triton.jit
-def _unit(total, NOWHERE: tl.constexpr):
-    """What makes rows as long as one; zero for a row without a direction."""
+def _unit(total):
+    """The factor that makes rows unit vectors; zero for a row without a direction."""
     length = tl.sqrt(tl.sum(total * total, axis=1))
     return tl.where(length > NOWHERE, 1.0 / length, 0.0)
 
@@ -206,7 +149,6 @@ def _forward(
     sources,
     entries,
     KNOWN: tl.constexpr,
-    NOWHERE: tl.constexpr,
     K: tl.constexpr,
     H: tl.constexpr,
     K_WIDE: tl.constexpr,
@@ -228,7 +170,7 @@ def _forward(
             p = raised / tl.sum(raised, axis=0)
             _keep_at_edge(share, edge, entries, p, K, K_WIDE)
         total += p[:, None] * row
-    unit = _unit(total, NOWHERE)
+    unit = _unit(total)
     tl.store(after + place, total * unit[:, None], mask=there)
     tl.store(scale + node * K + k, unit, mask=k < K)
 
@@ -252,7 +194,6 @@ def _backward(
     sources,
     entries,
     FIRST: tl.constexpr,
-    NOWHERE: tl.constexpr,
     K: tl.constexpr,
     H: tl.constexpr,
     K_WIDE: tl.constexpr,
@@ -284,7 +225,7 @@ def _backward(
     if FIRST:
         tl.store(u_before + place, total, mask=there)
     else:
-        before = _unit(total, NOWHERE)
+        before = _unit(total)
         tl.store(u_before + place, total * before[:, None], mask=there)
         tl.store(scale_before + node * K + k, before, mask=k < K)
 

@@ -22,29 +22,17 @@ TILE = 1024
 
 
 def bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
-    """As `ops._bags`: out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]]."""
+    """As `ops.bags`: out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]]."""
     rows, columns, entries = offsets.shape[0], dense.shape[1], index.shape[0]
     out = dense.new_empty(rows, columns)
     wide = min(COLUMNS, triton.next_power_of_2(columns))
     # As many entries at once as a usual bag has, but few enough for the registers.
     usual = triton.next_power_of_2(max(4, entries // max(1, rows)))
     at_once = max(1, min(TILE // wide, usual))
-    grid = (rows, triton.cdiv(columns, wide))
-    _bags[grid](
-        dense,
-        index.contiguous(),
-        offsets.contiguous(),
-        dense if weight is None else weight,
-        out,
-        rows,
-        entries,
-        columns,
-        WEIGHTED=weight is not None,
-        WIDE=wide,
-        AT_ONCE=at_once,
-        AHEAD=max(256, at_once),
-        num_warps=max(1, min(4, wide * at_once // 256)),
-    )
+    grid, warps = (rows, triton.cdiv(columns, wide)), max(1, min(4, wide * at_once // 256))
+    tensors = (dense, index.contiguous(), offsets.contiguous(), dense if weight is None else weight)
+    tiles = {"WIDE": wide, "AT_ONCE": at_once, "AHEAD": max(256, at_once), "num_warps": warps}
+    _bags[grid](*tensors, out, rows, entries, columns, WEIGHTED=weight is not None, **tiles)
     return out
 
 
@@ -54,18 +42,9 @@ def entry_dots(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     out = a.new_empty(entries)
     wide = min(COLUMNS, triton.next_power_of_2(width))
     at_once = max(1, 2 * TILE // wide)
-    _entry_dots[(triton.cdiv(entries, at_once),)](
-        a,
-        b,
-        rows.contiguous(),
-        columns.contiguous(),
-        out,
-        entries,
-        width,
-        WIDE=wide,
-        AT_ONCE=at_once,
-        num_warps=4,
-    )
+    tensors = (a, b, rows.contiguous(), columns.contiguous(), out)
+    tiles = {"WIDE": wide, "AT_ONCE": at_once, "num_warps": 4}
+    _entry_dots[(triton.cdiv(entries, at_once),)](*tensors, entries, width, **tiles)
     return out
 
 
