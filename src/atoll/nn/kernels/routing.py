@@ -80,13 +80,12 @@ def route_back(grad: Tensor, start: Tensor, shares: Tensor, adjacency: Adjacency
     for number in reversed(range(len(shares))):
         by_sum, by_u_before, u_before = (torch.empty_like(start) for _ in range(3))
         scale_before, share = torch.empty_like(scale), shares[number]
-        here = (start, u, scale, by_u, by_sum)
         before = (by_u_before, u_before, scale_before)
-        per_edge = (by_start, share, shares[max(number - 1, 0)], by_score)
-        tensors = (*here, *before, *per_edge, *adjacency[:3])
+        per_edge = (share, shares[max(number - 1, 0)], by_score, *adjacency[:3])
+        tensors = (start, u, scale, by_u, by_sum, *before, by_start, *per_edge)
         _backward[(len(start),)](*tensors, entries, FIRST=number == 0, **sizes)
-        tensors = (by_sum, u_before, by_start, share, by_score, *adjacency[3:])
-        _to_sources[(len(start),)](*tensors, entries, **sizes)
+        per_edge = (share, by_score, *adjacency[3:])
+        _to_sources[(len(start),)](by_sum, u_before, by_start, *per_edge, entries, **sizes)
         by_u, u, scale = by_u_before, u_before, scale_before
     return by_start.add_(by_u)
 
