@@ -8,32 +8,26 @@ import os
 import click
 
 from atoll import __version__
-from atoll.cli.clusters import clusters
+from atoll.cli.analyses import clusters, contribution, explain, inspect, similarity, tune_clusters
+from atoll.cli.catalogue import datasets, methods
 from atoll.cli.common import AtollSubgroup
 from atoll.cli.compare import compare
-from atoll.cli.contribution import contribution
-from atoll.cli.data import data
-from atoll.cli.datasets import datasets
-from atoll.cli.demo import demo
-from atoll.cli.explain import explain
+from atoll.cli.data import data, partition
 from atoll.cli.federate import federate
-from atoll.cli.inspect import inspect
-from atoll.cli.methods import methods
-from atoll.cli.partition import partition
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
-from atoll.cli.run import run
-from atoll.cli.similarity import similarity
+from atoll.cli.run import demo, run, watch
 from atoll.cli.tune import tune
-from atoll.cli.tune_clusters import tune_clusters
-from atoll.cli.watch import watch
+from atoll.core.errors import AtollError
+
+ANALYSES = (inspect, contribution, clusters, tune_clusters, explain, similarity)
+COMMANDS = (run, demo, watch, compare, tune, reproduce, report, federate)
 
 
 class AtollGroup(AtollSubgroup):
     """Turns errors into one sentence."""
 
     def invoke(self, ctx: click.Context) -> object:
-        from atoll.core.errors import AtollError
 
         try:
             return super().invoke(ctx)
@@ -70,24 +64,5 @@ def main(ctx: click.Context, debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for _command in (
-    clusters,
-    compare,
-    contribution,
-    data,
-    datasets,
-    demo,
-    explain,
-    federate,
-    inspect,
-    methods,
-    partition,
-    report,
-    reproduce,
-    run,
-    similarity,
-    tune,
-    tune_clusters,
-    watch,
-):
+for _command in (*COMMANDS, *ANALYSES, data, datasets, methods, partition):
     main.add_command(_command)

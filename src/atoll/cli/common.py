@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.text import Text
+
+from atoll.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from atoll.experiment.config import RunConfig
     from atoll.experiment.result import Result
-    from atoll.present.terminal import Watcher
 
-PAIRS = ("set", "own")
-"""Options of a configuration that take KEY=VALUE, and add to those of a file."""
+PAIRS = {"settings": "set", "own": "own", "search": "search"}
+"""Parameters that take KEY=VALUE, and the names of their options."""
 
 
 class AtollSubgroup(click.Group):
@@ -28,29 +31,20 @@ class AtollSubgroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = click.utils.make_str(args[0])
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            from atoll.core.errors import unknown
-
             raise click.UsageError(str(unknown("command", name, self.commands)), ctx)
         return super().resolve_command(ctx, args)
 
 
-def chosen_options(given: Mapping[str, object], **pairs: tuple[str, ...]) -> dict[str, Any]:
-    """The options that the user gave, for `make_config`.
-
-    Args:
-        given: All options; None and () are those that the user left out.
-        **pairs: The options that take KEY=VALUE.
-    """
+def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the user gave, for `make_config`; None and () mark the others."""
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    for name, texts in pairs.items():
-        if texts:
-            chosen[name] = _pairs(name, texts)
+    for parameter, option in PAIRS.items():
+        if parameter in chosen:
+            chosen[option] = _pairs(option, chosen.pop(parameter))
     return chosen
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    from atoll.core.errors import ConfigError
-
     found: dict[str, str] = {}
     for key, value in (pair(option, text) for text in texts):
         if key in found:
@@ -63,8 +57,6 @@ def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 
 def pair(option: str, text: str) -> tuple[str, str]:
     """Key and value of KEY=VALUE."""
-    from atoll.core.errors import ConfigError
-
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(
@@ -73,32 +65,44 @@ def pair(option: str, text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def config_of(given: Mapping[str, object], **defaults: object) -> RunConfig:
+    """The configuration that the options of a command describe."""
+    from atoll.experiment.config import make_config
+
+    return make_config(**{**defaults, **chosen_options(given)})
+
+
 def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a TOML file, replaced by those of the command line."""
     from atoll.experiment.config import read_config
 
     base = {} if config_file is None else read_config(config_file)
-    pairs = {name: {**base.get(name, {}), **chosen[name]} for name in PAIRS if name in chosen}
+    pairs = {name: base.get(name, {}) | chosen[name] for name in ("set", "own") if name in chosen}
     return {**base, **chosen, **pairs}
 
 
-def or_stopped(
-    ctx: click.Context, watcher: Watcher, folder: Path, action: Callable[[], Result]
-) -> Result:
-    """The result, watched; Ctrl-C ends the command and says how to go on."""
+def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -> None:
+    """Refuse options beside --resume, which continues with the saved configuration."""
+    names = [name for name, value in given.items() if value not in (None, ())]
+    if names:
+        is_option = not names[0].startswith("METHOD")
+        option = "--" + names[0].replace("_", "-") if is_option else names[0]
+        raise ConfigError(
+            f"--resume continues a {kind} with its own configuration, but {option} was given; "
+            f"leave everything out but {allowed}"
+        )
+
+
+@contextmanager
+def stoppable(notice: Callable[[BaseException], str]) -> Iterator[None]:
+    """Ctrl-C ends the command with exit code 130 and a notice of how to continue."""
     from atoll.experiment.run import Stopped
 
     try:
-        with watcher:
-            return action()
-    except Stopped as stop:
-        how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
-    except KeyboardInterrupt:
-        how = "stopped at once"
-    if (folder / "config.toml").exists():
-        how += f"; the run is saved in {folder}; continue with: atoll run --resume {folder}"
-    click.echo(how, err=True)
-    ctx.exit(130)
+        yield
+    except (Stopped, KeyboardInterrupt) as stop:
+        click.echo(notice(stop), err=True)
+        click.get_current_context().exit(130)
 
 
 def fresh_folder(name: str) -> Path:
@@ -112,25 +116,32 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
-def make_console(*, stderr: bool) -> Console:
-    """Where tables and notes go; what a program reads keeps standard output for itself."""
-    from rich.console import Console
-
+def make_console(*, stderr: bool = False) -> Console:
+    """The console for tables and notes; `stderr` keeps standard output free for programs."""
     return Console(stderr=stderr, highlight=False)
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
     """Remarks about the data, before the result."""
-    from rich.text import Text
-
     for note in notes:
         console.print(Text(note, style="dim"))
 
 
+def print_next(console: Console, commands: Iterable[str]) -> None:
+    """The commands that use the result."""
+    console.print("\nGo on with:")
+    for command in commands:
+        console.print(Text(f"  {command}"), soft_wrap=True)
+
+
+def print_written(console: Console, paths: list[Path]) -> None:
+    """Name the files that a command wrote."""
+    if paths:
+        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+
+
 def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
     """Print the table of finished runs, where they are saved, and the JSON of the first."""
-    from rich.text import Text
-
     from atoll.present.terminal import result_table
 
     if not quiet:
@@ -139,23 +150,3 @@ def show_results(results: list[Result], folder: Path | None, *, as_json: bool, q
         console.print(Text(f"Saved in {folder}", style="dim"), soft_wrap=True)
     if as_json:
         click.echo(json.dumps(results[0].summary()))
-
-
-def print_json(value: object) -> None:
-    """One JSON object as the last line; null for undefined numbers."""
-    from atoll.present.files import plain_json
-
-    click.echo(json.dumps(plain_json(value)))
-
-
-def say(text: str) -> None:
-    """Progress, beside the output."""
-    click.echo(text, err=True)
-
-
-def written(console: Console, paths: list[Path]) -> None:
-    """Name the files that a command wrote."""
-    from rich.text import Text
-
-    if paths:
-        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)

@@ -8,26 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-from atoll.cli.common import chosen_options, fresh_folder, make_console, pair, written
-from atoll.cli.options import (
-    AS_JSON,
-    DIVISION,
-    JOBS,
-    LOG,
-    OUT,
-    PATH,
-    QUIET,
-    SEEDS,
-    TRAINING,
-    option,
-    options,
-)
+from atoll.cli import common, options
+from atoll.cli.options import PATH, Strings, command, option
+from atoll.core.errors import ConfigError
+from atoll.experiment.watch import Watch
 
 if TYPE_CHECKING:
     from atoll.studies.compare.result import Comparison
 
-SEVERAL = (
+SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
+
+
+@command(
+    "Compare methods: same partitions and seeds, with tests.",
+    options.METHODS,
     option(
         "--data NAME,...",
         "Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]",
@@ -44,48 +41,21 @@ SEVERAL = (
         "winner is chosen by validation scores; repeatable.",
         multiple=True,
     ),
-)
-_SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
-_TRAINING = tuple(_SEEDS if option is SEEDS else option for option in TRAINING)
-TESTING = (
+    *options.DIVISION,
+    *(SEEDS if one is options.SEEDS else one for one in options.TRAINING),
     option("--against METHOD", "Test the others against this one.  [default: the best]"),
     option("--metric NAME", "Metric of the tables, such as auc.  [default: the data's own]"),
     option("--alpha P", "Chance of a false alarm that the tests allow.  [default: 0.05]", float),
     option("--tex FILE", "Write a LaTeX table.", PATH),
-)
-RESUME = option(
-    "--resume DIR",
-    "Continue the stopped study in DIR; a finished one is shown again.",
-    PATH,
-    name="resume_from",
-)
-
-
-@click.command(
-    short_help="Compare methods: same partitions and seeds, with tests.",
-    epilog="For example: atoll compare local fedavg fedprox:mu=0.1 --data cora,pubmed "
+    options.OUT,
+    options.resume("Continue the stopped study in DIR; a finished one is shown again."),
+    options.LOG,
+    *options.STUDY,
+    example="atoll compare local fedavg fedprox:mu=0.1 --data cora,pubmed "
     "--clients 5,10 --seeds 10",
 )
-@click.argument("methods", metavar="METHOD...", nargs=-1)
-@options(*SEVERAL, *DIVISION, *_TRAINING, *TESTING, OUT, RESUME, LOG, JOBS, AS_JSON, QUIET)
-@click.pass_context
 def compare(
-    ctx: click.Context,
-    /,
-    methods: tuple[str, ...],
-    data: tuple[str, ...],
-    clients: tuple[str, ...],
-    grid: tuple[str, ...],
-    settings: tuple[str, ...],
-    own: tuple[str, ...],
-    tex: Path | None,
-    out: Path | None,
-    resume_from: Path | None,
-    log: tuple[str, ...],
-    jobs: str,
-    as_json: bool,
-    quiet: bool,
-    **given: Any,
+    methods: Strings, tex: Path | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Run each METHOD on the same partitions and seeds, and test whether they differ.
 
@@ -94,62 +64,49 @@ def compare(
     with --resume DIR, or with the same command and --out.
     """
     from atoll.cli.study_progress import StudyWatcher
-    from atoll.experiment.run import Stopped
     from atoll.studies.compare.comparison import make_request, read_request, run_request
 
-    tested = {name: given.pop(name) for name in ("against", "metric", "alpha")}
-    tested = {name: value for name, value in tested.items() if value is not None}
-    chosen = chosen_options(given, set=settings, own=own)
-    if resume_from is not None:
+    data, clients, grid = (given.pop(name) for name in ("data", "clients", "grid"))
+    how = {name: given.pop(name) for name in ("log", "jobs")}
+    tests = {name: given.pop(name) for name in ("against", "metric", "alpha")}
+    tests = {name: value for name, value in tests.items() if value is not None}
+    folder, chosen = given.pop("resume_from"), common.chosen_options(given)
+    if folder is not None:
         several = {"METHOD": methods, "data": data, "clients": clients, "grid": grid, "out": out}
-        _refuse_mixing({**several, **chosen})
-        request, folder = read_request(resume_from), resume_from
+        allowed = "--against, --metric, --alpha, --tex, --log, --jobs, --json and --quiet"
+        common.refuse_beside_resume("study", several | chosen, allowed)
+        request = read_request(folder)
     else:
-        request = make_request(
-            methods,
-            data or "lagoon",
-            clients=_numbers(clients),
-            options=chosen,
-            grid=_grids(grid),
-            **tested,
-        )
-        tested = {}
-        folder = out or fresh_folder("compare")
+        several = tests | {"clients": _numbers(clients), "grid": _grids(grid)}
+        request = make_request(methods, data or "lagoon", options=chosen, **several)
+        tests, folder = {}, out or common.fresh_folder("compare")
     if tex is not None:
         _check_file(tex)
-    watcher = StudyWatcher(make_console(stderr=as_json or quiet), quiet=quiet)
-    try:
-        with watcher:
-            found = run_request(request, folder, watcher, log=log, jobs=jobs, tested=tested)
-    except (Stopped, KeyboardInterrupt):
-        _say_how_to_go_on(folder)
-        ctx.exit(130)
-    paths = [] if tested else [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
+    watcher = StudyWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
+    with common.stoppable(lambda stop: _notice(folder)), watcher:
+        found = run_request(request, folder, watcher, tested=tests, **how)
+    paths = [] if tests else [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
     paths += [found.to_tex(tex)] if tex is not None else []
-    _show(found, paths, _once(tested, folder), as_json=as_json, quiet=quiet)
+    if not quiet:
+        _print(watcher.console, found, tests, folder)
+        common.print_written(watcher.console, paths)
+    for name, error in found.failed.items():
+        click.echo(f"failed: {name}: {error}", err=True)
+    if as_json:
+        click.echo(json.dumps(found.summary(), allow_nan=False))
     if found.failed:
-        ctx.exit(1)
+        click.get_current_context().exit(1)
 
 
-def _grids(texts: tuple[str, ...]) -> dict[str, list[str]]:
+def _grids(texts: Strings) -> dict[str, list[str]]:
     """Values to try by hyper-parameter; a repeated key adds to the first."""
     grids: dict[str, list[str]] = {}
-    for key, text in (pair("grid", text) for text in texts):
+    for key, text in (common.pair("grid", text) for text in texts):
         grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
     return grids
 
 
-def _once(tested: Mapping[str, object], folder: Path) -> str:
-    """A remark that other tests than the study's own were made."""
-    how = " ".join(f"--{name} {value}" for name, value in tested.items())
-    if not how:
-        return ""
-    return f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
-
-
-def _numbers(texts: tuple[str, ...]) -> list[int] | None:
-    from atoll.core.errors import ConfigError
-
+def _numbers(texts: Strings) -> list[int] | None:
     if not texts:
         return None
     text = ",".join(texts)
@@ -158,21 +115,7 @@ def _numbers(texts: tuple[str, ...]) -> list[int] | None:
     return [int(part) for part in text.split(",")]
 
 
-def _refuse_mixing(given: Mapping[str, object]) -> None:
-    from atoll.core.errors import ConfigError
-
-    names = [name for name, value in given.items() if value]
-    if names:
-        option = names[0] if names[0] == "METHOD" else "--" + names[0].replace("_", "-")
-        raise ConfigError(
-            f"--resume continues a study with its own configuration, but {option} was given; leave "
-            "everything out but --against, --metric, --alpha, --tex, --log, --jobs, --json and "
-            "--quiet"
-        )
-
-
 def _check_file(path: Path) -> None:
-    from atoll.core.errors import ConfigError
     from atoll.experiment.folder import check_folder
 
     if path.is_dir():
@@ -180,35 +123,27 @@ def _check_file(path: Path) -> None:
     check_folder(path.absolute().parent, resuming=True)
 
 
-def _say_how_to_go_on(folder: Path) -> None:
+def _notice(folder: Path) -> str:
+    """How far a stopped study is, and how to continue it."""
     if not (folder / "study.json").exists():
-        click.echo("stopped before the first cell; nothing was saved", err=True)
-        return
-    from atoll.experiment.watch import Watch
-
+        return "stopped before the first cell; nothing was saved"
     cells = json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]
     done = Watch(folder).look().cells.get("finished", 0)
-    click.echo(
+    return (
         f"stopped; {done} of {len(cells)} cells are finished, and the study is saved in {folder}; "
-        f"continue with: atoll compare --resume {folder}",
-        err=True,
+        f"continue with: atoll compare --resume {folder}"
     )
 
 
-def _show(found: Comparison, paths: list[Path], once: str, *, as_json: bool, quiet: bool) -> None:
-    from rich.text import Text
-
+def _print(console: Console, found: Comparison, tests: Mapping[str, object], folder: Path) -> None:
+    """The tables; with other tests than the study's own, a remark that its files keep those."""
     from atoll.present.terminal import noted_table
 
-    if not quiet:
-        console, said = make_console(stderr=as_json), found.sentences()
-        for table in found.printed():
-            console.print(noted_table(table, said))
-        console.print(Text(found.caption, style="dim"))
-        if once:
-            console.print(Text(once, style="dim"), soft_wrap=True)
-        written(console, paths)
-    for name, error in found.failed.items():
-        click.echo(f"failed: {name}: {error}", err=True)
-    if as_json:
-        click.echo(json.dumps(found.summary(), allow_nan=False))
+    sentences = found.sentences()
+    for table in found.printed():
+        console.print(noted_table(table, sentences))
+    console.print(Text(found.caption, style="dim"))
+    if tests:
+        how = " ".join(f"--{name} {value}" for name, value in tests.items())
+        text = f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
+        console.print(Text(text, style="dim"), soft_wrap=True)

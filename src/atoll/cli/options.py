@@ -4,65 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import click
 
 from atoll.engines.base import AUTO, ENGINES
 
-Command = TypeVar("Command", bound=Callable[..., object])
+Strings = tuple[str, ...]
+Kind = type | click.ParamType[object]
 PATH = click.Path(path_type=Path)
 
 
-class Option(Protocol):
-    """A decorator that gives a command one more option."""
-
-    def __call__(self, command: Command, /) -> Command: ...
-
-
-def options(*wanted: Option) -> Option:
-    """Several options as one decorator, in the order of the help page."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(wanted):
-            command = option(command)
-        return command
-
-    return decorate
+def command(
+    summary: str, *params: click.Parameter, example: str = "", name: str | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command: its line in the list of commands, its options, and the end of its help page."""
+    epilog = f"For example: {example}" if example else None
+    return click.command(name, short_help=summary, params=list(params), epilog=epilog)
 
 
-def option(
-    usage: str,
-    text: str,
-    kind: type | click.ParamType[object] = str,
-    *,
-    name: str | None = None,
-    default: object = None,
-    required: bool = False,
-    multiple: bool = False,
-) -> Option:
+def option(usage: str, text: str, kind: Kind = str, *, name: str = "", **more: Any) -> click.Option:
     """One option: `option("--rounds R", "Rounds.", int)`.
 
     Args:
         usage: Its flags and, unless it is a switch, a word for its value.
         text: The line of the help page.
         kind: The type of its value.
-        name: The parameter of the command; the flag's own name if None.
-        default: Shown on the help page; None is none.
-        required: Whether it must be given.
-        multiple: Whether it may be repeated.
+        name: The parameter of the command; the flag's own name if empty.
+        **more: `default`, which the help page shows, `required` or `multiple`.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]
-    names = [*flags, *([name] if name else [])]
+    names = [*flags, name] if name else flags
     if flags == words:
-        return click.option(*names, is_flag=True, help=text)
-    more: dict[str, Any] = {"metavar": words[-1], "type": kind, "help": text}
-    if default is not None:
-        more |= {"default": default, "show_default": True}
-    return click.option(*names, required=required, multiple=multiple, **more)
+        return click.Option(names, is_flag=True, help=text)
+    more |= {"metavar": words[-1], "type": kind, "show_default": "default" in more}
+    return click.Option(names, help=text, **more)
 
 
+def resume(text: str) -> click.Option:
+    """`--resume DIR`, as the parameter `resume_from`."""
+    return option("--resume DIR", text, PATH, name="resume_from")
+
+
+METHOD = click.Argument(["method"], required=False)
+METHODS = click.Argument(["methods"], metavar="METHOD...", nargs=-1)
 DATA_ROOT = option(
     "--data-root DIR",
     "Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]",
@@ -168,3 +154,4 @@ JOBS = option(
 )
 AS_JSON = option("--json", "Print one JSON object as the last line.", name="as_json")
 QUIET = option("--quiet", "No progress, no table.")
+STUDY = (JOBS, AS_JSON, QUIET)

@@ -6,29 +6,24 @@ from pathlib import Path
 
 import click
 
-from atoll.cli.common import make_console, written
-from atoll.cli.options import PATH, option
+from atoll.cli.common import make_console, print_written
+from atoll.cli.options import PATH, command, option
 
 
-@click.command(
-    short_help="Write runs or a study as one page, and tables.",
-    epilog="For example: atoll report my-study -o report.html --tex tables.tex",
+@command(
+    "Write runs or a study as one page, and tables.",
+    click.Argument(["folders"], metavar="DIR...", nargs=-1, required=True, type=PATH),
+    option(
+        "-o --out FILE", "The page.  [default: report.html, unless only tables are asked for]", PATH
+    ),
+    option("--title TEXT", "Heading of the page.  [default: what was run]"),
+    option("--md FILE", "The result tables as Markdown.", PATH),
+    option("--tex FILE", "The result tables as LaTeX (booktabs).", PATH),
+    option("--csv FILE", "The result tables as CSV.", PATH),
+    example="atoll report my-study -o report.html --tex tables.tex",
 )
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PATH)
-@option(
-    "-o --out FILE", "The page.  [default: report.html, unless only tables are asked for]", PATH
-)
-@option("--title TEXT", "Heading of the page.  [default: what was run]")
-@option("--md FILE", "The result tables as Markdown.", PATH)
-@option("--tex FILE", "The result tables as LaTeX (booktabs).", PATH)
-@option("--csv FILE", "The result tables as CSV.", PATH)
 def report(
-    folders: tuple[Path, ...],
-    out: Path | None,
-    title: str | None,
-    md: Path | None,
-    tex: Path | None,
-    csv: Path | None,
+    folders: tuple[Path, ...], out: Path | None, title: str | None, **tables: Path | None
 ) -> None:
     """Write the runs or studies in DIR... as one self-contained HTML page.
 
@@ -37,12 +32,11 @@ def report(
     """
     from atoll.report import write_report
 
-    tables = {"md": md, "tex": tex, "csv": csv}
+    ordered = {form: tables[form] for form in ("md", "tex", "csv")}
     page = out or (None if any(tables.values()) else Path("report.html"))
-    found, paths = write_report(folders, page, title=title, tables=tables)
-    console = make_console(stderr=False)
+    found, paths = write_report(folders, page, title=title, tables=ordered)
     if found.missing:
         total = len(found.shown) + len(found.missing)
         names = ", ".join(f"{gap.name} ({gap.kind})" for gap in found.missing)
         click.echo(f"{len(found.missing)} of {total} runs are not in it: {names}", err=True)
-    written(console, paths)
+    print_written(make_console(), paths)

@@ -1,49 +1,44 @@
-"""`atoll run`: one method on one federation."""
+"""`atoll run`, `atoll demo` and `atoll watch`: one method on one federation, three, or a look."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+from functools import partial
 from pathlib import Path
 
 import click
 
-from atoll.cli.common import chosen_options, fresh_folder, make_console, or_stopped, over_file
-from atoll.cli.common import show_results as show
-from atoll.cli.options import AS_JSON, FEDERATION, LOG, OUT, PATH, QUIET, TRAINING, option, options
+from atoll.cli import common, options
+from atoll.cli.options import PATH, Strings, command, option
+from atoll.experiment.watch import Watch
 
-FILES = (
+
+@command(
+    "Run a method on a federation and save the result.",
+    options.METHOD,
+    *options.FEDERATION,
+    *options.TRAINING,
     option(
         "--config FILE",
         "A TOML file of options, for example the config.toml of a saved run.",
         PATH,
         name="config_file",
     ),
-    OUT,
-    option("--resume DIR", "Continue the stopped run in DIR.", PATH, name="resume_from"),
-    LOG,
-    click.option("--save-every", type=float, default=10.0, hidden=True),
-    AS_JSON,
-    QUIET,
+    options.OUT,
+    options.resume("Continue the stopped run in DIR."),
+    options.LOG,
+    click.Option(["--save-every"], type=float, default=10.0, hidden=True),
+    options.AS_JSON,
+    options.QUIET,
+    example="atoll run fedprox --data cora --clients 10 --set mu=0.1 --seeds 3",
 )
-
-
-@click.command(
-    short_help="Run a method on a federation and save the result.",
-    epilog="For example: atoll run fedprox --data cora --clients 10 --set mu=0.1 --seeds 3",
-)
-@click.argument("method", required=False)
-@options(*FEDERATION, *TRAINING, *FILES)
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
-    settings: tuple[str, ...],
-    own: tuple[str, ...],
     config_file: Path | None,
     out: Path | None,
     resume_from: Path | None,
     save_every: float,
-    log: tuple[str, ...],
+    log: Strings,
     as_json: bool,
     quiet: bool,
     **given: object,
@@ -53,38 +48,86 @@ def run(
     from atoll.experiment.run import resume, run_config
     from atoll.present.terminal import Watcher
 
-    chosen = chosen_options(given, set=settings, own=own)
-    watcher = Watcher(make_console(stderr=as_json or quiet), quiet=quiet)
+    chosen = common.chosen_options(given)
+    watcher = Watcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
     if resume_from is not None:
-        _refuse_mixing({**chosen, "config": config_file, "out": out})
-        result = or_stopped(
-            ctx,
-            watcher,
-            resume_from,
-            lambda: resume(resume_from, observer=watcher, save_every=save_every, log=log),
+        found = {
+            f"METHOD '{value}'" if key == "method" else key: value for key, value in chosen.items()
+        }
+        common.refuse_beside_resume(
+            "run", found | {"config": config_file, "out": out}, "--json and --quiet"
         )
+        folder, action = resume_from, partial(resume, resume_from)
     else:
-        config = make_config(**over_file(config_file, chosen))
-        folder = out or fresh_folder(f"{config.method}-{config.data}")
-        result = or_stopped(
-            ctx,
-            watcher,
-            folder,
-            lambda: run_config(
-                config, out=folder, observer=watcher, save_every=save_every, log=log
-            ),
-        )
-    show([result], result.out, as_json=as_json, quiet=quiet)
+        config = make_config(**common.over_file(config_file, chosen))
+        folder = out or common.fresh_folder(f"{config.method}-{config.data}")
+        action = partial(run_config, config, out=folder)
+    with common.stoppable(partial(_notice, folder)), watcher:
+        result = action(observer=watcher, save_every=save_every, log=log)
+    common.show_results([result], result.out, as_json=as_json, quiet=quiet)
 
 
-def _refuse_mixing(given: Mapping[str, object]) -> None:
-    from atoll.core.errors import ConfigError
+def _notice(folder: Path, stop: BaseException) -> str:
+    """How far a stopped run is, and how to continue it."""
+    from atoll.experiment.run import Stopped
 
-    names = [name for name, value in given.items() if value is not None]
-    if names:
-        option = "--" + names[0].replace("_", "-")
-        found = f"METHOD '{given['method']}'" if names[0] == "method" else option
-        raise ConfigError(
-            f"--resume continues a run with its own configuration, but {found} was given; leave "
-            "everything out but --json and --quiet"
-        )
+    how = "stopped at once"
+    if isinstance(stop, Stopped):
+        how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
+    if (folder / "config.toml").exists():
+        how += f"; the run is saved in {folder}; continue with: atoll run --resume {folder}"
+    return how
+
+
+@command(
+    "Compare three methods on the built-in federation.",
+    option("--rounds R", "Rounds.", int, default=60),
+    option("--seeds N", "Seeds.", int, default=3),
+    option("--clients K", "Clients.", int, default=5),
+    option("--out DIR", "Folder for the results.", PATH),
+)
+def demo(out: Path | None, **given: int) -> None:
+    """Three methods on the built-in federation: what does working together gain?"""
+    from atoll.experiment.config import make_config
+    from atoll.experiment.folder import check_folder
+    from atoll.experiment.run import run_config
+    from atoll.present.terminal import Watcher
+
+    folder, results = out or common.fresh_folder("demo"), []
+    # On this small graph the evaluator of FedATH's public code does better than its paper's.
+    fedath = {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 0.001}
+    methods = {"local": {}, "fedavg": {}, "fedath": fedath}
+    configs = [make_config(method=name, set=set_, **given) for name, set_ in methods.items()]
+    for config in configs:
+        check_folder(folder / config.method, resuming=False)
+    console = common.make_console()
+    clients = given["clients"]
+    console.print(f"{clients} libraries own parts of one citation graph; nobody shows theirs.")
+    for config in configs:
+        to = folder / config.method
+        watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
+        with common.stoppable(partial(_notice, to)), watcher:
+            results.append(run_config(config, out=to, observer=watcher))
+    common.show_results(results, folder, as_json=False, quiet=False)
+
+
+@command(
+    "Watch a run or a study of another process.",
+    click.Argument(["folder"], metavar="DIR", type=PATH),
+    option("--once", "Look once and end."),
+    option("--every SECONDS", "How often to look.", click.FloatRange(min=0.1), default=1.0),
+    option("--json", "Look once, and print one JSON object.", name="as_json"),
+    example="atoll watch atoll-runs/20260101-120000-tune-fedavg-cora",
+)
+def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
+    """Watch the run or study in DIR from its files alone, until it is finished."""
+    from atoll.present.watch import follow, plain, seen_text
+
+    watched = Watch(folder)
+    if as_json:
+        click.echo(json.dumps(plain(watched.look())))
+    elif once:
+        common.make_console().print(seen_text(watched.look()))
+    else:
+        with contextlib.suppress(KeyboardInterrupt):  # the user has seen enough
+            follow(watched, common.make_console(), every)

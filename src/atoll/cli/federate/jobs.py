@@ -4,60 +4,46 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from atoll.cli.common import chosen_options, make_console
-from atoll.cli.federate.options import AS_JSON, FAULTS, KIT, OUT, TRAINING
-from atoll.cli.federate.session import (
-    divided,
-    make_order,
-    new_folder,
-    open_desk,
-    open_kit,
-    stopping,
-    supervise,
-)
-from atoll.cli.options import DATA_ROOT, PATH, option, options
-
-if TYPE_CHECKING:
-    from atoll.experiment.result import Result
+from atoll.cli.common import chosen_options, config_of, show_results
+from atoll.cli.federate import session
+from atoll.cli.federate.session import AS_JSON, FAULTS, KIT, OUT, TRAINING
+from atoll.cli.options import DATA_ROOT, METHOD, PATH, command, option, resume
+from atoll.core.errors import ConfigError
+from atoll.deploy.kits import need_nvflare
 
 
-@click.command(short_help="Run a method on the sites of a federation.")
-@click.argument("method", required=False)
-@KIT
-@options(*TRAINING)
-@option("--sites A,B,...", "Which sites.  [default: all of the kit]")
-@option("--name NAME", "Of the data, for tables.")
-@options(
+@command(
+    "Run a method on the sites of a federation.",
+    METHOD,
+    KIT,
+    *TRAINING,
+    option("--sites A,B,...", "Which sites.  [default: all of the kit]"),
+    option("--name NAME", "Of the data, for tables."),
     *FAULTS,
     OUT,
-    option("--resume DIR", "Continue the run in DIR.", PATH, name="resume_from"),
+    resume("Continue the run in DIR."),
     AS_JSON,
 )
 def run(
     kit: Path,
     sites: str | None,
     name: str | None,
-    quorum: int | None,
-    deadline: float,
-    patience: float,
-    rejoin: bool,
     out: Path | None,
     resume_from: Path | None,
-    settings: tuple[str, ...],
     as_json: bool,
-    **given: object,
+    **given: Any,
 ) -> None:
     """Run METHOD (default: fedavg) on the sites, with the administrator's kit."""
-    from atoll.core.errors import ConfigError
     from atoll.deploy.supervise import read_saved_order
     from atoll.experiment.config import make_config
 
-    about = open_kit(kit, "admin")
-    chosen = chosen_options(given, set=settings)
+    about = session.open_kit(kit, "admin")
+    limits, patience = session.pop_faults(given)
+    chosen = chosen_options(given)
     if resume_from is not None:
         if chosen:
             raise ConfigError(
@@ -67,38 +53,29 @@ def run(
     else:
         config = make_config(data=name or "federation", **chosen)
         some = tuple(s.strip() for s in sites.split(",")) if sites else tuple(about["sites"])
-        folder = new_folder(out, config.method)
-        order = make_order(config, some, quorum, deadline)
-    with stopping(), open_desk(kit, about["name"]) as desk:
-        result = supervise(
-            desk,
-            order,
-            folder,
-            quiet=as_json,
-            patience=patience,
-            rejoin=rejoin,
-            resuming=resume_from is not None,
-            kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
-        )
-    _show(result, folder, as_json)
+        folder = session.new_folder(out, config.method)
+        order = session.make_order(config, some, **limits)
+    patience |= {"resuming": resume_from is not None}
+    kept = f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}"
+    with session.stopping(), session.open_admin(kit, about["name"]) as admin:
+        result = session.supervise(admin, order, folder, quiet=as_json, kept=kept, **patience)
+    show_results([result], folder, as_json=as_json, quiet=as_json)
 
 
-@click.command(short_help="Which sites are connected, which jobs run.")
-@KIT
-@AS_JSON
+@command("Which sites are connected, which jobs run.", KIT, AS_JSON)
 def status(kit: Path, as_json: bool) -> None:
     """Say which sites are connected and how far the jobs are."""
-    about = open_kit(kit, "admin")
-    with open_desk(kit, about["name"]) as desk:
-        connected = desk.connected()
+    about = session.open_kit(kit, "admin")
+    with session.open_admin(kit, about["name"]) as admin:
+        connected = admin.connected()
         jobs = [
             {
                 "job": job["job_id"],
                 "name": job["job_name"],
                 "status": job["status"],
-                "progress": desk.progress(job["job_id"]) if job["status"] == "RUNNING" else {},
+                "progress": admin.progress(job["job_id"]) if job["status"] == "RUNNING" else {},
             }
-            for job in desk.jobs()
+            for job in admin.jobs()
         ]
     sites = {name: name in connected for name in (*about["sites"], *connected)}
     if as_json:
@@ -112,64 +89,46 @@ def status(kit: Path, as_json: bool) -> None:
         click.echo(f"{job['name']:32} {job['status'].lower()}{text}")
 
 
-@click.command(short_help="Stop the running jobs.")
-@KIT
+@command("Stop the running jobs.", KIT)
 def stop(kit: Path) -> None:
     """Stop the running jobs; what they reached is kept, and `run --resume` goes on."""
-    about = open_kit(kit, "admin")
-    with open_desk(kit, about["name"]) as desk:
-        running = [job for job in desk.jobs() if not job["status"].startswith("FINISHED")]
+    about = session.open_kit(kit, "admin")
+    with session.open_admin(kit, about["name"]) as admin:
+        running = [job for job in admin.jobs() if not job["status"].startswith("FINISHED")]
         for job in running:
-            desk.abort(job["job_id"])
+            admin.abort(job["job_id"])
             click.echo(f"stopped {job['job_name']}")
         if not running:
             click.echo("no job runs")
 
 
-@click.command(short_help="A whole federation on this machine, with mutual TLS.")
-@click.argument("method", required=False)
-@option("--clients K", "Sites.", int, default=3)
-@option("--data NAME|PATH", "As for `atoll run`.  [default: lagoon]")
-@option("--partition NAME", "As for `atoll run`.")
-@options(DATA_ROOT, *TRAINING, *FAULTS)
-@option("--keep DIR", "Keep kits, logs and states there.  [default: thrown away]", PATH)
-@options(OUT, AS_JSON)
-def demo(
-    settings: tuple[str, ...],
-    rounds: int | None,
-    quorum: int | None,
-    deadline: float,
-    patience: float,
-    rejoin: bool,
-    keep: Path | None,
-    out: Path | None,
-    as_json: bool,
-    **given: object,
-) -> None:
+@command(
+    "A whole federation on this machine, with mutual TLS.",
+    METHOD,
+    option("--clients K", "Sites.", int, default=3),
+    option("--data NAME|PATH", "As for `atoll run`.  [default: lagoon]"),
+    option("--partition NAME", "As for `atoll run`."),
+    DATA_ROOT,
+    *TRAINING,
+    *FAULTS,
+    option("--keep DIR", "Keep kits, logs and states there.  [default: thrown away]", PATH),
+    OUT,
+    AS_JSON,
+)
+def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Provision, start, run and clean up a federation on loopback."""
     from atoll.deploy.demo import Demo
-    from atoll.deploy.kits import need_nvflare
-    from atoll.experiment.config import make_config
+    from atoll.experiment.problem import Problem
 
     need_nvflare()
-    config = make_config(rounds=rounds or 10, **chosen_options(given, set=settings))
-    folder = new_folder(out, "federation")
-    federation = divided(config)
-    with stopping(), Demo(federation, keep) as started:
-        click.echo(
-            f"{len(federation)} sites on loopback, mutual TLS, port {started.port}", err=True
-        )
-        order = make_order(config, started.sites, quorum, deadline)
-        with open_desk(started.kits["admin"], started.admin) as desk:
-            result = supervise(desk, order, folder, quiet=as_json, patience=patience, rejoin=rejoin)
-    _show(result, folder, as_json)
-
-
-def _show(result: Result, folder: Path, as_json: bool) -> None:
-    from atoll.present.terminal import result_table
-
-    if as_json:
-        click.echo(json.dumps(result.summary()))
-    else:
-        make_console(stderr=False).print(result_table([result]))
-        click.echo(f"Saved in {folder}")
+    limits, patience = session.pop_faults(given)
+    config = config_of(given, rounds=10)
+    folder = session.new_folder(out, "federation")
+    federation = Problem.of(config).federation(config.seed)
+    with session.stopping(), Demo(federation, keep) as started:
+        sites = f"{len(federation)} sites on loopback"
+        click.echo(f"{sites}, mutual TLS, port {started.port}", err=True)
+        order = session.make_order(config, started.sites, **limits)
+        with session.open_admin(started.kits["admin"], started.admin) as admin:
+            result = session.supervise(admin, order, folder, quiet=as_json, **patience)
+    show_results([result], folder, as_json=as_json, quiet=as_json)

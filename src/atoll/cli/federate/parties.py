@@ -7,77 +7,88 @@ from pathlib import Path
 
 import click
 
-from atoll.cli.common import chosen_options, make_console
-from atoll.cli.federate.options import AS_JSON, KIT
-from atoll.cli.federate.session import check_kind, divided, foreground, open_kit
-from atoll.cli.options import DP, FEDERATION, PATH, SEED, SETTINGS, option, options
+from atoll.cli.common import config_of, make_console
+from atoll.cli.federate.session import AS_JSON, KIT, check_kind, foreground, open_kit
+from atoll.cli.options import DP, FEDERATION, PATH, SEED, SETTINGS, Strings, command, option
+from atoll.deploy.kits import about_kit, need_nvflare, server_command, site_command, write_settings
+from atoll.deploy.kits import provision as make
 
 
-@click.command(short_help="Make the kits of a federation.")
-@option(
-    "--site NAME",
-    "An organisation that takes part; repeatable.",
-    name="sites",
-    multiple=True,
-    required=True,
+@command(
+    "Make the kits of a federation.",
+    option(
+        "--site NAME",
+        "An organisation that takes part; repeatable.",
+        name="sites",
+        multiple=True,
+        required=True,
+    ),
+    click.Option(
+        ["--host"],
+        default="localhost",
+        show_default=True,
+        help="The name by which the sites reach the server.",
+    ),
+    click.Option(["--port"], type=int, default=8102, show_default=True),
+    option("--out DIR", "Folder for the kits.", PATH, required=True),
 )
-@click.option(
-    "--host",
-    default="localhost",
-    show_default=True,
-    help="The name by which the sites reach the server.",
-)
-@click.option("--port", type=int, default=8102, show_default=True)
-@options(option("--out DIR", "Folder for the kits.", PATH, required=True))
-def provision(sites: tuple[str, ...], host: str, port: int, out: Path) -> None:
+def provision(sites: Strings, host: str, port: int, out: Path) -> None:
     """Make one kit for the server, one for the administrator and one for each site.
 
     A kit holds a private key: give each party its own, and only that.
     """
-    from atoll.deploy.kits import provision as make
-
     for name, kit in make(out, sites, host=host, port=port).items():
         click.echo(f"{name:28} {kit}")
 
 
-@click.command(short_help="Divide a data set into one file per site, for a trial.")
-@options(*FEDERATION, SEED, option("--out DIR", "Folder for the files.", PATH, required=True))
-def split(out: Path, own: tuple[str, ...], **given: object) -> None:
+@command(
+    "Divide a data set into one file per site, for a trial.",
+    *FEDERATION,
+    SEED,
+    option("--out DIR", "Folder for the files.", PATH, required=True),
+)
+def split(out: Path, **given: object) -> None:
     """Divide a data set as `atoll run` would, and write one file per client."""
     from atoll.deploy.site_data import write_clients
-    from atoll.experiment.config import make_config
+    from atoll.experiment.problem import Problem
 
-    for path in write_clients(divided(make_config(**chosen_options(given, own=own))), out):
+    config = config_of(given)
+    for path in write_clients(Problem.of(config).federation(config.seed), out):
         click.echo(path)
 
 
-@click.command(short_help="Run the server of a federation.")
-@KIT
+@command("Run the server of a federation.", KIT)
 def server(kit: Path) -> None:
     """Run the server until Ctrl-C."""
-    from atoll.deploy.kits import server_command
-
     about = open_kit(kit, "server")
     click.echo(f"server for {', '.join(about['sites'])} at {about['host']}:{about['port']}")
     foreground("server", server_command(kit), kit)
 
 
-@click.command(short_help="Take part with your own data.")
-@KIT
-@option("--data PATH", "Your graph: tables, .pt, .graphml, or a client file.", PATH, required=True)
-@option("--policy FILE", "What you allow (TOML).  [default: every method, no disclosures]", PATH)
-@option("--schema FILE", "Column roles of your own tables (TOML).", PATH)
-@option("--classes A,B,...", "All classes of the federation, where you may lack some.")
-@option(
-    "--split NAME",
-    "How your nodes become training, validation and test nodes.",
-    default="stratified",
+@command(
+    "Take part with your own data.",
+    KIT,
+    option(
+        "--data PATH", "Your graph: tables, .pt, .graphml, or a client file.", PATH, required=True
+    ),
+    option(
+        "--policy FILE", "What you allow (TOML).  [default: every method, no disclosures]", PATH
+    ),
+    option("--schema FILE", "Column roles of your own tables (TOML).", PATH),
+    option("--classes A,B,...", "All classes of the federation, where you may lack some."),
+    option(
+        "--split NAME",
+        "How your nodes become training, validation and test nodes.",
+        default="stratified",
+    ),
+    SEED,
+    option(
+        "--dry-run METHOD", "Show what METHOD would send from here, and do not join.", name="method"
+    ),
+    SETTINGS,
+    DP,
+    AS_JSON,
 )
-@SEED
-@option(
-    "--dry-run METHOD", "Show what METHOD would send from here, and do not join.", name="method"
-)
-@options(SETTINGS, DP, AS_JSON)
 def site(
     kit: Path,
     data: Path,
@@ -86,13 +97,10 @@ def site(
     classes: str | None,
     split: str,
     seed: int | None,
-    method: str | None,
-    settings: tuple[str, ...],
-    dp: str | None,
     as_json: bool,
+    **given: object,
 ) -> None:
     """Take part with your own data until Ctrl-C."""
-    from atoll.deploy.kits import about_kit, need_nvflare, site_command, write_settings
     from atoll.deploy.policy import read_policy
     from atoll.deploy.site_data import read_site_data
 
@@ -101,16 +109,14 @@ def site(
     rules = read_policy(policy)
     # Reading the data now reports their faults here and not in a log.
     own = read_site_data(data, schema=schema, classes=names, split=split, seed=seed or 0)
-    if method is not None:
+    if given["method"] is not None:
         from atoll.deploy.disclosure import disclosure, disclosure_table
-        from atoll.experiment.config import make_config
 
-        config = make_config(**chosen_options({"method": method, "dp": dp}, set=settings))
-        found = disclosure(config, own, rules)
+        found = disclosure(config_of(given), own, rules)
         if as_json:
             click.echo(json.dumps(found))
         else:
-            make_console(stderr=False).print(disclosure_table(found))
+            make_console().print(disclosure_table(found))
         return
     need_nvflare()
     check_kind(kit, about, "site")

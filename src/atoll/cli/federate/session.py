@@ -1,49 +1,77 @@
-"""Steps that the commands of `atoll federate` share. Heavy packages are imported late."""
+"""Options and steps that the commands of `atoll federate` share."""
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from atoll.cli import options
+from atoll.cli.common import fresh_folder
+from atoll.cli.options import PATH, option
+from atoll.core.errors import AtollError, ConfigError
+from atoll.deploy.kits import AboutKit, about_kit, need_nvflare
+from atoll.deploy.processes import Processes
+
 if TYPE_CHECKING:
-    from atoll.core.federation import Federation
     from atoll.deploy.coordinator import Order
-    from atoll.deploy.kits import AboutKit
     from atoll.engines.flare import AdminSession
     from atoll.experiment.config import RunConfig
     from atoll.experiment.result import Result
+
+KIT = option("--kit DIR", "The kit of this party.", PATH, required=True)
+OUT = option("--out DIR", "Folder for the result.", PATH)
+AS_JSON = option("--json", "Print one JSON object at the end.", name="as_json")
+FAULTS = (
+    option("--quorum N", "Fewest sites that a round may have.  [default: more than half]", int),
+    option(
+        "--deadline S",
+        "Seconds that a step may take; a slower site is left out until it is back.",
+        float,
+        default=600.0,
+    ),
+    option(
+        "--wait S",
+        "Seconds to wait for sites that are not connected.",
+        float,
+        name="patience",
+        default=60.0,
+    ),
+    click.Option(
+        ["--rejoin/--no-rejoin"],
+        default=True,
+        show_default=True,
+        help="Whether a site that comes back is taken in at once.",
+    ),
+)
+TRAINING = (
+    *(options.ROUNDS, options.EPOCHS, options.SEEDS, options.SEED, options.SETTINGS, options.DP),
+    option("--fraction F", "Share of sites in each round.  [default: 1]", float),
+    option("--protocol NAME", "As for `atoll run`.  [default: strict]"),
+)
 
 
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder for a new run; refused where it holds one."""
     from atoll.experiment.folder import check_folder
 
-    folder = out or Path("atoll-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    folder = out or fresh_folder(name)
     check_folder(folder, resuming=False)
     return folder
-
-
-def divided(config: RunConfig) -> Federation:
-    """The clients that `atoll run` would make."""
-    from atoll.experiment.problem import Problem
-
-    return Problem.of(config).federation(config.seed)
 
 
 def make_order(
     config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadline: float
 ) -> Order:
     """The order for a job; names, hyper-parameters and limits are checked before it is sent."""
-    import secrets
-
-    from atoll.core.errors import ConfigError
     from atoll.deploy.coordinator import Order
     from atoll.experiment.config import config_text, make_config, resolve
     from atoll.experiment.protocols import protocol
@@ -63,16 +91,17 @@ def make_order(
     return Order(run=name, config=config_text(config), sites=sites, quorum=least, deadline=deadline)
 
 
-@contextmanager
-def open_desk(kit: Path, user: str) -> Iterator[AdminSession]:
+def pop_faults(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Take the options of FAULTS out of `given`: the limits of the order, then the supervisor's."""
+    limits = {name: given.pop(name) for name in ("quorum", "deadline")}
+    return limits, {name: given.pop(name) for name in ("patience", "rejoin")}
+
+
+def open_admin(kit: Path, user: str) -> closing[AdminSession]:
     """A session with the server, closed at the end."""
     from atoll.engines.flare import AdminSession
 
-    desk = AdminSession(kit, user)
-    try:
-        yield desk
-    finally:
-        desk.close()
+    return closing(AdminSession(kit, user))
 
 
 @contextmanager
@@ -90,50 +119,40 @@ def stopping() -> Iterator[None]:
 
 
 def supervise(
-    desk: AdminSession, order: Order, folder: Path, *, quiet: bool, kept: str = "", **options: Any
+    session: AdminSession, order: Order, folder: Path, *, quiet: bool, kept: str = "", **limits: Any
 ) -> Result:
     """Follow a job to its end; `kept` is printed when it is interrupted."""
     from atoll.deploy.coordinator import read_federated_result
     from atoll.deploy.supervise import Supervisor
 
-    said: set[str] = set()
+    tell, printed = partial(click.echo, err=True), set[str]()
+
+    def tell_once(line: str, score: str = "") -> None:
+        if line not in printed:
+            printed.add(line)
+            tell(line + score)
 
     def on_progress(now: dict[str, Any]) -> None:
         for name, why in now["out"].items():
-            line = f"{name} is left out: {why}"
-            if line not in said:
-                said.add(line)
-                click.echo(line, err=True)
-        line = f"round {now['round']} of {now['rounds']}"
-        if not quiet and now["round"] and line not in said:
-            said.add(line)
+            tell_once(f"{name} is left out: {why}")
+        if now["round"] and not quiet:
             value = now.get("validation")
             score = f", validation {value:.1%}" if value is not None else ""
-            click.echo(f"{line}{score}", err=True)
+            tell_once(f"round {now['round']} of {now['rounds']}", score)
 
-    supervisor = Supervisor(
-        desk,
-        order,
-        folder,
-        tell=lambda text: click.echo(text, err=True),
-        on_progress=on_progress,
-        **options,
-    )
+    supervisor = Supervisor(session, order, folder, tell=tell, on_progress=on_progress, **limits)
     try:
         supervisor.run()
     except KeyboardInterrupt:
         supervisor.stop()
         if kept:
-            click.echo(kept, err=True)
+            tell(kept)
         raise
     return read_federated_result(order, folder)
 
 
 def foreground(name: str, command: list[str], kit: Path) -> None:
     """Run a process until it ends or Ctrl-C, and leave none behind."""
-    from atoll.core.errors import AtollError
-    from atoll.deploy.processes import Processes
-
     with stopping(), Processes() as processes:
         process = processes.start(name, command, kit.resolve() / "atoll" / "output.log")
         try:
@@ -148,8 +167,6 @@ def foreground(name: str, command: list[str], kit: Path) -> None:
 
 def open_kit(kit: Path, kind: str) -> AboutKit:
     """The description of a kit, once NVIDIA FLARE is there and the kit is of the right kind."""
-    from atoll.deploy.kits import about_kit, need_nvflare
-
     need_nvflare()
     about = about_kit(kit)
     check_kind(kit, about, kind)
@@ -158,8 +175,6 @@ def open_kit(kit: Path, kind: str) -> AboutKit:
 
 def check_kind(kit: Path, about: AboutKit, kind: str) -> None:
     """Refuse the kit of another kind of party."""
-    from atoll.core.errors import ConfigError
-
     name = about["name"]
     found = "site" if name in about["sites"] else "server" if name == "server" else "admin"
     words = {"site": "a site", "server": "the server", "admin": "the administrator"}[kind]

@@ -1,0 +1,211 @@
+"""The commands that analyse a federation or finished runs: inspect, contribution, clusters, ..."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from atoll.cli import options
+from atoll.cli.common import config_of, make_console, print_next, print_notes, print_written
+from atoll.cli.options import PATH, command, option
+
+
+@command(
+    "Show what makes the clients of a federation differ.",
+    *options.FEDERATION,
+    options.SEED_OF_DATA,
+    option("--out DIR", "Folder for plots and numbers.", PATH),
+)
+def inspect(out: Path | None, **given: object) -> None:
+    """Show what makes the clients of a federation differ."""
+    from atoll.analyses.inspect import inspection_files, inspection_tables
+    from atoll.data.measure.heterogeneity import describe
+    from atoll.experiment.problem import Problem, nearly_single_class, need_one_graph
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
+
+    config = config_of(given)
+    if out is not None:
+        check_output(out)
+    made = Problem.of(config).divide(config.seed)
+    need_one_graph(made.federation)
+    console = make_console()
+    print_notes(console, [*made.notes, *nearly_single_class(made.federation)])
+    found = describe(made.federation, seed=config.seed)
+    console.print(layout(inspection_tables(found), framed="center"))
+    if out is not None:
+        paths = write_all(out, inspection_files(found, made.federation))
+        console.print(layout([f"Written: {', '.join(map(str, paths))}"]))
+
+
+@command(
+    "Show what one client's participation does to each class.",
+    *options.FEDERATION,
+    option("--method NAME", "One with a global model.  [default: fedavg]"),
+    option("--client K", "Number of the client in question.", int, default=0),
+    *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
+    option(
+        "--vary WHAT",
+        "One kind of difference alone: nodes (no edges), topology (one client's nodes, more "
+        "random edges at each client), class-topology (random edges at other classes), or "
+        "none.",
+        default="none",
+    ),
+    option(
+        "--ratio R", "Random edges of a topology, as a share of its edges.  [default: 0.5]", float
+    ),
+    option("--out DIR", "Folder for plot and numbers.", PATH),
+    options.AS_JSON,
+    example="atoll contribution --data cora --clients 3 --client 0 --seeds 5",
+)
+def contribution(
+    client: int, vary: str, ratio: float | None, out: Path | None, as_json: bool, **given: object
+) -> None:
+    """Train with and without one client: what does it do to each class?"""
+    from atoll.analyses import contribution_view as view
+    from atoll.analyses.contribution import contribution as compare
+    from atoll.experiment.config import resolve
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
+    from atoll.present.terminal import progress
+
+    config = config_of(given)
+    if out is not None:
+        check_output(out)
+    console = make_console(stderr=as_json)
+    rounds = resolve(config)[0].rounds or 1
+    with progress(console, 2 * config.seeds * rounds) as move:
+
+        def on_round(seed: int, takes_part: bool, done: int) -> None:
+            which = f"seed {seed}, {'with' if takes_part else 'without'} the client"
+            move(1, which)
+            if not console.is_terminal and done == rounds:
+                console.print(f"{which}: {done} rounds")
+
+        found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
+    print_notes(console, found.notes)
+    console.print(layout(view.contribution_parts(found)))
+    if out is not None:
+        print_written(console, write_all(out, view.contribution_files(found)))
+    if as_json:
+        _print_json(view.summary(found))
+
+
+@command(
+    "Show a gcfl run's clusters: who split, when, why.",
+    click.Argument(["folder"], metavar="RUN_DIR", type=PATH),
+    option("--against DIR", "A run on the same clients, such as local: who gains over it?", PATH),
+    option("--beside DIR", "One more run to show next to it; repeatable.", PATH, multiple=True),
+    options.SEED_OF_RUN,
+    option("--out DIR", "Where to write.  [default: RUN_DIR/clusters]", PATH),
+    options.AS_JSON,
+    example="atoll clusters gcfl-run --against local-run --beside fedavg-run",
+)
+def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Show the clusters of a gcfl run: who split, when, why, and who gains."""
+    from atoll.analyses import clusters_view as view
+    from atoll.analyses.clusters import study_clusters
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
+
+    to = out or folder / "clusters"
+    if folder.exists():
+        check_output(to)
+    found = study_clusters(folder, **given)
+    console = make_console(stderr=as_json)
+    console.print(layout(view.cluster_parts(found), gap=2))
+    print_written(console, write_all(to, view.cluster_files(found)))
+    if as_json:
+        _print_json(view.summary(found))
+
+
+@command(
+    "Propose when the clusters of gcfl should split.",
+    options.METHOD,
+    *options.FEDERATION,
+    option("--rounds R", "Rounds without splits.  [default: 50]", int),
+    *(options.EPOCHS, options.SEED, options.SETTINGS, *options.MACHINE),
+    option("--grid", "List when other choices would split first."),
+    option("--out DIR", "Folder for plot and numbers.", PATH),
+    options.AS_JSON,
+    name="tune-clusters",
+    example="atoll tune-clusters --data molecules --protocol gcfl --rounds 50",
+)
+def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) -> None:
+    """Run METHOD (default: gcfl) for a while without splits; propose eps1 and eps2."""
+    from atoll.analyses import cluster_thresholds_view as view
+    from atoll.analyses.cluster_thresholds import ROUNDS
+    from atoll.analyses.cluster_thresholds import tune_clusters as tune
+    from atoll.present.files import check_output, write_all
+    from atoll.present.layout import layout
+    from atoll.present.terminal import progress
+
+    config = config_of(given, method="gcfl")
+    if out is not None:
+        check_output(out)
+    console = make_console(stderr=as_json)
+    with progress(console, config.rounds or ROUNDS, "without splits") as move:
+        found = tune(config, on_round=lambda done: move(1))
+    print_notes(console, found.notes)
+    console.print(layout(view.threshold_parts(found, grid=grid), gap=2))
+    print_next(console, [view.command(found)])
+    if out is not None:
+        print_written(console, write_all(out, view.threshold_files(found)))
+    if as_json:
+        _print_json(view.summary(found))
+
+
+@command(
+    "Show which edges a method trusts (fedath).",
+    click.Argument(["folder"], metavar="RESULT_DIR", type=PATH),
+    options.SEED_OF_RUN,
+    option("--out DIR", "Where to write.  [default: RESULT_DIR/explain]", PATH),
+    click.Option(
+        ["--form"], type=click.Choice(["csv", "parquet"]), default="csv", show_default=True
+    ),
+)
+def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None:
+    """Show which edges a method trusts (fedath): weights per client, plots, distances."""
+    from atoll.analyses.explain import explain as explain_run
+    from atoll.analyses.explain import explanation_files, explanation_table
+    from atoll.present.files import write_all
+    from atoll.present.tables import rich_table
+
+    found = explain_run(folder, seed)
+    to = out or folder / "explain"
+    write_all(to, explanation_files(found, form))
+    console = make_console()
+    console.print(rich_table(explanation_table(found), framed="left"))
+    console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
+
+
+@command(
+    "Compare the similarities that methods see with the data's.",
+    click.Argument(["folders"], metavar="RUN_DIR...", nargs=-1, required=True, type=PATH),
+    option("--seed S", "Which of the runs' seeds.  [default: first]", int),
+    option("--out DIR", "Where to write.  [default: similarity in the first RUN_DIR]", PATH),
+    example="atoll similarity fediih-run fedpub-run fedgta-run",
+)
+def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) -> None:
+    """Compare how alike clients seem to fediih, fedpub or fedgta with how alike their data are."""
+    from atoll.analyses.similarity import read_similarities, similarity_files, similarity_table
+    from atoll.present.files import check_output, write_all
+    from atoll.present.tables import rich_table
+
+    to = out or folders[0] / "similarity"
+    if folders[0].exists():
+        check_output(to)
+    found = read_similarities(folders, seed)
+    console = make_console()
+    console.print(rich_table(similarity_table(found), framed="left"))
+    print_written(console, write_all(to, similarity_files(found)))
+
+
+def _print_json(value: object) -> None:
+    """One JSON object as the last line; null for undefined numbers."""
+    from atoll.present.files import plain_json
+
+    click.echo(json.dumps(plain_json(value)))
