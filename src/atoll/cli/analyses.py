@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from atoll.cli import options
 from atoll.cli.common import config_of, make_console, print_next, print_notes, print_written
 from atoll.cli.options import PATH, command, option
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @command(
@@ -68,7 +72,7 @@ def contribution(
     from atoll.analyses import contribution_view as view
     from atoll.analyses.contribution import contribution as compare
     from atoll.experiment.config import resolve
-    from atoll.present.files import check_output, write_all
+    from atoll.present.files import check_output
     from atoll.present.layout import layout
     from atoll.present.terminal import progress
 
@@ -88,10 +92,8 @@ def contribution(
         found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
     print_notes(console, found.notes)
     console.print(layout(view.contribution_parts(found)))
-    if out is not None:
-        print_written(console, write_all(out, view.contribution_files(found)))
-    if as_json:
-        _print_json(view.summary(found))
+    files = view.contribution_files(found) if out else {}
+    _finish(console, out, files, view.summary(found) if as_json else None)
 
 
 @command(
@@ -108,7 +110,7 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
     """Show the clusters of a gcfl run: who split, when, why, and who gains."""
     from atoll.analyses import clusters_view as view
     from atoll.analyses.clusters import study_clusters
-    from atoll.present.files import check_output, write_all
+    from atoll.present.files import check_output
     from atoll.present.layout import layout
 
     to = out or folder / "clusters"
@@ -117,9 +119,7 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
     found = study_clusters(folder, **given)
     console = make_console(stderr=as_json)
     console.print(layout(view.cluster_parts(found), gap=2))
-    print_written(console, write_all(to, view.cluster_files(found)))
-    if as_json:
-        _print_json(view.summary(found))
+    _finish(console, to, view.cluster_files(found), view.summary(found) if as_json else None)
 
 
 @command(
@@ -139,7 +139,7 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
     from atoll.analyses import cluster_thresholds_view as view
     from atoll.analyses.cluster_thresholds import ROUNDS
     from atoll.analyses.cluster_thresholds import tune_clusters as tune
-    from atoll.present.files import check_output, write_all
+    from atoll.present.files import check_output
     from atoll.present.layout import layout
     from atoll.present.terminal import progress
 
@@ -152,10 +152,8 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
     print_notes(console, found.notes)
     console.print(layout(view.threshold_parts(found, grid=grid), gap=2))
     print_next(console, [view.command(found)])
-    if out is not None:
-        print_written(console, write_all(out, view.threshold_files(found)))
-    if as_json:
-        _print_json(view.summary(found))
+    files = view.threshold_files(found) if out else {}
+    _finish(console, out, files, view.summary(found) if as_json else None)
 
 
 @command(
@@ -204,8 +202,13 @@ def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) ->
     print_written(console, write_all(to, similarity_files(found)))
 
 
-def _print_json(value: object) -> None:
-    """One JSON object as the last line; null for undefined numbers."""
-    from atoll.present.files import plain_json
+def _finish(
+    console: Console, out: Path | None, files: Mapping[str, object], summary: object
+) -> None:
+    """Write the files if there is a folder, then print the summary as JSON; null is undefined."""
+    from atoll.present.files import plain_json, write_all
 
-    click.echo(json.dumps(plain_json(value)))
+    if out is not None:
+        print_written(console, write_all(out, files))
+    if summary is not None:
+        click.echo(json.dumps(plain_json(summary)))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from atoll.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from atoll.experiment.config import RunConfig
     from atoll.experiment.result import Result
 
@@ -65,6 +65,11 @@ def pair(option: str, text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def pop(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Take these options out of those that a command was given."""
+    return {name: given.pop(name) for name in names}
+
+
 def config_of(given: Mapping[str, object], **defaults: object) -> RunConfig:
     """The configuration that the options of a command describe."""
     from atoll.experiment.config import make_config
@@ -85,8 +90,8 @@ def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -
     """Refuse options beside --resume, which continues with the saved configuration."""
     names = [name for name, value in given.items() if value not in (None, ())]
     if names:
-        is_option = not names[0].startswith("METHOD")
-        option = "--" + names[0].replace("_", "-") if is_option else names[0]
+        words = {"methods": "METHOD", "method": f"METHOD '{given.get('method')}'"}
+        option = words.get(names[0], "--" + names[0].replace("_", "-"))
         raise ConfigError(
             f"--resume continues a {kind} with its own configuration, but {option} was given; "
             f"leave everything out but {allowed}"
@@ -118,26 +123,35 @@ def fresh_folder(name: str) -> Path:
 
 def make_console(*, stderr: bool = False) -> Console:
     """The console for tables and notes; `stderr` keeps standard output free for programs."""
+    from rich.console import Console
+
     return Console(stderr=stderr, highlight=False)
+
+
+def print_text(console: Console, text: str, style: str = "dim", *, wrap: bool = False) -> None:
+    """Print a paragraph, in which square brackets are no markup."""
+    from rich.text import Text
+
+    console.print(Text(text, style=style), soft_wrap=not wrap)
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
     """Remarks about the data, before the result."""
     for note in notes:
-        console.print(Text(note, style="dim"))
+        print_text(console, note, wrap=True)
 
 
 def print_next(console: Console, commands: Iterable[str]) -> None:
     """The commands that use the result."""
     console.print("\nGo on with:")
     for command in commands:
-        console.print(Text(f"  {command}"), soft_wrap=True)
+        print_text(console, f"  {command}", style="")
 
 
 def print_written(console: Console, paths: list[Path]) -> None:
     """Name the files that a command wrote."""
     if paths:
-        console.print(Text("Written: " + ", ".join(map(str, paths)), style="dim"), soft_wrap=True)
+        print_text(console, "Written: " + ", ".join(map(str, paths)))
 
 
 def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
@@ -147,6 +161,6 @@ def show_results(results: list[Result], folder: Path | None, *, as_json: bool, q
     if not quiet:
         console = make_console(stderr=as_json)
         console.print(result_table(results))
-        console.print(Text(f"Saved in {folder}", style="dim"), soft_wrap=True)
+        print_text(console, f"Saved in {folder}")
     if as_json:
         click.echo(json.dumps(results[0].summary()))

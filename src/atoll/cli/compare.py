@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, Strings, command, option
@@ -17,6 +15,8 @@ from atoll.core.errors import ConfigError
 from atoll.experiment.watch import Watch
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from atoll.studies.compare.result import Comparison
 
 SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
@@ -66,13 +66,12 @@ def compare(
     from atoll.cli.study_progress import StudyWatcher
     from atoll.studies.compare.comparison import make_request, read_request, run_request
 
-    data, clients, grid = (given.pop(name) for name in ("data", "clients", "grid"))
-    how = {name: given.pop(name) for name in ("log", "jobs")}
-    tests = {name: given.pop(name) for name in ("against", "metric", "alpha")}
+    data, clients, grid = common.pop(given, "data", "clients", "grid").values()
+    how, tests = common.pop(given, "log", "jobs"), common.pop(given, "against", "metric", "alpha")
     tests = {name: value for name, value in tests.items() if value is not None}
     folder, chosen = given.pop("resume_from"), common.chosen_options(given)
     if folder is not None:
-        several = {"METHOD": methods, "data": data, "clients": clients, "grid": grid, "out": out}
+        several = {"methods": methods, "data": data, "clients": clients, "grid": grid, "out": out}
         allowed = "--against, --metric, --alpha, --tex, --log, --jobs, --json and --quiet"
         common.refuse_beside_resume("study", several | chosen, allowed)
         request = read_request(folder)
@@ -142,8 +141,8 @@ def _print(console: Console, found: Comparison, tests: Mapping[str, object], fol
     sentences = found.sentences()
     for table in found.printed():
         console.print(noted_table(table, sentences))
-    console.print(Text(found.caption, style="dim"))
+    common.print_text(console, found.caption, wrap=True)
     if tests:
         how = " ".join(f"--{name} {value}" for name, value in tests.items())
         text = f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
-        console.print(Text(text, style="dim"), soft_wrap=True)
+        common.print_text(console, text)

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.text import Text
 
-from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes
+from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_text
 from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
 
 
@@ -72,4 +71,4 @@ def partition(out: Path, **given: object) -> None:
     console = make_console()
     print_notes(console, made.notes)
     size = path.stat().st_size / 1e6
-    console.print(Text(f"{made.federation!r} saved in {path} ({size:.1f} MB)"), soft_wrap=True)
+    print_text(console, f"{made.federation!r} saved in {path} ({size:.1f} MB)", style="")

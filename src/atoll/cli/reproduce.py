@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli import common, options
-from atoll.cli.options import PATH, Strings, command, option
+from atoll.cli.options import PATH, command, option
 
 if TYPE_CHECKING:
     from atoll.present.layout import Part
@@ -42,16 +42,7 @@ if TYPE_CHECKING:
     example="atoll reproduce fedath table1 --only dataset=Cora,clients=10 --both",
 )
 def reproduce(
-    paper: str | None,
-    item: str | None,
-    only: Strings,
-    data_root: str | None,
-    tex: bool,
-    out: Path | None,
-    jobs: str,
-    as_json: bool,
-    quiet: bool,
-    **given: Any,
+    paper: str | None, item: str | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Run a TABLE or FIGURE of PAPER (fedath, fediih, fedtad, gcfl) again.
 
@@ -68,24 +59,24 @@ def reproduce(
     from atoll.studies.reproduce.table import Wanted, parse_only, reproduce_table
 
     console = common.make_console(stderr=as_json or quiet)
+    tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()
     if paper is None or item is None:
-        console.print(layout(_listing(paper, data_root, given["seeds"])))
+        console.print(layout(_listing(paper, root, given["seeds"])))
         return
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
-    wanted = Wanted(parse_only(only), root=data_root, **given)
+    wanted = Wanted(parse_only(only), root=root, **given)
     notice = f"stopped; what is done is in {folder}; the same command goes on"
     summaries: list[dict[str, Any]] = []
     for kind, number in items(chosen, item):
         watcher = StudyWatcher(console, quiet=quiet)
         with common.stoppable(lambda stop: notice), watcher:
+            which, how = (chosen, number, wanted, folder), {"observer": watcher, "jobs": jobs}
             if kind == "figure":
-                figure = reproduce_figure(
-                    chosen, number, wanted, folder, observer=watcher, jobs=jobs
-                )
+                figure = reproduce_figure(*which, **how)
                 parts, paths, summary = _figure_parts(figure), figure.paths, figure.summary()
             else:
-                table = reproduce_table(chosen, number, wanted, folder, observer=watcher, jobs=jobs)
+                table = reproduce_table(*which, **how)
                 whole = whole_table(folder, chosen, number, wanted.rounds)
                 parts, summary = _table_parts(table, len(whole.rows)), printed.summary(table)
                 paths = printed.write_table(whole, folder, tex=tex)
@@ -99,14 +90,14 @@ def reproduce(
         click.get_current_context().exit(1)
 
 
-def _listing(paper: str | None, data_root: str | None, seeds: int) -> list[Part]:
+def _listing(paper: str | None, root: str | None, seeds: int) -> list[Part]:
     """The tables and figures that one paper has, or all."""
     from atoll.present.layout import heading, quiet
     from atoll.studies.reproduce.listing import listing
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
 
     names = PAPERS if paper is None else (read_paper(paper).name,)
-    tables, caption = listing(names, data_root, seeds)
+    tables, caption = listing(names, root, seeds)
     parts = [part for table in tables for part in (heading(table.title), table, "")]
     return [*parts, quiet(caption)]
 

@@ -6,11 +6,12 @@ import contextlib
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from atoll.cli import common, options
-from atoll.cli.options import PATH, Strings, command, option
+from atoll.cli.options import PATH, command, option
 from atoll.experiment.watch import Watch
 
 
@@ -34,36 +35,26 @@ from atoll.experiment.watch import Watch
     example="atoll run fedprox --data cora --clients 10 --set mu=0.1 --seeds 3",
 )
 def run(
-    config_file: Path | None,
-    out: Path | None,
-    resume_from: Path | None,
-    save_every: float,
-    log: Strings,
-    as_json: bool,
-    quiet: bool,
-    **given: object,
+    config_file: Path | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Run METHOD (default: fedavg) on a federation and save the result."""
     from atoll.experiment.config import make_config
     from atoll.experiment.run import resume, run_config
     from atoll.present.terminal import Watcher
 
-    chosen = common.chosen_options(given)
+    how = common.pop(given, "log", "save_every")
+    folder, chosen = given.pop("resume_from"), common.chosen_options(given)
     watcher = Watcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
-    if resume_from is not None:
-        found = {
-            f"METHOD '{value}'" if key == "method" else key: value for key, value in chosen.items()
-        }
-        common.refuse_beside_resume(
-            "run", found | {"config": config_file, "out": out}, "--json and --quiet"
-        )
-        folder, action = resume_from, partial(resume, resume_from)
+    if folder is not None:
+        others = chosen | {"config": config_file, "out": out}
+        common.refuse_beside_resume("run", others, "--json and --quiet")
+        action = partial(resume, folder)
     else:
         config = make_config(**common.over_file(config_file, chosen))
         folder = out or common.fresh_folder(f"{config.method}-{config.data}")
         action = partial(run_config, config, out=folder)
     with common.stoppable(partial(_notice, folder)), watcher:
-        result = action(observer=watcher, save_every=save_every, log=log)
+        result = action(observer=watcher, **how)
     common.show_results([result], result.out, as_json=as_json, quiet=quiet)
 
 

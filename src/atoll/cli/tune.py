@@ -88,12 +88,7 @@ def _parts(found: TuningResult) -> list[Part]:
 
 
 def _request(
-    methods: Strings,
-    config_file: Path | None,
-    out: Path | None,
-    resume_from: Path | None,
-    trials: int | None,
-    **given: Any,
+    methods: Strings, config_file: Path | None, out: Path | None, **given: Any
 ) -> tuple[Asked, Path]:
     """The search that the options ask for, and the folder for it."""
     import msgspec
@@ -102,15 +97,15 @@ def _request(
     from atoll.studies.tune.result import Asked
     from atoll.studies.tune.tuning import read_asked
 
-    chosen = common.chosen_options(given)
-    budget = {} if trials is None else {"trials": trials}
-    if resume_from is not None:
+    folder, chosen = given.pop("resume_from"), common.chosen_options(given)
+    budget = {"trials": chosen.pop("trials")} if "trials" in chosen else {}
+    if folder is not None:
         if chosen or methods or config_file or out:
             raise ConfigError(
                 "--resume goes on with a tuning as it was begun; leave out everything but "
                 "--trials, --jobs, --json and --quiet"
             )
-        return msgspec.structs.replace(read_asked(resume_from), **budget), resume_from
+        return msgspec.structs.replace(read_asked(folder), **budget), folder
     about_search = chosen.keys() & {"preset", "search", "pruner", "seeds"}
     search = budget | {name: chosen.pop(name) for name in about_search}
     trial_seeds = chosen.pop("trial_seeds", 1)

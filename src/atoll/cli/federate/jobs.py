@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from atoll.cli.common import chosen_options, config_of, show_results
+from atoll.cli.common import chosen_options, config_of, pop, show_results
 from atoll.cli.federate import session
 from atoll.cli.federate.session import AS_JSON, FAULTS, KIT, OUT, TRAINING
 from atoll.cli.options import DATA_ROOT, METHOD, PATH, command, option, resume
@@ -29,36 +29,30 @@ from atoll.deploy.kits import need_nvflare
     AS_JSON,
 )
 def run(
-    kit: Path,
-    sites: str | None,
-    name: str | None,
-    out: Path | None,
-    resume_from: Path | None,
-    as_json: bool,
-    **given: Any,
+    kit: Path, sites: str | None, name: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Run METHOD (default: fedavg) on the sites, with the administrator's kit."""
     from atoll.deploy.supervise import read_saved_order
     from atoll.experiment.config import make_config
 
     about = session.open_kit(kit, "admin")
-    limits, patience = session.pop_faults(given)
-    chosen = chosen_options(given)
-    if resume_from is not None:
+    limits, waiting = pop(given, "quorum", "deadline"), pop(given, "patience", "rejoin")
+    folder, chosen = given.pop("resume_from"), chosen_options(given)
+    waiting["resuming"] = folder is not None
+    if folder is not None:
         if chosen:
             raise ConfigError(
                 "--resume continues a run with its own configuration; leave the rest out"
             )
-        order, folder = read_saved_order(resume_from), resume_from
+        order = read_saved_order(folder)
     else:
         config = make_config(data=name or "federation", **chosen)
         some = tuple(s.strip() for s in sites.split(",")) if sites else tuple(about["sites"])
         folder = session.new_folder(out, config.method)
         order = session.make_order(config, some, **limits)
-    patience |= {"resuming": resume_from is not None}
     kept = f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}"
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
-        result = session.supervise(admin, order, folder, quiet=as_json, kept=kept, **patience)
+        result = session.supervise(admin, order, folder, quiet=as_json, kept=kept, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)
 
 
@@ -121,7 +115,7 @@ def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> No
     from atoll.experiment.problem import Problem
 
     need_nvflare()
-    limits, patience = session.pop_faults(given)
+    limits, waiting = pop(given, "quorum", "deadline"), pop(given, "patience", "rejoin")
     config = config_of(given, rounds=10)
     folder = session.new_folder(out, "federation")
     federation = Problem.of(config).federation(config.seed)
@@ -130,5 +124,5 @@ def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> No
         click.echo(f"{sites}, mutual TLS, port {started.port}", err=True)
         order = session.make_order(config, started.sites, **limits)
         with session.open_admin(started.kits["admin"], started.admin) as admin:
-            result = session.supervise(admin, order, folder, quiet=as_json, **patience)
+            result = session.supervise(admin, order, folder, quiet=as_json, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)

@@ -91,12 +91,6 @@ def make_order(
     return Order(run=name, config=config_text(config), sites=sites, quorum=least, deadline=deadline)
 
 
-def pop_faults(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Take the options of FAULTS out of `given`: the limits of the order, then the supervisor's."""
-    limits = {name: given.pop(name) for name in ("quorum", "deadline")}
-    return limits, {name: given.pop(name) for name in ("patience", "rejoin")}
-
-
 def open_admin(kit: Path, user: str) -> closing[AdminSession]:
     """A session with the server, closed at the end."""
     from atoll.engines.flare import AdminSession
