@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, TimeRemainingColumn
 
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.history import History
@@ -17,7 +18,7 @@ from atoll.experiment.problem import task_of_object
 from atoll.experiment.run import Observer
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
 from atoll.studies.costs import cost_of
-from atoll.studies.study_run import RunOutcome, StudyRun
+from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun
 
 EVERY = 30.0
 """Least seconds between two lines inside a cell, where no bar can be drawn."""
@@ -25,47 +26,72 @@ SHOWN = 4
 """Most cells that are named where several run at once."""
 
 
-class StudyWatcher(LiveProgress):
-    """Draws a study's progress (`StudyObserver`)."""
+@dataclass(frozen=True)
+class Position:
+    """How far a run is: `share` of all its rounds, and the seconds and score of the last one."""
+
+    seed: int
+    round: int
+    rounds: int
+    share: float
+    seconds: float
+    validation: float | None
+
+
+class RunsWatcher(LiveProgress, StudyObserver):
+    """One bar over all runs of a study."""
+
+    unit = "cells"
+    jobs = 1
+
+    def parallel(self, jobs: int, threads: int) -> None:
+        self.jobs = jobs
+        self.say(f"{jobs} {self.unit} at once, in processes of {counted(threads, 'thread')} each")
+
+    def run(self, run: StudyRun) -> Observer:
+        return _RunWatcher(self, run)
+
+    def note(self, text: str) -> None:
+        """Take a remark on the data of a run."""
+
+    def advance(self, run: StudyRun, at: Position) -> None:
+        """Draw that a run played one more round."""
+        raise NotImplementedError
+
+
+class StudyWatcher(RunsWatcher):
+    """Draws a study's progress, and how long the rest takes."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         columns = ("{task.description}", BarColumn(bar_width=20), "{task.fields[words]}")
         super().__init__(console, *columns, quiet=quiet)
         self.notes: set[str] = set()
         self.running: dict[str, float] = {}
-        self.jobs = 1
         self.spoke = time.monotonic()
 
     def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
         self.runs, self.ended_runs = list(runs), 0
         self.left = TimeLeft(runs)
-        self.task: TaskID = self.progress.add_task("", total=len(runs), words="")
+        self.task = self.progress.add_task("", total=len(runs), words="")
         if finished:
             self.say(f"{finished} of {counted(len(runs), 'cell')} were finished before")
 
-    def parallel(self, jobs: int, threads: int) -> None:
-        self.jobs = jobs
-        self.say(f"{jobs} cells at once, in processes of {counted(threads, 'thread')} each")
-
     def run(self, run: StudyRun) -> Observer:
         self.running[run.name] = 0.0
-        return _RunWatcher(self, run)
+        return super().run(run)
 
     def ended(self, outcome: RunOutcome) -> None:
         self.ended_runs += 1
         self.running.pop(outcome.run.name, None)
         self.left.end(outcome)
         self.draw("", "")
+        place = f"[{self.ended_runs}/{len(self.runs)}]"
         if outcome.error is not None:
-            self.say(f"{self._place} {outcome.run.name} failed: {outcome.error}", style="yellow")
+            self.say(f"{place} {outcome.run.name} failed: {outcome.error}", style="yellow")
         elif outcome.fresh:
             found = (outcome.summary or {}).get("metrics", {}).get("val_accuracy")
             score = f": validation {found['mean']:.1%}" if found else ""
-            self.say(f"{self._place} {outcome.run.name}{score}{self._time_left()}", style="dim")
-
-    @property
-    def _place(self) -> str:
-        return f"[{self.ended_runs}/{len(self.runs)}]"
+            self.say(f"{place} {outcome.run.name}{score}{self._time_left()}")
 
     def _time_left(self) -> str:
         seconds = self.left.seconds(self.jobs)
@@ -73,9 +99,20 @@ class StudyWatcher(LiveProgress):
             return ""
         return f"; {duration(seconds)} left"
 
+    def note(self, text: str) -> None:
+        if text not in self.notes:  # the other methods' data have the same notes
+            self.notes.add(text)
+            self.say(text)
+
     def say(self, text: str, style: str = "dim") -> None:
         self.spoke = time.monotonic()
         super().say(text, style)
+
+    def advance(self, run: StudyRun, at: Position) -> None:
+        self.left.advance(run, at.share, at.seconds)
+        known = at.validation is not None and np.isfinite(at.validation)
+        score = f", validation {at.validation:.1%}" if known else ""
+        self.draw(run.name, f"seed {at.seed}, round {at.round}/{at.rounds}{score}", at.share)
 
     def draw(self, name: str, words: str, share: float = 0.0) -> None:
         """The bar; a line now and then where there is none."""
@@ -85,14 +122,12 @@ class StudyWatcher(LiveProgress):
             self.running[name] = share
         if len(self.running) > 1:
             place, who, words = f"[{self.ended_runs}/{len(self.runs)}]", "", _shares(self.running)
-        self.progress.update(
-            self.task,
-            description=f"\\{place} {who}".rstrip(),
-            completed=self.ended_runs + sum(self.running.values()),
-            words=f"{words}{self._time_left()}",
-        )
+        words += self._time_left()
+        done = self.ended_runs + sum(self.running.values())
+        title = f"\\{place} {who}".rstrip()
+        self.progress.update(self.task, description=title, completed=done, words=words)
         if self.progress.disable and due:
-            self.say(f"{place} {f'{who}: ' if who else ''}{words}{self._time_left()}")
+            self.say(f"{place} {f'{who}: ' if who else ''}{words}")
 
 
 def _shares(running: Mapping[str, float]) -> str:
@@ -102,54 +137,12 @@ def _shares(running: Mapping[str, float]) -> str:
     return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
 
-class _RunWatcher:
-    """One run's rounds, for the whole study's bar (`Observer`, `studies.study_run.ReadsFiles`)."""
+class TuneWatcher(RunsWatcher):
+    """Draws the progress of a search. The bar moves with every round; its number counts trials."""
 
-    def __init__(self, study: StudyWatcher, run: StudyRun) -> None:
-        self.study, self.run = study, run
-        self.done: dict[int, int] = {}
-
-    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        self.config = config
-        self.notes(notes)
-
-    def notes(self, notes: Sequence[str]) -> None:
-        for note in notes:
-            if note not in self.study.notes:  # the other methods' data have the same notes
-                self.study.notes.add(note)
-                self.study.say(note)
-
-    def round(self, seed: int, history: History) -> None:
-        rounds = self.config.rounds or 1
-        # Rounds of an earlier process took none of this one's time.
-        before = (min([seed, *self.done]) - self.config.seed) * rounds
-        self.done[seed] = history.rounds
-        share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
-        value = last_validation(self.config, history)
-        self._draw(seed, f"{history.rounds}/{rounds}", share, history.seconds[-1], value)
-
-    def progress(self, progress: Mapping[str, Any]) -> None:
-        share = progress["done"] / max(progress["total"], 1)
-        place = f"{progress['round']}/{progress['rounds'] or 1}"
-        value = progress["validation"][-1] if progress["validation"] else None
-        self._draw(progress["seed"], place, share, progress["per_round"], value)
-
-    def _draw(
-        self, seed: int, place: str, share: float, seconds: float, value: float | None
-    ) -> None:
-        self.study.left.advance(self.run, share, seconds)
-        score = f", validation {value:.1%}" if value is not None and np.isfinite(value) else ""
-        self.study.draw(self.run.name, f"seed {seed}, round {place}{score}", share)
-
-    def should_stop(self) -> bool:
-        return self.study.stopping
-
-
-class TuneWatcher(LiveProgress):
-    """One bar over all trials (`StudyObserver`)."""
+    unit = "trials"
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        # The bar moves with every round; its number counts whole runs.
         numbers = ("{task.fields[done]}/{task.total}", "{task.fields[score]}")
         columns = ("{task.description}", BarColumn(), *numbers, TimeRemainingColumn())
         super().__init__(console, *columns, quiet=quiet)
@@ -157,21 +150,13 @@ class TuneWatcher(LiveProgress):
 
     def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
         self.runs, self.place = len(runs), finished
-        self.task: TaskID = self.progress.add_task(
-            "tune", total=len(runs), completed=finished, done=finished, score=""
-        )
+        self.task = self.progress.add_task("tune", total=len(runs), done=finished, score="")
+        self.progress.update(self.task, completed=finished)
 
-    def parallel(self, jobs: int, threads: int) -> None:
-        self.say(f"{jobs} trials at once, in processes of {counted(threads, 'thread')} each")
-
-    def run(self, run: StudyRun) -> Observer:
-        return _TrialWatcher(self, run)
-
-    def draw(self, run: StudyRun, rounds: int, share: float) -> None:
-        """The bar, with so much of a run done."""
+    def advance(self, run: StudyRun, at: Position) -> None:
         best = self.best.get(run.labels["method"])
-        words = f"{run.name}, round {rounds}" + (f", best {best:.1%}" if best else "")
-        self.progress.update(self.task, completed=self.place + share, score=words)
+        words = f"{run.name}, round {at.round}" + (f", best {best:.1%}" if best else "")
+        self.progress.update(self.task, completed=self.place + at.share, score=words)
 
     def ended(self, outcome: RunOutcome) -> None:
         self.place += 1
@@ -182,49 +167,58 @@ class TuneWatcher(LiveProgress):
         self.progress.update(self.task, completed=self.place, done=self.place)
         if self.progress.disable:
             how = outcome.error or (f"validation {value:.1%}" if value else "")
-            spent = time.monotonic() - self.began
             words = how or ("finished" if summary else "pruned")
-            line = f"{outcome.run.name} ({self.place}/{self.runs}): {words}, {spent:.1f} s"
-            self.say(line, style="")
+            spent = time.monotonic() - self.began
+            self.say(f"{outcome.run.name} ({self.place}/{self.runs}): {words}, {spent:.1f} s", "")
 
 
-class _TrialWatcher:
-    """One trial's rounds, for the bar of the tuning (`Observer`, `ReadsFiles`)."""
+class _RunWatcher:
+    """One run's rounds, for the bar of its study (`Observer`, `studies.study_run.ReadsFiles`)."""
 
-    def __init__(self, study: TuneWatcher, run: StudyRun) -> None:
+    def __init__(self, study: RunsWatcher, run: StudyRun) -> None:
         self.study, self.run = study, run
+        self.should_stop = study.should_stop
+        self.done: dict[int, int] = {}
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         self.config = config
+        self.notes(notes)
 
     def notes(self, notes: Sequence[str]) -> None:
-        pass
+        for note in notes:
+            self.study.note(note)
 
     def round(self, seed: int, history: History) -> None:
-        rounds = self.config.rounds or 1
-        played = (seed - self.config.seed) * rounds + history.rounds
-        self.study.draw(self.run, history.rounds, played / (rounds * self.config.seeds))
+        played, rounds = history.rounds, self.config.rounds or 1
+        # Rounds of an earlier process took none of this one's time.
+        before = (min([seed, *self.done]) - self.config.seed) * rounds
+        self.done[seed] = played
+        share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
+        value = last_validation(self.config, history)
+        at = Position(seed, played, rounds, share, history.seconds[-1], value)
+        self.study.advance(self.run, at)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
+        now, rounds = progress["round"], progress["rounds"] or 1
         share = progress["done"] / max(progress["total"], 1)
-        self.study.draw(self.run, progress["round"], share)
-
-    def should_stop(self) -> bool:
-        return self.study.stopping
+        value = progress["validation"][-1] if progress["validation"] else None
+        at = Position(progress["seed"], now, rounds, share, progress["per_round"], value)
+        self.study.advance(self.run, at)
 
 
 class TimeLeft:
     """How long the rest takes: by the cells that are alike, else by all that are known.
 
-    Cells are alike if they have the same method, then if they have the same data and clients. What
-    is compared is how many times the rough costs of their methods and data
-    (`studies.costs`) rounds really take, so that a slow method that comes first does
-    not make the others seem slow.
+    Cells are alike if they have the same method, then if they have the same data and clients. The
+    estimate compares the time of rounds with the rough costs of methods and data
+    (`studies.costs`), so that a slow method that comes first does not make the others seem slow.
     """
 
     def __init__(self, runs: Sequence[StudyRun]) -> None:
         self.rounds = {run.name: _rounds(run) for run in runs}
-        self.labels = {run.name: run.labels for run in runs}
+        self.methods = {run.name: run.labels.get("method") for run in runs}
+        places = {run.name: (run.labels.get("data"), run.labels.get("clients")) for run in runs}
+        self.problems: dict[str, tuple[object, object]] = places
         self.waiting = dict.fromkeys(self.rounds, 1.0)
         self.rate: dict[str, float] = {}
         rough = {run.name: cost_of(run.config) / self.rounds[run.name] for run in runs}
@@ -239,7 +233,7 @@ class TimeLeft:
         self.rate[run.name] = 0.8 * before + 0.2 * seconds
 
     def end(self, outcome: RunOutcome) -> None:
-        """A cell is over; a finished one says how long its rounds took."""
+        """A cell is over; the result of a finished one has the time of its rounds."""
         name = outcome.run.name
         self.waiting.pop(name, None)
         if outcome.summary is not None:
@@ -249,24 +243,21 @@ class TimeLeft:
         """With so many cells at once; None as long as nothing is known."""
         if not self.rate:
             return None
-        problems, methods = defaultdict(list), defaultdict(list)
+        alike: dict[object, list[float]] = defaultdict(list)
         slowness = {name: rate / self.rough[name] for name, rate in self.rate.items()}
         for name, slow in slowness.items():
-            problems[self._problem(name)].append(slow)
-            methods[self.labels[name].get("method")].append(slow)
+            alike[self.problems[name]].append(slow)
+            alike[self.methods[name]].append(slow)
         every = float(np.mean(list(slowness.values())))
         each = []
         for name, share in self.waiting.items():
-            problem = problems.get(self._problem(name), [every])
-            method = methods.get(self.labels[name].get("method"), [every])
+            problem = alike.get(self.problems[name], [every])
+            method = alike.get(self.methods[name], [every])
             # As slow as its data and as slow as its method are, compared with all.
             slow = float(np.mean(problem) * np.mean(method)) / max(every, 1e-9)
             rate = self.rate.get(name, slow * self.rough[name])
             each.append(share * self.rounds[name] * rate)
         return max([sum(each) / jobs, *each])
-
-    def _problem(self, name: str) -> tuple[object, object]:
-        return self.labels[name].get("data"), self.labels[name].get("clients")
 
 
 def _rounds(run: StudyRun) -> int:
