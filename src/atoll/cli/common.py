@@ -99,14 +99,14 @@ def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -
 
 
 @contextmanager
-def stoppable(notice: Callable[[BaseException], str]) -> Iterator[None]:
-    """Ctrl-C ends the command with exit code 130 and a notice of how to continue."""
+def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
+    """Ctrl-C ends the command with exit code 130, after a report of how to continue."""
     from atoll.experiment.run import Stopped
 
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stop:
-        click.echo(notice(stop), err=True)
+        report(stop)
         click.get_current_context().exit(130)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def compare(
     if tex is not None:
         _check_file(tex)
     watcher = StudyWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
-    with common.stoppable(lambda stop: _notice(folder)), watcher:
+    with common.stoppable(partial(_report_stop, folder)), watcher:
         found = run_request(request, folder, watcher, tested=tests, **how)
     paths = [] if tests else [folder / f"compare.{kind}" for kind in ("csv", "md", "json")]
     paths += [found.to_tex(tex)] if tex is not None else []
@@ -122,15 +123,17 @@ def _check_file(path: Path) -> None:
     check_folder(path.absolute().parent, resuming=True)
 
 
-def _notice(folder: Path) -> str:
+def _report_stop(folder: Path, stop: BaseException) -> None:
     """How far a stopped study is, and how to continue it."""
     if not (folder / "study.json").exists():
-        return "stopped before the first cell; nothing was saved"
+        click.echo("stopped before the first cell; nothing was saved", err=True)
+        return
     cells = json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]
     done = Watch(folder).look().cells.get("finished", 0)
-    return (
+    click.echo(
         f"stopped; {done} of {len(cells)} cells are finished, and the study is saved in {folder}; "
-        f"continue with: atoll compare --resume {folder}"
+        f"continue with: atoll compare --resume {folder}",
+        err=True,
     )
 
 

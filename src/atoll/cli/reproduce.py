@@ -66,11 +66,14 @@ def reproduce(
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
     wanted = Wanted(parse_only(only), root=root, **given)
-    notice = f"stopped; what is done is in {folder}; the same command goes on"
     summaries: list[dict[str, Any]] = []
+
+    def report_stop(stop: BaseException) -> None:
+        click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
+
     for kind, number in items(chosen, item):
         watcher = StudyWatcher(console, quiet=quiet)
-        with common.stoppable(lambda stop: notice), watcher:
+        with common.stoppable(report_stop), watcher:
             which, how = (chosen, number, wanted, folder), {"observer": watcher, "jobs": jobs}
             if kind == "figure":
                 figure = reproduce_figure(*which, **how)

@@ -53,12 +53,12 @@ def run(
         config = make_config(**common.over_file(config_file, chosen))
         folder = out or common.fresh_folder(f"{config.method}-{config.data}")
         action = partial(run_config, config, out=folder)
-    with common.stoppable(partial(_notice, folder)), watcher:
+    with common.stoppable(partial(_report_stop, folder)), watcher:
         result = action(observer=watcher, **how)
     common.show_results([result], result.out, as_json=as_json, quiet=quiet)
 
 
-def _notice(folder: Path, stop: BaseException) -> str:
+def _report_stop(folder: Path, stop: BaseException) -> None:
     """How far a stopped run is, and how to continue it."""
     from atoll.experiment.run import Stopped
 
@@ -67,7 +67,7 @@ def _notice(folder: Path, stop: BaseException) -> str:
         how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
     if (folder / "config.toml").exists():
         how += f"; the run is saved in {folder}; continue with: atoll run --resume {folder}"
-    return how
+    click.echo(how, err=True)
 
 
 @command(
@@ -97,7 +97,7 @@ def demo(out: Path | None, **given: int) -> None:
     for config in configs:
         to = folder / config.method
         watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
-        with common.stoppable(partial(_notice, to)), watcher:
+        with common.stoppable(partial(_report_stop, to)), watcher:
             results.append(run_config(config, out=to, observer=watcher))
     common.show_results(results, folder, as_json=False, quiet=False)
 

@@ -59,8 +59,12 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
     request, folder = _request(out=out, **given)
     check_output(folder)
     watcher = TuneWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
-    resume = f"; go on with: atoll tune --resume {folder}"
-    with common.stoppable(lambda stop: f"stopped{resume if folder.exists() else ''}"), watcher:
+
+    def report_stop(stop: BaseException) -> None:
+        saved = f"; go on with: atoll tune --resume {folder}" if folder.exists() else ""
+        click.echo(f"stopped{saved}", err=True)
+
+    with common.stoppable(report_stop), watcher:
         found = run_tuning(request, folder, observer=watcher, jobs=jobs)
     paths = write_tuning(found, folder)
     if not quiet:

@@ -38,8 +38,8 @@ def run(
     about = session.open_kit(kit, "admin")
     limits, waiting = pop(given, "quorum", "deadline"), pop(given, "patience", "rejoin")
     folder, chosen = given.pop("resume_from"), chosen_options(given)
-    waiting["resuming"] = folder is not None
-    if folder is not None:
+    resuming = folder is not None
+    if resuming:
         if chosen:
             raise ConfigError(
                 "--resume continues a run with its own configuration; leave the rest out"
@@ -50,9 +50,12 @@ def run(
         some = tuple(s.strip() for s in sites.split(",")) if sites else tuple(about["sites"])
         folder = session.new_folder(out, config.method)
         order = session.make_order(config, some, **limits)
-    kept = f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}"
+    waiting.update(
+        resuming=resuming,
+        kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
+    )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
-        result = session.supervise(admin, order, folder, quiet=as_json, kept=kept, **waiting)
+        result = session.supervise(admin, order, folder, quiet=as_json, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)
 
 
