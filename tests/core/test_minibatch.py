@@ -16,7 +16,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Distinct, Graph, Matrix, with_views
 from atoll.core.losses import cross_entropy
-from atoll.core.minibatch import held_out, minibatches, whole_graphs, with_batching
+from atoll.core.minibatch import minibatches, whole_graphs, with_batching
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves
@@ -216,7 +216,8 @@ def test_what_a_batch_does_not_have_cannot_be_read_by_mistake():
 
 def test_what_is_held_out_are_validation_and_test_graphs():
     graph = client(3)
-    rest = held_out(graph)
+    rest = with_batching(graph, Graphs(1)).held_out
+    assert rest is not None
     assert sorted(root_ids(rest)) == sorted(graph.ids[(graph.val + graph.test) > 0].tolist())
     params = NET.init(make_key(1))
     ours = {int(i): row for i, row in zip(rest.ids, NET(params, rest), strict=True)}

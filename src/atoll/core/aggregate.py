@@ -1,16 +1,16 @@
-"""How a server combines what clients send: `average`, `mix`, and rules in the mean's place.
+"""How a server combines the clients' models: `average`, `mix`, and rules in the mean's place.
 
     server <- first_server(self.aggregate, model)                    once, in `init`
     server <- next_server(self.aggregate, server, reply, key)    in every round
 
-`mix` multiplies stacked models by a matrix, and `average` is one row of it. A method that averages
-has a field `aggregate`, a `Rule`; the default is the weighted mean. `--set aggregate=median`
-chooses another rule. A rule that keeps a state keeps it in the server's tree: in `Averaged` if the
-tree is the model itself, else in a field `rule` of the method's own record (`aggregated`).
+A method that averages has a field `aggregate`, a `Rule`; `--set aggregate=median` chooses one. The
+server's tree keeps a rule's state: in `Averaged` if the tree is the model itself, else in a field
+`rule` of the method's own record (`aggregated`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol, TypeVar
 
@@ -36,12 +36,9 @@ class Weighed(Protocol):
     """Any reply with a model and its weight, such as an `Update`."""
 
     @property
-    def model(self) -> Tree:
-        """The trained model."""
-
+    def model(self) -> Tree: ...
     @property
-    def weight(self) -> Tensor:
-        """Its weight in the mean."""
+    def weight(self) -> Tensor: ...
 
 
 class Rule(Protocol):
@@ -66,30 +63,34 @@ class Rule(Protocol):
         """
 
 
+class Stateless(ABC):
+    """A rule that remembers nothing."""
+
+    def init(self, model: Tree) -> None:
+        return None
+
+    def __call__(self, updates: T, weight: Tensor, key: Tensor, state: None) -> tuple[T, None]:
+        return self.combined(updates, weight), None
+
+    @abstractmethod
+    def combined(self, updates: T, weight: Tensor) -> T:
+        """One update from many."""
+
+
 @dataclass(frozen=True)
-class Mean:
+class Mean(Stateless):
     """The weighted mean."""
 
-    def init(self, model: Tree) -> None:
-        return None
-
-    def __call__(
-        self, updates: Tree, weight: Tensor, key: Tensor, state: None
-    ) -> tuple[Tree, None]:
-        return average(updates, weight), None
+    def combined(self, updates: T, weight: Tensor) -> T:
+        return average(updates, weight)
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(Stateless):
     """The median of every parameter, each client counting the same (Yin et al., 2018)."""
 
-    def init(self, model: Tree) -> None:
-        return None
-
-    def __call__(
-        self, updates: Tree, weight: Tensor, key: Tensor, state: None
-    ) -> tuple[Tree, None]:
-        return tree_map(_median, updates), None
+    def combined(self, updates: T, weight: Tensor) -> T:
+        return tree_map(_median, updates)
 
 
 def _median(stacked: Tensor) -> Tensor:
@@ -136,10 +137,7 @@ def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
 
 
 def aggregated(rule: Rule, server: Tree, reply: Weighed, key: Tensor) -> tuple[Tree, Tree]:
-    """The next model and the next state of the rule, for a server with its own record.
-
-    That record has the fields `model` and `rule`; `reply` is the stacked replies to the model.
-    """
+    """The next model and state of the rule, for a server's own record of `model` and `rule`."""
     state = getattr(server, "rule", None)
     return combine(rule, model_of(server), reply.model, reply.weight, key, state)
 
@@ -147,16 +145,7 @@ def aggregated(rule: Rule, server: Tree, reply: Weighed, key: Tensor) -> tuple[T
 def combine(
     rule: Rule, received: T, models: T, weight: Tensor, key: Tensor, state: Tree
 ) -> tuple[T, Tree]:
-    """The next model and the next state of the rule.
-
-    Args:
-        rule: Of the method (`aggregate`).
-        received: The model that the participants started from.
-        models: Their models, stacked (K, ...).
-        weight: Their weights, (K,).
-        key: The server's key of the round.
-        state: The state of the rule.
-    """
+    """The next model and state, from the received model, the stacked models and their weights."""
     if type(rule) is Mean:
         # Not received + mean update: adding and subtracting the model would round twice.
         return average(models, weight), state
@@ -187,7 +176,7 @@ def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Cosines of all pairs of rows, (K, K); a zero row is like itself and nobody else."""
+    """Cosines of all pairs of rows, (K, K); a zero row equals only itself."""
     unit = functional.normalize(rows, dim=-1)
     same = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     return torch.where(same, 1.0, unit @ unit.T)

@@ -1,8 +1,7 @@
-"""How an epoch's steps see a client's training data.
+"""How an epoch's steps see a client's training data, as the experiment chooses.
 
-The experiment chooses one of these values. Whoever prepares graphs for training attaches it to each
-(`minibatch.with_batching`), and `fit` reads it there. Another way of cutting is one more class here
-and one more case in `minibatch.py`.
+An engine attaches the value to each graph (`minibatch.with_batching`), and `fit` reads it there.
+Another way of cutting is one more class here and one more case in `minibatch.py`.
 """
 
 from __future__ import annotations

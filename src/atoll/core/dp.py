@@ -4,10 +4,10 @@
     Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           the norm of the whole update, all layers together
     sent:  x + Δ_i + N(0, (z C)² I),  weight 1
 
-`Noised` stands between a method and its clients, as a method itself: its step is what engines run,
-so that nothing leaves a client before it is clipped and noised, whatever the engine. Every client
-counts alike, because a weight would tell how much data it has. Only for methods whose clients send
-one update of one model and nothing else (`Method.not_private`).
+`Noised` stands between a method and its clients, as a method itself: engines run its step, so that
+nothing leaves a client before it is clipped and noised. Every client counts alike, because a weight
+would tell how much data it has. Only for methods whose clients send one update of one model and
+nothing else (`Method.not_private`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ LEAST_CLIP = 1e-30
 
 
 def keyed_noise(update: Tree, key: Tensor) -> Tree:
-    """Noise that anybody with the seed can make again: for simulations and tests alone."""
+    """Noise that the seed can reproduce: only for simulations and tests."""
     flat, spec = flatten(update)
-    drawn = [
-        normal(fold(key, "noise", place), tuple(leaf.shape), leaf.dtype)
-        for place, leaf in enumerate(flat)
-    ]
-    return unflatten(drawn, spec)
+    keys = [fold(key, "noise", place) for place in range(len(flat))]
+    noise = [normal(k, tuple(leaf.shape), leaf.dtype) for k, leaf in zip(keys, flat, strict=True)]
+    return unflatten(noise, spec)
 
 
 def clipped(update: Tree, clip: float) -> Tree:
@@ -67,9 +65,9 @@ class Noised(Wrapper):
         clip: C, the most that one client may move the model.
         noise: z, the noise of one client as a multiple of C, for every parameter.
         delta: For the account of what is spent; it changes nothing that is sent.
-        source: Where the noise comes from. A real site has its own, which nobody else can repeat.
-        hides_divergence: Whether an update that is not finite counts as none, so that nobody learns
-            by it; a simulation stops, and says so.
+        source: Where the noise comes from. A real site has its own, which no other can repeat.
+        hides_divergence: Whether an update that is not finite counts as none, so that it discloses
+            nothing; a simulation stops with an error.
     """
 
     base: Method
@@ -142,7 +140,7 @@ class Noised(Wrapper):
 
 
 class _OneUpdate:
-    """Clients that answer with noised updates alone (`core.method.Clients`)."""
+    """Clients that answer only with noised updates (`core.method.Clients`)."""
 
     def __init__(self, clients: Clients, method: Noised) -> None:
         self.clients, self.method = clients, method
@@ -151,24 +149,27 @@ class _OneUpdate:
     def positions(self) -> Tensor:
         return self.clients.positions
 
+    def __len__(self) -> int:
+        return len(self.clients)
+
     @property
     def total(self) -> int:
         return self.clients.total
 
     @property
+    def replies(self) -> Mapping[str, Any]:
+        return self.clients.replies
+
+    @property
     def round(self) -> int:
         return self.clients.round
+
+    def require_finite(self, tree: Tree, problem: str) -> None:
+        self.clients.require_finite(tree, problem)
 
     @property
     def key(self) -> Tensor:
         return self.clients.key
-
-    @property
-    def replies(self) -> Mapping[str, Any]:
-        return self.clients.replies
-
-    def __len__(self) -> int:
-        return len(self.clients)
 
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         if step.name != "train" or step.owner is not self.method.base:
@@ -181,6 +182,3 @@ class _OneUpdate:
 
     def sample(self, fraction: float) -> Clients:
         return _OneUpdate(self.clients.sample(fraction), self.method)
-
-    def require_finite(self, tree: Tree, problem: str) -> None:
-        self.clients.require_finite(tree, problem)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from inspect import signature
 
 import torch
@@ -51,14 +52,15 @@ def fit(
         state: The optimizer's state; None starts a fresh one.
         epochs: Number of passes over the training nodes, or graphs.
         key: The root of the steps' keys.
-        graph: The client's graph. It is required; the default serves files of older versions, which
-            then get a sentence about it.
-        adjust: For methods that bend the gradient (a proximal pull, a control variate) without
-            differentiating through it.
-        needs_whole: Why the loss cannot take a mini-batch, for a method that computes something
-            from the whole graph beforehand. It starts with the method's name.
+        graph: The client's graph. Only files of older versions leave it out; they get an error.
+        adjust: Bends the gradient: a proximal pull, a control variate. It is not differentiated.
+        needs_whole: Why the loss cannot take a mini-batch, beginning with the method's name.
     """
-    if graph is None or not _takes_graph(loss):
+    try:
+        signature(loss).bind(None, None, None)
+    except TypeError:
+        graph = None
+    if graph is None:
         raise ConfigError(
             "fit now takes the client's graph and a loss of it: write "
             "fit(loss, model, optimizer, state, epochs, key, graph) with loss(params, graph, key)"
@@ -67,8 +69,16 @@ def fit(
         raise ConfigError(
             f"{needs_whole}, so it cannot train on mini-batches; give batch_size 0 (all at once)"
         )
-    steps = (step for epoch in range(epochs) for step in _steps(loss, graph, fold(key, epoch)))
+    steps = (
+        (partial(_on, loss, batch), noise)
+        for epoch in range(epochs)
+        for batch, noise in minibatches(graph, fold(key, epoch))
+    )
     return _descend(steps, params, optimizer, state, key, adjust, owned=False)
+
+
+def _on(loss: Loss, graph: Graph, params: Tree, key: Tensor) -> Tensor:
+    return loss(params, graph, key)
 
 
 def minimise(
@@ -122,24 +132,6 @@ def _descend(
     return params, state
 
 
-def _takes_graph(loss: Callable[..., Tensor]) -> bool:
-    try:
-        signature(loss).bind(None, None, None)
-    except TypeError:
-        return False
-    return True
-
-
-def _steps(loss: Loss, graph: Graph, key: Tensor) -> Iterator[tuple[PlainLoss, Tensor]]:
-    """What to minimise in each step of an epoch, and the step's key."""
-    for batch, noise in minibatches(graph, key):
-        yield _on(loss, batch), noise
-
-
-def _on(loss: Loss, graph: Graph) -> PlainLoss:
-    return lambda params, key: loss(params, graph, key)
-
-
 def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
     batch = current_batch()
@@ -173,8 +165,7 @@ def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor)
         tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
         value, _ = batch.lower(loss(unflatten(tracked, spec), key))
         with batch.paused():
-            found = torch.autograd.grad(
-                value.sum(), flat, allow_unused=True, materialize_grads=True
-            )
+            total = value.sum()
+            found = torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True)
     lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]
     return unflatten(lifted, spec)

@@ -1,9 +1,5 @@
 """One client's graph as a record of tensors, and the sparse matrices that networks multiply with.
 
-`Graph` holds what a client owns. What a network precomputes from it once (a normalised adjacency,
-the product of adjacency and features) stands in `views`, built by the functions that the network
-names.
-
 A client that owns many small graphs, each with one label, holds them end to end as one graph
 without edges between them. Label and role of a small graph stand on one of its nodes, its root;
 every other node is in no mask. So losses, masks, padding and scores count graphs where they would
@@ -17,14 +13,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.batching import WHOLE, Batching
 from atoll.core.errors import unknown
 from atoll.core.task import GRAPHS, NODES, TASKS, Task
 from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
+from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 
 
 @record
@@ -66,10 +61,8 @@ class Sparse:
 
     def to_dense(self) -> Tensor:
         """The matrix with all its zeros, (R, C)."""
-        dense = self.values.new_zeros(self.shape)
-        return dense.index_put(
-            (self.rows.long(), self.columns.long()), self.values, accumulate=True
-        )
+        place = self.rows.long(), self.columns.long()
+        return self.values.new_zeros(self.shape).index_put(place, self.values, accumulate=True)
 
 
 @record
@@ -106,9 +99,7 @@ class Graph:
         edges: Directed edges source -> target, (2, E) int64.
         edge_weight: (E,); one where the data has no weights, zero for padding.
         y: Labels, (N,) int64; zero where unknown (no mask then selects the node).
-        train: One for training nodes, else zero, (N,).
-        val: One for validation nodes, (N,).
-        test: One for test nodes, (N,).
+        train, val, test: One for nodes of this role, else zero, (N,).
         real: One for nodes, zero for padding, (N,). Never a mean over nodes without it.
         ids: Numbers of the nodes for keyed noise, (N,) int32; they follow a node when it moves.
             Where a graph was divided, a node's number in the whole.
@@ -120,14 +111,11 @@ class Graph:
         has_features: One for feature columns that this client's data have, zero for those that only
             other clients have, (D,). None where all clients have all.
         has_classes: The same for classes, (C,).
-        batching: How steps of `fit` see it. Data leave it at `Whole`; whoever prepares a graph for
-            training attaches the experiment's choice.
-        held_out: Only the validation and test graphs, so that scoring need not predict what
-            trains; made together with mini-batches.
+        batching: How steps of `fit` see it; an engine attaches the experiment's choice.
+        held_out: Only the validation and test graphs, so that scoring need not predict the rest.
         training: Only the training graphs, so that mini-batches are cheap; made with `held_out`.
         derived: What `Method.derive` found, where an engine has kept it.
-        task_name: What is predicted, by its name in `TASKS`; "" classifies nodes, or graphs where
-            there are roots.
+        task_name: A name in `TASKS`; "" classifies nodes, or graphs where there are roots.
     """
 
     x: Tensor | Sparse
@@ -187,6 +175,9 @@ class Graph:
         return NODES if self.root is None else GRAPHS
 
 
+PER_NODE = ("y", "train", "val", "test", "real", "ids")
+"""Fields of a graph with an entry for each node, beside `x` and `root`."""
+
 View = Callable[[Graph], Matrix | None]
 """A pure function of a graph, evaluated once per client before training; None leaves it out."""
 
@@ -216,56 +207,34 @@ def sparse_matrix(
     order = by_column[torch.argsort(rows[by_column], stable=True)]
     rows, columns, values = rows[order], columns[order], values[order]
     t_order = torch.argsort(columns, stable=True)
-    made = Sparse(
-        offsets=_starts(rows, shape[0]),
-        columns=columns.to(torch.int32),
-        rows=rows.to(torch.int32),
-        values=values,
-        t_offsets=_starts(columns[t_order], shape[1]),
-        t_columns=rows[t_order].to(torch.int32),
-        t_order=t_order.to(torch.int32),
-        t_values=values[t_order],
-        square=square,
-    )
+    offsets, t_offsets = _starts(rows, shape[0]), _starts(columns[t_order], shape[1])
+    index = (columns, rows, rows[t_order], t_order)
+    columns, rows, t_columns, t_order = (numbers.to(torch.int32) for numbers in index)
+    t_values = values[t_order]
+    made = Sparse(offsets, columns, rows, values, t_offsets, t_columns, t_order, t_values, square)
     return _numbered(made) if inside_transform() else made
 
 
 def _numbered(made: Sparse) -> Sparse:
-    """A matrix that is made under `vmap`, numbered over all that are made with it."""
-    entries, (rows, columns) = made.values.shape[0], made.shape
-    steps = {
-        "offsets": entries,
-        "columns": columns,
-        "rows": rows,
-        "t_offsets": entries,
-        "t_columns": rows,
-        "t_order": entries,
-    }
+    """A matrix made under `vmap`, numbered over all clients' matrices."""
+    entries, (height, width) = made.values.shape[0], made.shape
+    steps = (entries, width, height, entries, height, entries)
+    index = (made.offsets, made.columns, made.rows, made.t_offsets, made.t_columns, made.t_order)
     # A matrix is stacked whole, all of its tensors or none: what one of them has an axis for gets
     # every other as well.
-    index = [getattr(made, name) for name in steps]
-    numbers = call(_Blocks, tuple(steps.values()), made.values.detach(), *index)
-    spread = torch.zeros_like(numbers[1], dtype=made.values.dtype)
-    values, t_values = made.values + spread, made.t_values + spread
-    return replace(
-        replace(made, values=values, t_values=t_values), **dict(zip(steps, numbers, strict=True))
-    )
+    numbers = call(_Blocks, steps, made.values.detach(), *index)
+    offsets, columns, rows, t_offsets, t_columns, t_order = numbers
+    spread = torch.zeros_like(columns, dtype=made.values.dtype)
+    own = offsets, columns, rows, made.values + spread
+    return Sparse(*own, t_offsets, t_columns, t_order, made.t_values + spread, made.square)
 
 
-class _Blocks(Function):
+class _Blocks(Constant):
     """Index tensors of a matrix; `steps` lie between the numbers of one block and the next."""
 
     @staticmethod
     def forward(steps: tuple[int, ...], values: Tensor, *index: Tensor) -> tuple[Tensor, ...]:
         return tuple(numbers.clone() for numbers in index)
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: object, output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: object) -> Gradients:
-        return (None,) * (2 + len(grads))
 
     @staticmethod
     def vmap(
@@ -279,9 +248,8 @@ class _Blocks(Function):
             return own + step * block.reshape(-1, *[1] * (own.dim() - 1))
 
         many = [stacked(*one) for one in zip(index, in_dims[2:], steps, strict=True)]
-        around: tuple[Tensor, ...] = call(
-            _Blocks, tuple(size * step for step in steps), values, *many
-        )
+        outer = tuple(size * step for step in steps)
+        around: tuple[Tensor, ...] = call(_Blocks, outer, values, *many)
         return around, (0,) * len(around)
 
 

@@ -1,8 +1,7 @@
-"""Hyper-parameters: each field says what it means and which values it takes.
+"""Hyper-parameters: each field has its meaning and its range (`Limits`).
 
     mu: Annotated[NonNegative, "weight of the pull towards the received model"] = 0.01
 
-The text is the meaning; a `Limits` is the range, which most fields take from a name of this module.
 `atoll methods NAME`, docs/methods.md and every error sentence read both from the field.
 """
 
@@ -18,15 +17,7 @@ from atoll.core.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers that a hyper-parameter takes.
-
-    Attributes:
-        low: The least number.
-        above: A number that is too small.
-        high: The largest number.
-        below: A number that is too large.
-        words: How a sentence puts it; by default, from the numbers.
-    """
+    """The numbers that a hyper-parameter takes, and how a sentence puts them, unless by numbers."""
 
     low: float = -math.inf
     above: float = -math.inf
@@ -78,21 +69,13 @@ Dropout = Annotated[ShareBelowOne, "share of a layer's inputs that training drop
 
 @dataclass(frozen=True)
 class Hyper:
-    """One hyper-parameter of a method, a network, an optimizer or a rule.
-
-    Attributes:
-        name: Of the field.
-        kind: Its type, without the annotations.
-        default: `dataclasses.MISSING` for none.
-        meaning: One line; empty for a field that is no hyper-parameter.
-        limits: None where the type says everything.
-    """
+    """One hyper-parameter of a method, a network, an optimizer or a rule."""
 
     name: str
-    kind: object
-    default: object
-    meaning: str
-    limits: Limits | None
+    kind: object  # the type, without the annotations
+    default: object  # `dataclasses.MISSING` for none
+    meaning: str  # one line; empty for a field that is no hyper-parameter
+    limits: Limits | None  # None where the type says everything
 
     @property
     def allowed(self) -> str:
@@ -122,20 +105,16 @@ def hypers(cls: type[object]) -> dict[str, Hyper]:
 
 @cache
 def _hypers(cls: type) -> dict[str, Hyper]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {
-        field.name: _hyper(field.name, hints[field.name], field.default) for field in fields(cls)
-    }
-
-
-def _hyper(name: str, kind: object, default: object) -> Hyper:
-    notes: list[object] = []
-    if get_origin(kind) is Annotated:
-        kind, *notes = get_args(kind)
-    # A named type's own notes come first, so the last one is the field's.
-    limits = next((note for note in reversed(notes) if isinstance(note, Limits)), None)
-    meaning = next((note for note in reversed(notes) if isinstance(note, str)), "")
-    return Hyper(name, kind, default, meaning, limits)
+    hints, found = get_type_hints(cls, include_extras=True), {}
+    for field in fields(cls):
+        kind, notes = hints[field.name], list[object]()
+        if get_origin(kind) is Annotated:
+            kind, *notes = get_args(kind)
+        # A named type's own notes come first, so the last one is the field's.
+        limits = next((note for note in reversed(notes) if isinstance(note, Limits)), None)
+        meaning = next((note for note in reversed(notes) if isinstance(note, str)), "")
+        found[field.name] = Hyper(field.name, kind, field.default, meaning, limits)
+    return found
 
 
 def check_hypers(part: object) -> None:

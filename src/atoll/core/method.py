@@ -1,8 +1,7 @@
 """What a method is: what one client does, and what the server does with the replies.
 
-A method is a frozen dataclass of hyper-parameters. Its `client_step`s are pure functions of (the
-client's graph, what it received, its private state, a key); `round` calls them through
-`Clients.map` and never learns where they run.
+Its `client_step`s are pure functions of (the client's graph, what it received, its private state,
+a key); `round` calls them through `Clients.map` and never learns where they run.
 """
 
 from __future__ import annotations
@@ -28,6 +27,9 @@ from atoll.core.tree import Tree, leaves, tree_map
 
 Reply = TypeVar("Reply")
 Reply_co = TypeVar("Reply_co", covariant=True)
+Vectorize = bool | Callable[..., bool]
+Reasons = Mapping[str, str]
+"""Why each of some fields leaves a client."""
 
 
 class Net(Protocol):
@@ -36,19 +38,19 @@ class Net(Protocol):
     One for another task than node classification names it (`task`, a name of `TASKS`). One that
     classifies graphs gives their logits at their roots.
     One with layers that never leave a client is also a `core.private_layers.PartlyPrivate`.
+
+    Attributes:
+        features: Width of its input.
+        classes: Width of its output.
+        views: What the network precomputes from a graph, by name.
     """
 
     @property
-    def features(self) -> int:
-        """Width of its input."""
-
+    def features(self) -> int: ...
     @property
-    def classes(self) -> int:
-        """Width of its output."""
-
+    def classes(self) -> int: ...
     @property
-    def views(self) -> Mapping[str, View]:
-        """What the network precomputes from a graph, by name."""
+    def views(self) -> Mapping[str, View]: ...
 
     def init(self, key: Tensor) -> Tree:
         """Fresh parameters."""
@@ -59,10 +61,10 @@ class Net(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A network whose last layer can be told from the rest: a call is `logits` of `embed`."""
+    """A network with a separate last layer: a call is `logits` of `embed`."""
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """What the last layer reads, a row for all that is classified (`Graph.at_roots`)."""
+        """The last layer's input, a row for all that is classified (`Graph.at_roots`)."""
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
@@ -71,7 +73,7 @@ class Embedder(Protocol):
 
 
 def embedder(net: Net) -> Embedder:
-    """The network, for methods that compare embeddings; a clear word if it has none."""
+    """The network, for methods that compare embeddings; a clear error if it has none."""
     if not isinstance(net, Embedder) or not getattr(net, "embeds", True):
         raise ConfigError(
             f"{type(net).__name__} has no hidden layer whose output could be compared; "
@@ -119,7 +121,7 @@ class TypedStep(Step, Generic[Reply_co]):
 
 
 class StepDefinition(Generic[Reply_co]):
-    """What `client_step` leaves in a class; reading it on a method gives a `Step`."""
+    """The descriptor that `client_step` leaves in a class; on a method it gives a `Step`."""
 
     def __init__(
         self,
@@ -140,15 +142,12 @@ class StepDefinition(Generic[Reply_co]):
     def __get__(self, instance: None, owner: type) -> StepDefinition[Reply_co]: ...
     @overload
     def __get__(self, instance: object, owner: type) -> TypedStep[Reply_co]: ...
-    def __get__(
-        self, instance: object | None, owner: type
-    ) -> TypedStep[Reply_co] | StepDefinition[Reply_co]:
+    def __get__(self, instance: object | None, owner: type) -> object:
         if instance is None:
             return self
         vectorize = self.vectorize(instance) if callable(self.vectorize) else self.vectorize
-        return TypedStep(
-            instance, self.function, self.name, vectorize, self.keeps_state, self.discloses
-        )
+        options = vectorize, self.keeps_state, self.discloses
+        return TypedStep[Reply_co](instance, self.function, self.name, *options)
 
 
 def declared_step(owner: object, name: str) -> Step | None:
@@ -172,17 +171,11 @@ def declared_steps(owner: object) -> list[Step]:
 def client_step(function: Callable[..., tuple[Reply, object]]) -> StepDefinition[Reply]: ...
 @overload
 def client_step(
-    *,
-    keeps_state: Literal[True],
-    vectorize: bool | Callable[..., bool] = ...,
-    discloses: Mapping[str, str] = ...,
+    *, keeps_state: Literal[True], vectorize: Vectorize = ..., discloses: Reasons = ...
 ) -> Callable[[Callable[..., Reply]], StepDefinition[Reply]]: ...
 @overload
 def client_step(
-    *,
-    keeps_state: Literal[False] = ...,
-    vectorize: bool | Callable[..., bool] = ...,
-    discloses: Mapping[str, str] = ...,
+    *, keeps_state: Literal[False] = ..., vectorize: Vectorize = ..., discloses: Reasons = ...
 ) -> Callable[[Callable[..., tuple[Reply, object]]], StepDefinition[Reply]]: ...
 def client_step(function: Callable[..., Any] | None = None, **options: Any) -> object:
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
@@ -205,30 +198,27 @@ def client_step(function: Callable[..., Any] | None = None, **options: Any) -> o
 
 
 class Clients(Protocol):
-    """The clients that take part in a round, as the server sees them."""
+    """The clients that take part in a round, as the server sees them; `len` counts them.
+
+    Attributes:
+        positions: Which of the federation's clients take part, ascending, (K,) int64.
+        total: How many clients the federation has.
+        round: The number of the round; -1 while `init` runs.
+        key: A key for the server's own noise in this round.
+        replies: The last reply of each step in this round, stacked, by the step's name.
+    """
 
     @property
-    def positions(self) -> Tensor:
-        """Which of the federation's clients take part, ascending, (K,) int64."""
-
+    def positions(self) -> Tensor: ...
+    def __len__(self) -> int: ...
     @property
-    def total(self) -> int:
-        """How many clients the federation has."""
-
+    def total(self) -> int: ...
     @property
-    def round(self) -> int:
-        """The number of the round; -1 while `init` runs."""
-
+    def replies(self) -> Mapping[str, Any]: ...
     @property
-    def key(self) -> Tensor:
-        """A key for the server's own noise in this round."""
-
+    def round(self) -> int: ...
     @property
-    def replies(self) -> Mapping[str, Any]:
-        """The last reply of each step in this round, stacked, by the step's name."""
-
-    def __len__(self) -> int:
-        """How many take part."""
+    def key(self) -> Tensor: ...
 
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         """Run the step on every participant; the replies come back stacked, in client order."""
@@ -237,7 +227,7 @@ class Clients(Protocol):
         """A share of them for this round, at least one, drawn by the round's key."""
 
     def require_finite(self, tree: Tree, problem: str) -> None:
-        """Stop with the given sentence if a tensor of the server's own is not finite."""
+        """Stop with the given sentence if one of the server's tensors is not finite."""
 
 
 @dataclass(frozen=True)
@@ -285,8 +275,8 @@ class Method(ABC):
     )
     """Why `core.dp` cannot clip and noise what its clients send; "" if it can.
 
-    It can where a client's reply is `model`, which began as the received message, and `weight`, and
-    where the server needs nothing but their weighted mean.
+    It can where a reply is `model`, trained from the received message, and `weight`, and the server
+    needs nothing but their weighted mean.
     """
 
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
@@ -329,11 +319,7 @@ class Method(ABC):
         return ToAll(model_of(server))
 
     def local(self, reply: Any) -> Tree:
-        """What a client predicts with right after `train`, before it hears from the server again.
-
-        Args:
-            reply: Replies of `train`, stacked.
-        """
+        """What a client predicts with right after `train`, from the stacked replies."""
         return reply.model
 
     def predict(
@@ -353,8 +339,8 @@ class Method(ABC):
     def derive(self, graph: Graph, part: Tree) -> Tree:
         """What steps and `predict` need again and again, from the graph and `derived_from`.
 
-        An engine may keep it, as `graph.derived`, as long as both stay as they are. It need not:
-        whoever does not find it there derives it.
+        An engine may keep it, as `graph.derived`, while both stay unchanged; a step that does not
+        find it there derives it.
         """
         raise NotImplementedError(f"{type(self).__name__} has `derived_from`, so it needs `derive`")
 
@@ -369,13 +355,7 @@ class Method(ABC):
         return {}
 
     def explain_edges(self, graph: Graph, message: Tree, state: Tree) -> Tensor | None:
-        """How much each entry of the view `loops` counts on a client, 0 to 1; None for no weights.
-
-        Args:
-            graph: The client's.
-            message: As deployed.
-            state: The client's private state.
-        """
+        """How much each entry of the view `loops` counts, 0 to 1; None for no weights."""
         return None
 
     def scored_as(self) -> str:
@@ -396,8 +376,8 @@ class Method(ABC):
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.
 
-        For methods that correct what another method aggregated. The default finds the deployed
-        tensors inside the server's tree; a method that computes what it deploys must say how.
+        The default finds the deployed tensors inside the server's tree; a method that computes
+        what it deploys must override this.
         """
         old, new = leaves(self.deploy(server).tree), leaves(tree)
         swapped = {id(a): b for a, b in zip(old, new, strict=True)}

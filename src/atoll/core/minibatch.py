@@ -7,7 +7,7 @@ small graph whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,15 +16,14 @@ from torch import Tensor
 
 from atoll.core.batching import WHOLE, Batching, Whole
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
+from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
 from atoll.core.random import fold
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
     """What each step of an epoch sees, and its key: the graph itself, or some of its small graphs.
 
-    The key draws the order of the training graphs. Batches hold what networks read, the views; x
-    and edges are of shapes that fail when read.
+    Batches hold what networks read, the views; x and edges are of shapes that fail when read.
     """
     if isinstance(graph.batching, Whole):
         yield graph, key
@@ -38,15 +37,14 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
 
 
 def with_batching(graph: Graph, batching: Batching) -> Graph:
-    """The graph with the way in which its steps are cut, and with the parts that these need.
-
-    A client that has no more training graphs than fit into one batch takes them all at once.
-    """
+    """The graph with its batching; one whose training graphs fit into a batch is not cut."""
     if not is_cut(graph, batching):
         return replace(graph, batching=WHOLE)
     # Most graphs of a client train: predicting them to score the others would cost much.
     graph = replace(graph, batching=batching)
-    return replace(graph, held_out=held_out(graph), training=training_graphs(graph))
+    assert graph.roots is not None
+    held_out = whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
+    return replace(graph, held_out=held_out, training=training_graphs(graph))
 
 
 def is_cut(graph: Graph, batching: Batching) -> bool:
@@ -58,14 +56,8 @@ def is_cut(graph: Graph, batching: Batching) -> bool:
     return int(graph.train.sum()) > batching.size
 
 
-def held_out(graph: Graph) -> Graph:
-    """The validation and test graphs alone."""
-    assert graph.roots is not None
-    return whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
-
-
 def training_graphs(graph: Graph) -> Graph:
-    """The training graphs alone, for mini-batches: what these do not hold is left out."""
+    """Only the training graphs, and of them only what mini-batches hold."""
     cut = whole_graphs(graph, graph.train.nonzero().squeeze(1))
     return replace(cut, x=cut.real, edges=cut.edges[0, :0], edge_weight=cut.edge_weight[:0])
 
@@ -81,17 +73,15 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     nodes = nodes[torch.argsort(rank[nodes], stable=True)]
     place = torch.empty_like(graph.root)
     place[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
-    edges = _edges_from(graph, nodes)
+    counts = torch.bincount(graph.edges[0], minlength=graph.num_nodes)
+    edges = runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]  # sorted by source
 
-    def cut(part: Tensor | Sparse) -> Tensor | Sparse:
+    def cut(part: Matrix) -> Any:
         if isinstance(part, Sparse):
             return _cut_sparse(part, nodes, place)
+        if isinstance(part, Distinct):
+            return replace(part, which=_cut_sparse(part.which, nodes, place))
         return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
-
-    def cut_view(view: Matrix) -> Matrix:
-        if isinstance(view, Distinct):
-            return replace(view, which=_cut_sparse(view.which, nodes, place))
-        return cut(view)
 
     return replace(
         graph,
@@ -99,7 +89,7 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
         x=cut(graph.x),
         edges=place[graph.edges[:, edges]],
         edge_weight=graph.edge_weight[edges],
-        views={name: cut_view(view) for name, view in graph.views.items()},
+        views={name: cut(view) for name, view in graph.views.items()},
         root=place[graph.root[nodes]],
         roots=place[roots],
         batching=WHOLE,
@@ -109,15 +99,12 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
 
 
 def _of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
-    """What a graph has for each node, for some of them."""
-    names = ("y", "train", "val", "test", "real", "ids")
-    return {name: pick(getattr(graph, name), nodes) for name in names}
+    """The fields with an entry for each node, for some of them."""
+    return {name: pick(getattr(graph, name), nodes) for name in PER_NODE}
 
 
 class _Moved(NamedTuple):
-    """Nodes, or entries of a matrix, of small graphs that were put into another order.
-
-    They stand batch after batch, and each batch counts its own from zero.
+    """Nodes, or entries of a matrix, of small graphs in another order; each batch counts from 0.
 
     Attributes:
         old: Where each of them stood.
@@ -200,13 +187,13 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
     old, graph = entries.old, entries.graph
     rows, columns = nodes.number(pick(matrix.rows, old), graph), pick(matrix.columns, old)
     values = pick(matrix.values, old)
-    t_offsets: Sequence[Tensor]
     if matrix.square:
         columns = nodes.number(columns, graph)
         t_columns = nodes.number(pick(matrix.t_columns, old), graph)
         t_order = entries.number(pick(matrix.t_order, old), graph)
         t_values = pick(matrix.t_values, old)
-        t_offsets = nodes.parts(entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph))
+        starts = entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph)
+        t_offsets: Sequence[Tensor] = nodes.parts(starts)
     else:
         # Each batch has a transpose of its own: its entries by column, all batches in one sort.
         batch, width = graph // size, matrix.shape[1]
@@ -216,31 +203,13 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
         t_order = (order - pick(order.new_tensor(entries.bounds), batch)).to(torch.int32)
         counts = torch.bincount(place, minlength=(len(entries.bounds) - 1) * width).view(-1, width)
         t_offsets = (counts.cumsum(1) - counts).to(torch.int32).unbind()
-    offsets = entries.number(pick(matrix.offsets, nodes.old), nodes.graph)
-    fields = [columns, rows, values, t_columns, t_order, t_values]
-    by_batch = zip(*(entries.parts(field) for field in fields), strict=True)
-    return [
-        Sparse(
-            offsets=starts,
-            columns=c,
-            rows=r,
-            values=v,
-            t_offsets=t_starts,
-            t_columns=t_c,
-            t_order=t_o,
-            t_values=t_v,
-            square=matrix.square,
-        )
-        for starts, t_starts, (c, r, v, t_c, t_o, t_v) in zip(
-            nodes.parts(offsets), t_offsets, by_batch, strict=True
-        )
-    ]
-
-
-def _edges_from(graph: Graph, nodes: Tensor) -> Tensor:
-    """Numbers of the edges that start at the nodes; edges are sorted by source."""
-    counts = torch.bincount(graph.edges[0], minlength=graph.num_nodes)
-    return runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]
+    offsets = nodes.parts(entries.number(pick(matrix.offsets, nodes.old), nodes.graph))
+    own = [entries.parts(field) for field in (columns, rows, values)]
+    transposed = [entries.parts(field) for field in (t_columns, t_order, t_values)]
+    by_batch = zip(offsets, *own, t_offsets, *transposed, strict=True)
+    names = [field.name for field in fields(Sparse)][:8]  # the tensors
+    named = (dict(zip(names, parts, strict=True)) for parts in by_batch)
+    return [replace(matrix, **parts, dense=None) for parts in named]
 
 
 def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
@@ -258,17 +227,8 @@ def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
         t_order = torch.argsort(columns, stable=True).to(torch.int32)
         counts = torch.bincount(columns, minlength=matrix.shape[1])
         t_offsets = (counts.cumsum(0) - counts).to(torch.int32)
-    return Sparse(
-        offsets=offsets,
-        columns=columns,
-        rows=rows,
-        values=values,
-        t_offsets=t_offsets,
-        t_columns=rows[t_order],
-        t_order=t_order,
-        t_values=values[t_order],
-        square=matrix.square,
-    )
+    own, t_columns, t_values = (offsets, columns, rows, values), rows[t_order], values[t_order]
+    return Sparse(*own, t_offsets, t_columns, t_order, t_values, matrix.square)
 
 
 def _entries(offsets: Tensor, matrix: Sparse, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,18 +5,18 @@ Weight decay is L2 in the gradient, as in `torch.optim.Adam` and everywhere in t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from atoll.core.errors import ConfigError
 from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
+from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 from atoll.core.vmap.varied import Varied, is_zero, scalar
 
 
@@ -24,12 +24,8 @@ class Optimizer(Protocol):
     """`init` makes the state for some parameters, `update` takes one step."""
 
     @property
-    def lr(self) -> float:
-        """The learning rate."""
-
-    def init(self, params: Tree) -> Tree:
-        """The state before the first step."""
-
+    def lr(self) -> float: ...
+    def init(self, params: Tree) -> Tree: ...
     def update(
         self, grads: Tree, params: Tree, state: Tree, *, owned: bool = False
     ) -> tuple[Tree, Tree]:
@@ -81,9 +77,8 @@ class Adam:
     def _numbers(self, like: Tensor) -> Tensor | None:
         """All settings in one tensor, in the fields' order, where runs have their own of some."""
         found = [getattr(self, field.name) for field in fields(self)]
-        if not any(isinstance(number, Varied) for number in found):
-            return None
-        return torch.stack([scalar(number, like) for number in found])
+        varied = any(isinstance(number, Varied) for number in found)
+        return torch.stack([scalar(number, like) for number in found]) if varied else None
 
 
 def _check_shapes(params: list[Tensor], *others: list[Tensor]) -> None:
@@ -105,7 +100,7 @@ def _own(leaf: Tensor, may_have: bool) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
-class _AdamStep(Function):
+class _AdamStep(Constant):
     """One step of torch's fused Adam on all leaves of all clients at once."""
 
     @staticmethod
@@ -115,32 +110,20 @@ class _AdamStep(Function):
         return _adam(settings, numbers, steps, [leaf.clone() for leaf in flat])
 
     @staticmethod
-    def setup_context(ctx: Context, inputs: object, output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: object) -> Gradients:
-        return (None,) * (4 + 4 * (len(grads) // 3))
-
-    @staticmethod
     def vmap(
-        info: Vmap,
-        in_dims: Dims,
-        settings: Adam,
-        owned: bool,
-        numbers: Tensor | None,
-        steps: Tensor,
-        *flat: Tensor,
+        info: Vmap, dims: Dims, settings: Adam, owned: bool, numbers: Tensor | None, *flat: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size, count, around = info.batch_size, len(flat) // 4, inside_transform()
-        if numbers is not None:
-            dim = in_dims[2]
-            repeated = numbers.expand(size, *numbers.shape)
-            numbers = repeated if dim is None else numbers.movedim(dim, 0)
+
+        def stacked(leaf: Tensor, dim: int | None) -> Tensor:
+            return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
+
+        numbers = None if numbers is None else stacked(numbers, dims[2])
         whole = []
-        for i, (leaf, dim) in enumerate(zip((steps, *flat), in_dims[3:], strict=True)):
-            full = leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
-            # Gradients are only read. The rest is overwritten, so it is copied unless it is ours.
+        for i, (leaf, dim) in enumerate(zip(flat, dims[3:], strict=True)):
+            full = stacked(leaf, dim)
+            # The first leaf counts the steps. Gradients, the second quarter after it, are only
+            # read. The rest is overwritten, so it is copied unless it is ours.
             mine = count < i <= 2 * count or (owned and dim is not None)
             whole.append(full if around else _own(full, mine))
         if around:  # a `vmap` over seeds: its own turn comes next
@@ -179,24 +162,10 @@ def _adam(
         # Clients may have taken different numbers of steps, so each has leaves of its own.
         lists = [[row for leaf in part for row in leaf.unbind(0)] for part in lists]
         counts = [row for _ in params for row in steps.clone().unbind(0)]
-    parameters, gradients, means, squares = lists
     # The kernel behind torch.optim.Adam(fused=True); its wrapper would load a compiler first.
+    fused: Callable[..., None] = torch._fused_adam_
     torch._foreach_add_(counts, 1)
-    torch._fused_adam_(
-        parameters,
-        gradients,
-        means,
-        squares,
-        [],
-        counts,
-        amsgrad=False,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        eps=settings.eps,
-        maximize=False,
-    )
+    fused(*lists, [], counts, **vars(settings), amsgrad=False, maximize=False)
     return (steps + 1, *params, *mean, *square)
 
 

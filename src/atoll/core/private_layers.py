@@ -1,9 +1,8 @@
 """Layers that never leave a client.
 
 A network may name some of its parameters private (`private`, names at the top of its parameter
-tree): they fit what only this client has, such as its own features and classes. A method shares the
-rest, trains both together (`fit_received`) and keeps the client's part in the private state. For a
-network without private layers, all parameters are shared and these functions change nothing.
+tree): they fit what only this client has, such as its own features. A method shares the rest and
+keeps the client's part in the private state. Most networks have none: all parameters are shared.
 """
 
 from __future__ import annotations
@@ -91,23 +90,14 @@ class Trained(Protocol):
     """What `fit_received` reads from a method."""
 
     @property
-    def net(self) -> Net:
-        """The network."""
-
+    def net(self) -> Net: ...
     @property
-    def optimizer(self) -> Optimizer:
-        """The clients' optimizer."""
-
+    def optimizer(self) -> Optimizer: ...
+    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor: ...
     @property
-    def epochs(self) -> int:
-        """Epochs in a round."""
-
+    def epochs(self) -> int: ...
     @property
-    def optimizer_state(self) -> str:
-        """Whether a client keeps the optimizer's moments over rounds: "keep" or "reset"."""
-
-    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """What a client minimises."""
+    def optimizer_state(self) -> str: ...
 
 
 def fit_received(
@@ -123,16 +113,8 @@ def fit_received(
     """Train the received model on a client's graph, as FedAvg does: the model to send, and a state.
 
     Private layers of the network train together with the received ones and stay in the state, which
-    also keeps the optimizer's moments.
-
-    Args:
-        method: Minimises its `loss` with its optimizer, for its number of epochs.
-        graph: The client's.
-        received: The shared layers.
-        state: What the client kept; None on its first visit.
-        key: The root of all noise.
-        adjust: Bends the gradient of the shared layers, as in `fit`.
-        net: The network, where that is not the method's.
+    also keeps the optimizer's moments. `adjust` bends the gradient of the shared layers, as in
+    `fit`; `net` is the network where that is not the method's.
     """
     net = method.net if net is None else net
     own = Private(init_private(net, graph, key), None) if state is None else state

@@ -1,9 +1,8 @@
 """Keyed randomness: noise is a hash of (seed, round, client, purpose, index), never a stream.
 
-The same key gives the same noise on every engine, in any order, on CPU and GPU, and a resumed run
-draws what the stopped one would have drawn. A key is a scalar int64 tensor, so that a captured GPU
-graph can replay it and `vmap` can carry one per client. Per-node noise is indexed by the node's id,
-not by its row, so that padding and relabelling do not change it.
+The same key gives the same noise on every engine, in any order, on CPU and GPU. A key is a scalar
+int64 tensor, so that a captured GPU graph can replay it and `vmap` can carry one per client. The
+node's id indexes per-node noise, not its row, so that padding and relabelling do not change it.
 
 Keys are mixed with 64-bit splitmix; elements with a 32-bit avalanche hash, which vectorises.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atoll.core.tree import inside_transform
 from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import Context, Dims, Vmap, call, current_batch
+from atoll.core.vmap.stacks import Constant, Dims, Vmap, call, current_batch
 from atoll.core.vmap.varied import Varied
 
 T = TypeVar("T")
@@ -61,8 +61,7 @@ def salt(*parts: int | str) -> int:
 def salted(key: Tensor, salt: int | Tensor) -> Tensor:
     """`fold(key, *parts)`, for parts whose salt is known."""
     if key.is_cuda:
-        mixed: Tensor = call(_Mixed, key, _on_device(salt, key))
-        return mixed
+        return _hashed(key, salt)
     batch = current_batch()
     if batch is None or not batch.holds(key):
         return _mix64((key ^ salt) * _MIX_B)
@@ -74,16 +73,16 @@ def salted(key: Tensor, salt: int | Tensor) -> Tensor:
 
 def _folded(key: Tensor, salt: int, part: Tensor) -> Tensor:
     if key.is_cuda:
-        mixed: Tensor = call(_Folded, key, _on_device(salt, key), part)
-        return mixed
+        return _hashed(key, salt, part)
     return _mix64((key ^ salt) * _MIX_B + part * _MIX_A + _GOLDEN)
 
 
-def _on_device(salt: int | Tensor, key: Tensor) -> Tensor:
-    """A number as a tensor, filled in on the device: a copy would wait for it."""
-    if isinstance(salt, Tensor):
-        return salt
-    return torch.full((), salt, dtype=torch.int64, device=key.device)
+def _hashed(key: Tensor, salt: int | Tensor, *part: Tensor) -> Tensor:
+    """`salted` or `_folded` on a GPU."""
+    if not isinstance(salt, Tensor):  # filled in on the device: a copy would wait for it
+        salt = torch.full((), salt, dtype=torch.int64, device=key.device)
+    hashed: Tensor = call(_Hashed, key, salt, *part)
+    return hashed
 
 
 def _salted_once(key: Tensor, salt: int | None) -> Tensor | int:
@@ -123,14 +122,9 @@ def dropout(
 ) -> Tensor:
     """Zero entries of h, (N, D), with probability `rate` and rescale; the identity without a key.
 
-    Args:
-        h: The activations.
-        key: Where the noise comes from; None when predicting.
-        rows: Node ids, (N,): noise belongs to a node, wherever it is stored.
-        rate: Probability of a zero.
-        purpose: Folded into the key, as `fold(key, *purpose)` would be, at less cost.
+    The noise belongs to the nodes whose ids are `rows`, (N,), and to `fold(key, *purpose)`.
     """
-    # Of 2^16; a tensor where runs have rates of their own.
+    # Of 2^16; a tensor where runs have different rates.
     if isinstance(rate, Varied):
         dropped: int | Tensor = torch.round(rate.tensor * 2**16)
     else:
@@ -142,16 +136,12 @@ def dropout(
     return h * mask
 
 
-def _wrap64(value: int) -> int:
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
 def _mix64_int(value: int) -> int:
     """`_mix64` of a Python number."""
     z = value % (1 << 64)
     z = (z ^ (z >> 30)) * (_MIX_A % (1 << 64)) % (1 << 64)
     z = (z ^ (z >> 27)) * (_MIX_B % (1 << 64)) % (1 << 64)
-    return _wrap64(z ^ (z >> 31))
+    return ((z ^ (z >> 31)) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mix64(z: Tensor) -> Tensor:
@@ -171,13 +161,11 @@ def _grid_bits(key: Tensor | int, rows: Tensor, width: int) -> Tensor:
     """Bits for keys (...,), rows (..., N) -> (..., N, width); batch axes broadcast."""
     if isinstance(key, Tensor) and key.is_cuda:
         return kernels.grid_bits(key, rows, width)
-    low: Tensor | int
-    high: Tensor | int
     if isinstance(key, int):
-        low, high = (key + (1 << 31)) % (1 << 32) - (1 << 31), key >> 32
+        halves: Sequence[int | Tensor] = (key + (1 << 31)) % (1 << 32) - (1 << 31), key >> 32
     else:
-        low = (key << 32 >> 32).to(torch.int32).unsqueeze(-1)
-        high = (key >> 32).to(torch.int32).unsqueeze(-1)
+        halves = [half.to(torch.int32).unsqueeze(-1) for half in (key << 32 >> 32, key >> 32)]
+    low, high = halves
     columns = torch.arange(width, dtype=torch.int32, device=rows.device)
     row_hash = _mix32(rows.to(torch.int32) ^ low).unsqueeze(-1)
     column_hash = _mix32(columns + high).unsqueeze(-2)
@@ -188,61 +176,32 @@ def _batch_first(dims: Dims, *args: T) -> list[T | Tensor]:
     """Move every batched argument's batch axis to the front and give the others an axis of one."""
     out: list[T | Tensor] = []
     for arg, dim in zip(args, dims, strict=False):
-        if not isinstance(arg, Tensor):
-            out.append(arg)
-        elif dim is None:
-            out.append(arg.unsqueeze(0))
+        if isinstance(arg, Tensor):
+            out.append(arg.unsqueeze(0) if dim is None else arg.movedim(dim, 0))
         else:
-            out.append(arg.movedim(dim, 0))
+            out.append(arg)
     return out
 
 
-class _Elementwise(torch.autograd.Function):
-    """An elementwise kernel on integers; under `vmap` its arguments broadcast."""
+class _Hashed(Constant):
+    """`kernels.mixed`, or with a part `kernels.folded`; under `vmap` the arguments broadcast."""
 
     @staticmethod
-    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: object) -> tuple[None, ...]:
-        return (None, None, None)
-
-
-class _Mixed(_Elementwise):
-    """`kernels.mixed`."""
-
-    @staticmethod
-    def forward(key: Tensor, salt: Tensor) -> Tensor:
-        return kernels.mixed(key, salt)
+    def forward(key: Tensor, salt: Tensor, *part: Tensor) -> Tensor:
+        return kernels.folded(key, salt, *part) if part else kernels.mixed(key, salt)
 
     @staticmethod
     def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
-        return _Mixed.apply(*_broadcastable(in_dims, args)), 0  # type: ignore[no-untyped-call]
+        # Batch axes in front, and as many axes of one behind them as broadcasting needs.
+        inner = [arg.dim() - (dim is not None) for arg, dim in zip(args, in_dims, strict=True)]
+        wide = [
+            arg.reshape(arg.shape[0], *[1] * (max(inner) - count), *arg.shape[1:])
+            for arg, count in zip(_batch_first(in_dims, *args), inner, strict=True)
+        ]
+        return _Hashed.apply(*wide), 0  # type: ignore[no-untyped-call]
 
 
-class _Folded(_Elementwise):
-    """`kernels.folded`."""
-
-    @staticmethod
-    def forward(key: Tensor, salt: Tensor, part: Tensor) -> Tensor:
-        return kernels.folded(key, salt, part)
-
-    @staticmethod
-    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
-        return _Folded.apply(*_broadcastable(in_dims, args)), 0  # type: ignore[no-untyped-call]
-
-
-def _broadcastable(dims: Dims, args: tuple[Tensor, ...]) -> list[Tensor]:
-    """Batch axes in front, and as many axes of one behind them as broadcasting needs."""
-    inner = [arg.dim() - (dim is not None) for arg, dim in zip(args, dims, strict=True)]
-    out = []
-    for arg, count in zip(_batch_first(dims, *args), inner, strict=True):
-        out.append(arg.reshape(arg.shape[0], *[1] * (max(inner) - count), *arg.shape[1:]))
-    return out
-
-
-class _Bits(torch.autograd.Function):
+class _Bits(Constant):
     """`_grid_bits` as one op: transforms see one call instead of thirty integer ops."""
 
     @staticmethod
@@ -250,26 +209,16 @@ class _Bits(torch.autograd.Function):
         return _grid_bits(key, rows, width)
 
     @staticmethod
-    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: object) -> tuple[None, None, None]:
-        return None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Vmap, in_dims: Dims, key: Tensor, rows: Tensor, width: int
-    ) -> tuple[Tensor, int]:
-        key, rows = _batch_first(in_dims[:2], key, rows)
+    def vmap(info: Vmap, dims: Dims, key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, int]:
+        key, rows = _batch_first(dims[:2], key, rows)
         return random_bits(key, rows, width), 0
 
 
-class _Keep(torch.autograd.Function):
+class _Keep(Constant):
     """A dropout mask, already rescaled, as one op.
 
     As one op, because a mask is some thirty integer operations, and `vmap` and autograd would take
-    each of them apart. It has no gradient: `h * mask` differentiates by h alone. `dropped`, of
+    each of them apart. It has no gradient: only h counts in that of `h * mask`. `dropped`, of
     2^16, is a tensor with the axes of the keys where runs of a sweep have different rates.
     """
 
@@ -284,9 +233,8 @@ class _Keep(torch.autograd.Function):
     ) -> Tensor:
         scale = 1.0 / (1.0 - dropped / 2**16)
         if key.is_cuda:
-            mask = kernels.keep_mask(
-                key if salt is None else salted(key, salt), rows, width, dropped, scale
-            )
+            own = key if salt is None else salted(key, salt)
+            mask = kernels.keep_mask(own, rows, width, dropped, scale)
             return mask if dtype == torch.float32 else _scaled(mask != 0, scale, dtype)
         # A hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
         bits = _grid_bits(_salted_once(key, salt), rows, -(-width // 2))
@@ -297,14 +245,6 @@ class _Keep(torch.autograd.Function):
         below = dropped - 2**15 - 1
         # Integers all the way: on a CPU comparing, and reading truth values, cost five times more.
         return _scaled(halves.clamp_(below, below + 1).sub_(below), scale, dtype)
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: object) -> tuple[None, ...]:
-        return (None,) * 6
 
     @staticmethod
     def vmap(info: Vmap, in_dims: Dims, *args: object) -> tuple[Tensor, int]:

@@ -1,8 +1,6 @@
-"""What a search over hyper-parameters may try: ranges, declared beside a method's own fields.
+"""What a search may try: ranges of hyper-parameters of method, network and optimizer.
 
-    space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
-
-Keys are those of `--set`: fields of the method, of its network or of its optimizer.
+space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from atoll.core.errors import ConfigError
 
@@ -22,23 +21,27 @@ Presets = Mapping[str, Settings]
 """Named settings."""
 
 
-def _check_ends(low: float, high: float, log: bool) -> None:
-    if not low < high:
-        raise ConfigError(f"a range goes from a lower to a higher number, not {low} to {high}")
-    if log and low <= 0:
-        raise ConfigError(f"a range in orders of magnitude begins above 0, not at {low}")
+N = TypeVar("N", float, int)
 
 
 @dataclass(frozen=True)
-class Real:
-    """A number from `low` to `high`; with `log` all orders of magnitude are equally likely."""
+class _Interval(Generic[N]):
+    """Numbers from `low` to `high`, both included; with `log`, in orders of magnitude."""
 
-    low: float
-    high: float
+    low: N
+    high: N
     log: bool = False
 
     def __post_init__(self) -> None:
-        _check_ends(self.low, self.high, self.log)
+        low, high = self.low, self.high
+        if not low < high:
+            raise ConfigError(f"a range goes from a lower to a higher number, not {low} to {high}")
+        if self.log and low <= 0:
+            raise ConfigError(f"a range in orders of magnitude begins above 0, not at {low}")
+
+
+class Real(_Interval[float]):
+    """A number from `low` to `high`; with `log` all orders of magnitude are equally likely."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -47,16 +50,8 @@ class Real:
         return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}"
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(_Interval[int]):
     """A whole number from `low` to `high`, both included."""
-
-    low: int
-    high: int
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        _check_ends(self.low, self.high, self.log)
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int) and self.low <= value <= self.high

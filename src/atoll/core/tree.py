@@ -1,7 +1,6 @@
 """Trees of tensors: nested records, dicts, tuples and lists with tensors at the leaves.
 
-Models, messages, replies, private states and server states are all trees. `record` makes a frozen
-dataclass a tree node, so that `torch.func.vmap`, the wire and the checkpoints see through it.
+`record` makes a frozen dataclass a tree node for `torch.func.vmap`, the wire and checkpoints.
 """
 
 from __future__ import annotations
@@ -37,9 +36,11 @@ def record(cls: type[T]) -> type[T]:
     A field that is None is part of the structure, like a static one: `vmap` takes tensors alone.
     """
     made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    fields = dataclasses.fields(made)
-    leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
-    fixed = tuple(f.name for f in fields if f.metadata.get("static"))
+    _FIELDS[made] = tuple(
+        (field.name, bool(field.metadata.get("static"))) for field in dataclasses.fields(made)
+    )
+    leaves = tuple(name for name, is_static in _FIELDS[made] if not is_static)
+    fixed = tuple(name for name, is_static in _FIELDS[made] if is_static)
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
         there = tuple(n for n in leaves if getattr(node, n) is not None)
@@ -47,10 +48,8 @@ def record(cls: type[T]) -> type[T]:
 
     def unflatten(children: Any, context: Any) -> Any:
         there, *plain = context
-        given = dict(zip(there, children, strict=True))
-        return made(
-            **{name: given.get(name) for name in leaves}, **dict(zip(fixed, plain, strict=True))
-        )
+        given = dict(zip((*there, *fixed), (*children, *plain), strict=True))
+        return made(**{name: given.get(name) for name in (*leaves, *fixed)})
 
     def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         children, context = flatten(node)
@@ -59,7 +58,6 @@ def record(cls: type[T]) -> type[T]:
 
     pytree.register_pytree_node(made, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
     RECORDS[f"{made.__module__}.{made.__qualname__}"] = made
-    _FIELDS[made] = tuple((f.name, bool(f.metadata.get("static"))) for f in fields)
     return made  # type: ignore[no-any-return]  # dataclass() is typed through Any above
 
 
@@ -71,11 +69,7 @@ class Empty:
 def leaves(tree: Tree) -> list[Tensor]:
     """All tensors of a tree, in a fixed order."""
     found: list[Tensor] = []
-
-    def keep(leaf: Tensor) -> None:
-        found.append(leaf)
-
-    _mapped(keep, tree)
+    _mapped(found.append, tree)
     return found
 
 
@@ -114,12 +108,8 @@ def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
     if kind is list or kind is tuple:
         return kind(_mapped(fn, child) for child in tree)
     if kind in _FIELDS:
-        return kind(
-            *[
-                getattr(tree, name) if fixed else _mapped(fn, getattr(tree, name))
-                for name, fixed in _FIELDS[kind]
-            ]
-        )
+        parts = ((getattr(tree, name), is_static) for name, is_static in _FIELDS[kind])
+        return kind(*[part if is_static else _mapped(fn, part) for part, is_static in parts])
     # Anything else: a leaf that is no tensor, or a container that only torch knows.
     return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 

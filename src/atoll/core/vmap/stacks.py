@@ -1,11 +1,10 @@
 """The stacks behind `vmap`: all clients' tensors at once, where `vmap` shows one client's.
 
-Under `torch.func.vmap` a tensor stands for one client, and every operation on it passes through
-functorch's interpreter, which costs more than a small operation itself. Code that works on all
-clients at once takes the stack from behind the tensor (`Batch.lower`), computes with the
-interpreter taken off (`Batch.paused`) and wraps the result again (`Batch.lift`). These functions of
-`torch._C._functorch` are private to torch: this file and `varied.py` are the only ones that call
-them, and tests/core/vmap compares every shortcut with plain `vmap`.
+Under `torch.func.vmap` every operation passes through functorch's interpreter, which costs more
+than a small operation itself. Code that works on all clients at once takes the stack from behind a
+tensor (`Batch.lower`), computes with the interpreter taken off (`Batch.paused`) and wraps the
+result again (`Batch.lift`). These functions of `torch._C._functorch` are private to torch: only
+this file and `varied.py` call them, and tests/core/vmap compares every shortcut with plain `vmap`.
 """
 
 from __future__ import annotations
@@ -44,17 +43,24 @@ class Vmap(Protocol):
     batch_size: int
 
 
+class Constant(Function):
+    """Base of functions without a gradient."""
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
+
+    @staticmethod
+    def backward(ctx: Context, *grads: object) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """The `vmap` under way, if it is the only transform.
-
-    Attributes:
-        level: Its number among the transforms.
-        batch_size: How many clients; the name that torch's `vmap` rules know.
-    """
+    """The `vmap` under way, if it is the only transform: its number, and how many clients."""
 
     level: int
-    batch_size: int
+    batch_size: int  # the name that torch's `vmap` rules know
 
     def holds(self, leaf: Tensor) -> bool:
         """Whether a tensor stands for one of each client, or is one for all."""
@@ -120,12 +126,11 @@ def known(numbers: Tensor) -> list[list[float]] | None:
 
 
 def call(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)` for a function with a `vmap` rule, at less cost where it can be.
+    """`function.apply(*args)` for a function with a `vmap` rule, at less cost where possible.
 
-    Under one `vmap` the rule is called on the stacks themselves. Torch would do the same after a
-    long way through its transforms, which costs more than a small operation (0.2 ms). Without any
-    transform the signature, which `apply` looks at first, is of no use; and without a gradient to
-    track the kernel is all there is to call.
+    Under one `vmap` the rule is called on the stacks themselves; torch's way through its transforms
+    to the same call costs 0.2 ms. Without any transform the signature, which `apply` looks at
+    first, is of no use; and without a gradient to track only the kernel is left to call.
     """
     batch = current_batch()
     if batch is None and inside_transform():
@@ -136,14 +141,9 @@ def call(function: type[Function], *args: Any) -> Any:
     # As in `lower`.
     args = tuple(_functorch.unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in args)
     stacked = [isinstance(arg, Tensor) and _functorch.is_batchedtensor(arg) for arg in args]
-    axes = tuple(
-        _functorch.maybe_get_bdim(arg) if is_many else None
-        for arg, is_many in zip(args, stacked, strict=True)
-    )
-    lowered = [
-        _functorch.get_unwrapped(arg) if is_many else arg
-        for arg, is_many in zip(args, stacked, strict=True)
-    ]
+    many = list(zip(args, stacked, strict=True))
+    axes = tuple(_functorch.maybe_get_bdim(arg) if is_many else None for arg, is_many in many)
+    lowered = [_functorch.get_unwrapped(arg) if is_many else arg for arg, is_many in many]
     with batch.paused():
         if not any(stacked):
             return call(function, *args)

@@ -1,10 +1,10 @@
 """Hyper-parameters of which every run of a sweep has its own value.
 
-Runs that differ in numbers alone are one program (`experiment.sweep`): `vmap` over the runs carries
-the numbers as it carries models. A method must not notice. So a `Varied` stands in the place of a
-number: arithmetic with it rounds as with a Python number and never decides a tensor's type, and a
-question that all runs answer alike has that answer. What the runs would answer differently, and
-what needs one plain number, raises `Undecided`.
+Runs that differ only in numbers are one program (`experiment.sweep`): `vmap` over the runs carries
+the numbers as it carries models. A method must not notice. So a `Varied` replaces a number:
+arithmetic with it rounds as with a Python number and never decides a tensor's type, and a question
+that all runs answer alike has that answer. Different answers, and a use that needs one plain
+number, raise `Undecided`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ Operand = object
 """A number, a tensor, or another `Varied`."""
 
 Result = Any  # a Varied, a tensor, or a truth value: no checker can tell which
+Args = tuple[object, ...]
+Kwargs = dict[str, object] | None
 
 
-def _arithmetic(
-    op: Callable[[Any, Any], Any],
-) -> tuple[Callable[[Varied, Operand], Result], Callable[[Varied, Operand], Result]]:
+Operator = Callable[["Varied", Operand], Result]
+
+
+def _arithmetic(op: Callable[[Any, Any], Any]) -> tuple[Operator, Operator]:
     """An operator and its reflected form."""
-    return (
-        lambda self, other: self._apply(op, self, other),
-        lambda self, other: self._apply(op, other, self),
-    )
+    return lambda x, other: x._apply(op, x, other), lambda x, other: x._apply(op, other, x)
+
+
+def _question(op: Callable[[Any, Any], bool]) -> Operator:
+    """A comparison."""
+    return lambda x, other: x._ask(op, other)
 
 
 class Varied:
-    """A number of each run.
-
-    Args:
-        name: What it is called where it was set.
-        values: All runs' numbers.
-        tensor: This run's, a float64 scalar under the `vmap` over the runs.
-    """
+    """A number of each run: its name, all values, and this run's under the `vmap` over the runs."""
 
     def __init__(self, name: str, values: Sequence[float], tensor: Tensor) -> None:
         self.name, self.values, self._tensor = name, tuple(values), tensor
@@ -58,8 +57,7 @@ class Varied:
     @property
     def tensor(self) -> Tensor:
         """This run's number, a float64 scalar."""
-        layers = _functorch.get_interpreter_stack() or []
-        if self._level not in [layer.level() for layer in layers]:
+        if self._level not in [x.level() for x in _functorch.get_interpreter_stack() or []]:
             raise Undecided(f"an operation takes {self.name} as a constant")
         return self._tensor
 
@@ -69,11 +67,7 @@ class Varied:
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., Result],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        cls, func: Callable[..., Result], types: object, args: Args = (), kwargs: Kwargs = None
     ) -> Result:
         # Torch calls this instead of an operation that has a Varied among its arguments.
         flat, spec = pytree.tree_flatten((args, kwargs or {}))
@@ -89,9 +83,7 @@ class Varied:
         if isinstance(one, Tensor) or isinstance(two, Tensor):
             other = one if isinstance(one, Tensor) else two
             dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
-            return op(
-                *(part.to(dtype) if isinstance(part, Varied) else part for part in (one, two))
-            )
+            return op(*(p.to(dtype) if isinstance(p, Varied) else p for p in (one, two)))
         values = [op(a, b) for a, b in zip(self._each(one), self._each(two), strict=True)]
         mine = (part.tensor if isinstance(part, Varied) else float(part) for part in (one, two))
         return Varied(self.name, values, op(*mine))
@@ -117,23 +109,9 @@ class Varied:
     def __neg__(self) -> Result:
         return self._apply(operator.mul, self, -1.0)
 
-    def __lt__(self, other: Operand) -> Result:
-        return self._ask(operator.lt, other)
-
-    def __le__(self, other: Operand) -> Result:
-        return self._ask(operator.le, other)
-
-    def __gt__(self, other: Operand) -> Result:
-        return self._ask(operator.gt, other)
-
-    def __ge__(self, other: Operand) -> Result:
-        return self._ask(operator.ge, other)
-
-    def __eq__(self, other: object) -> Result:
-        return self._ask(operator.eq, other)
-
-    def __ne__(self, other: object) -> Result:
-        return self._ask(operator.ne, other)
+    __lt__, __le__ = _question(operator.lt), _question(operator.le)
+    __gt__, __ge__ = _question(operator.gt), _question(operator.ge)
+    __eq__, __ne__ = _question(operator.eq), _question(operator.ne)
 
     def __bool__(self) -> bool:
         return bool(self._ask(operator.ne, 0))
@@ -166,13 +144,7 @@ def scalar(number: float | Varied, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Points(Generic[T]):
-    """Objects that differ in some numbers.
-
-    Attributes:
-        first: One of them.
-        paths: Where they differ: names of fields, from the outermost.
-        values: The numbers there, a row for each object.
-    """
+    """Objects that differ in the numbers at some paths of fields; a row of values for each."""
 
     first: T
     paths: tuple[tuple[str, ...], ...]
@@ -180,9 +152,7 @@ class Points(Generic[T]):
 
     def tensor(self, device: torch.device) -> Tensor | None:
         """All numbers, (objects, numbers) float64; None if there are none."""
-        if not self.paths:
-            return None
-        return torch.tensor(self.values, dtype=torch.float64, device=device)
+        return torch.tensor(self.values, dtype=torch.float64, device=device) if self.paths else None
 
     def at(self, row: Tensor | None) -> T:
         """The object of a row of `tensor`, under the `vmap` over its rows."""
@@ -195,15 +165,14 @@ class Points(Generic[T]):
 
 
 def points(objects: Sequence[T]) -> Points[T]:
-    """How objects of one kind, nested dataclasses, differ in numbers.
+    """How nested dataclasses of one kind differ in numbers; `Undecided` if in anything else.
 
     Whole numbers count as different kinds: they are widths and numbers of steps.
-
-    Raises:
-        Undecided: They differ in something else.
     """
     paths = tuple(_differences(objects, ()))
-    values = [[_get(one, path) for path in paths] for one in objects]
+    values = [
+        [float(operator.attrgetter(".".join(path))(one)) for path in paths] for one in objects
+    ]
     return Points(objects[0], paths, tuple(map(tuple, values)))
 
 
@@ -215,20 +184,12 @@ def _differences(objects: Sequence[object], path: tuple[str, ...]) -> list[tuple
     if len(kinds) > 1:
         raise Undecided(f"they differ in {name}")
     if is_dataclass(first) and not isinstance(first, type):
-        found = []
-        for field in fields(first):
-            parts = [getattr(one, field.name) for one in objects]
-            found += _differences(parts, (*path, field.name))
-        return found
+        parts = {f.name: [getattr(one, f.name) for one in objects] for f in fields(first)}
+        each = (_differences(part, (*path, name)) for name, part in parts.items())
+        return [found for some in each for found in some]
     if any(one is not first and one != first for one in objects):
         raise Undecided(f"they differ in {name}")
     return []
-
-
-def _get(part: Any, path: Sequence[str]) -> float:
-    for name in path:
-        part = getattr(part, name)
-    return float(part)
 
 
 def _with(part: T, path: Sequence[str], value: Varied) -> T:
