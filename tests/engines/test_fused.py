@@ -409,11 +409,11 @@ def test_other_states_and_graphs_stand_in_and_leave_no_trace():
     assert fused.regroup()
     before, own = fused.export_states(), fused.program_states()
     zeros = tree_map(torch.zeros_like, own)
-    with fused.standing_in(zeros):
+    with fused.substituted(zeros):
         assert_same(list(fused.program_states().values()), list(zeros.values()))
         fused.run(TOY.count, range(4), ZERO, keys(range(4)), 1)
     assert_same(fused.export_states(), before)
-    with pytest.raises(StepError, match="KeyError"), fused.standing_in(zeros):
+    with pytest.raises(StepError, match="KeyError"), fused.substituted(zeros):
         fused.run(TOY.broken, range(4), ZERO, keys(range(4)), 1)
     assert_same(fused.export_states(), before)
     fused.put_states(zeros)

@@ -32,8 +32,9 @@ def test_clients_are_prepared_once_for_engines_that_want_the_same() -> None:
     # Only those wanted last stay.
     assert len(ready_graphs(federation)) == len(federation)
     assert EngineInputs(federation, GCN.views).graphs() is not first
-    # With two beside each other, each has less memory.
-    one, two = (EngineInputs(federation, GCN.views, beside=number).graphs() for number in (1, 2))
+    # Two runs on a device have less memory each.
+    inputs = EngineInputs(federation, GCN.views)
+    one, two = (replace(inputs, runs_per_device=number).graphs() for number in (1, 2))
     assert one is not two
     assert not ready_graphs(federation.reordered(range(len(federation))))
 

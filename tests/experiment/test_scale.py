@@ -15,7 +15,7 @@ from atoll.data.archive import load_federation, save_federation
 from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.divide import federate
 from atoll.data.synthetic import Archipelago, make_lagoon
-from atoll.engines.buckets import NODES, make_buckets, outline
+from atoll.engines.buckets import MOST_NODES, make_buckets, outline
 from atoll.engines.fused import Fused
 from atoll.engines.simulation import Simulation
 from atoll.experiment import columns
@@ -82,7 +82,7 @@ def test_the_chunk_bounds_what_is_held_at_once() -> None:
 
 
 def test_large_clients_run_alone() -> None:
-    federation = islands(4, least=NODES // 2 + 1, most=NODES // 2 + 9)
+    federation = islands(4, least=MOST_NODES // 2 + 1, most=MOST_NODES // 2 + 9)
     simulation = Simulation(federation, method(federation))
     made = method(federation)
     made.round(made.init(simulation.clients(-1)), simulation.clients(0))

@@ -18,6 +18,7 @@ from atoll.core.batching import WHOLE, Batching, Whole
 from atoll.core.errors import ConfigError
 from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
 from atoll.core.random import fold
+from atoll.core.tree import Tree
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
@@ -76,7 +77,7 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     counts = torch.bincount(graph.edges[0], minlength=graph.num_nodes)
     edges = runs((counts.cumsum(0) - counts)[nodes], counts[nodes])[0]  # sorted by source
 
-    def cut(part: Matrix) -> Any:
+    def cut(part: Matrix) -> Tree:
         if isinstance(part, Sparse):
             return _cut_sparse(part, nodes, place)
         if isinstance(part, Distinct):

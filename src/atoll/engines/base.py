@@ -26,9 +26,7 @@ class Engine(Protocol):
     """Runs steps and owns the clients' graphs and private states."""
 
     @property
-    def name(self) -> str:
-        """The engine's name."""
-
+    def name(self) -> str: ...
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
@@ -38,7 +36,7 @@ class Engine(Protocol):
         """Every client's private state, for a checkpoint, or where to find it."""
 
     def import_states(self, states: Tree) -> None:
-        """Continue from what `export_states` gave."""
+        """Continue from the value of `export_states`."""
 
 
 @runtime_checkable
@@ -71,13 +69,13 @@ class Recordable(Protocol):
     def put_states(self, states: Mapping[Members, Tree]) -> None:
         """Keep private states as `program_states` gives them."""
 
-    def standing_in(
+    def substituted(
         self, states: Mapping[Members, Tree], graphs: Mapping[Members, Graph] | None = None
     ) -> AbstractContextManager[None]:
         """Inside, clients have these states, and these graphs if any; then their own again."""
 
     def read_by_programs(self) -> object:
-        """Tensors that programs read beside their inputs: a recording must keep them alive."""
+        """Tensors that programs read besides their inputs: a recording must keep them alive."""
 
     def forget_stacks(self) -> None:
         """Free stacked graphs; a program that needs one stacks it again."""
@@ -163,7 +161,7 @@ def engine_factory(wish: str | EngineFactory) -> EngineFactory:
 
 
 def engine_name(wish: str | EngineFactory) -> str:
-    """What an engine is called in tables and files."""
+    """The name of an engine in tables and files."""
     return wish if isinstance(wish, str) else getattr(wish, "__name__", type(wish).__name__)
 
 

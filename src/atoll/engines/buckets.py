@@ -13,22 +13,16 @@ from atoll.engines.base import Members
 CHUNK = 256
 """Clients per program unless the user chooses another number."""
 
-NODES = 1 << 15
+MOST_NODES = 1 << 15
 """Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
 
 
 class Outline(NamedTuple):
-    """What decides which clients share a program.
+    """The properties of a client that decide which clients share a program."""
 
-    Attributes:
-        kind: Number of the graph's structure; only graphs of one kind can be stacked.
-        nodes: Its size.
-        alone: Whether it has mini-batches: how often it steps, and on what, is its own affair.
-    """
-
-    kind: int
+    kind: int  # number of the graph's structure; only graphs of one kind can be stacked
     nodes: int
-    alone: bool
+    alone: bool  # with mini-batches, each client takes its own number of steps
 
 
 def outline(graphs: Sequence[Graph]) -> list[Outline]:
@@ -43,11 +37,7 @@ def make_buckets(
 ) -> list[Members]:
     """Group clients so that padding wastes at most a quarter, or too little to matter.
 
-    Args:
-        outlines: Of all clients.
-        positions: Who is to be grouped.
-        chunk: Most clients of a bucket.
-        nodes: Most nodes of a bucket of several.
+    A bucket has at most `chunk` clients; one of several clients has at most `nodes` nodes.
     """
     buckets: list[list[int]] = []
     total = 0

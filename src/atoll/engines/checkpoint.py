@@ -1,7 +1,6 @@
 """Checkpoints: a run killed at any moment leaves the last complete one.
 
-A file is the SHA-256 of its content, then the content (`codec.encode`). It is written under another
-name, flushed to the disk and renamed, so that no reader ever sees half of it.
+A file is the SHA-256 of its content, then the content (`codec.encode`), written in one step.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ import hashlib
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from atoll.core.errors import DataError, WireError
 from atoll.core.files import write_atomically
 from atoll.core.tree import Tree, stack, unstack
 from atoll.engines.codec import decode, encode
+from atoll.engines.recording import shapes
 
 
 def save_checkpoint(path: Path, tree: Tree) -> None:
@@ -45,15 +43,13 @@ def load_checkpoint(path: Path) -> Tree:
 def pack_states(states: Tree) -> Tree:
     """Private states for a checkpoint: those of one shape stacked, so that many cost little.
 
-    What an engine exports that has no states itself, because they are elsewhere, stays as it is.
+    An engine whose clients keep their states elsewhere exports no list; that stays unchanged.
     """
     if not isinstance(states, list):
         return states
     alike: dict[object, list[int]] = {}
     for position, state in enumerate(states):
-        flat, spec = pytree.tree_flatten(state)
-        kinds = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in flat)
-        alike.setdefault((spec, kinds), []).append(position)
+        alike.setdefault(shapes(state), []).append(position)
     return [
         {"clients": torch.tensor(group), "states": stack([states[p] for p in group])}
         for group in alike.values()
@@ -61,14 +57,11 @@ def pack_states(states: Tree) -> Tree:
 
 
 def unpack_states(packed: Tree) -> Tree:
-    """What `pack_states` got."""
+    """The argument of `pack_states`."""
     if not isinstance(packed, list):
         return packed
-    found = {
-        position: state
-        for group in packed
-        for position, state in zip(
-            group["clients"].tolist(), unstack(group["states"], len(group["clients"])), strict=True
-        )
-    }
+    found: dict[int, Tree] = {}
+    for group in packed:
+        clients = group["clients"].tolist()
+        found |= zip(clients, unstack(group["states"], len(clients)), strict=True)
     return [found[position] for position in range(len(found))]

@@ -1,10 +1,10 @@
-"""What a round sees of its clients: it maps steps on them, draws some, and counts the traffic."""
+"""A round's view of its clients: it maps steps on them, draws some, and counts the traffic."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,32 +19,26 @@ from atoll.engines.ledger import Ledger
 from atoll.engines.recording import ROUND, KeyPart, NotRecordable, Tape, filled
 
 
-class Backend(Protocol):
-    """What `Participants` need: the clients' numbers, the root of all keys, a ledger, an engine."""
+class Backend(ABC):
+    """The clients of a federation behind one engine.
 
-    @property
-    def federation(self) -> Sized:
-        """The clients; only how many there are counts here."""
+    Attributes:
+        federation: The clients; only how many there are counts here.
+        numbers: Each client's own number, (K,) int64.
+        root: The root key.
+        engine: It runs steps.
+        ledger: It counts the traffic.
+    """
 
-    @property
-    def numbers(self) -> Tensor:
-        """Each client's own number, (K,) int64."""
+    def __init__(self, federation: Sized, numbers: Tensor, root: Tensor, engine: Engine) -> None:
+        self.federation, self.numbers, self.root, self.engine = federation, numbers, root, engine
+        self.ledger = Ledger()
 
-    @property
-    def root(self) -> Tensor:
-        """The root key."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where traffic is noted."""
-
-    @property
-    def engine(self) -> Engine:
-        """What runs steps."""
-
+    @abstractmethod
     def private_states(self) -> list[Tree]:
         """The clients' private states, as far as they can be seen from here."""
 
+    @abstractmethod
     def clients(self, round: int) -> Participants:
         """All clients that can be reached, in the given round; -1 is the time before the first."""
 
@@ -58,7 +52,7 @@ class Participants:
         positions: Which clients take part.
         replies: Last reply of each step in this round, for scoring.
         calls: How often each step was mapped in this round.
-        tape: Where a round that is to be recorded leaves what it must not read or count itself.
+        tape: Where a round that is recorded leaves what it must not read or count itself.
         drawn: Whether the positions were drawn on the device, so that Python does not know them.
     """
 
@@ -100,15 +94,18 @@ class Participants:
             reply = engine.run_drawn(step, self.positions, message, fold(base, sim.numbers))
             who: Sequence[int] = ()
         else:
-            # Who takes part in a round that is recorded, and was not drawn, is everybody.
+            # All clients take part in a recorded round without a draw.
             who = self.positions.tolist() if self.tape is None else range(self.total)
             keys = fold(base, sim.numbers[self.positions])
             reply = engine.run(step, who, message, keys, self.number)
         down, up = message.bytes_for_one(self.total), num_bytes(reply) // len(self)
         if self.tape is not None:
             self.tape.traffic.append((step.name, self.drawn, down, up))
-            told = reply if leaves(reply) or step.keeps_state else self._states()
-            self.tape.watch(told, step.name, drawn=self.drawn)
+            tree = reply
+            if not leaves(reply) and not step.keeps_state:
+                assert isinstance(engine, Recordable)
+                tree = take(engine.stacked_states(), self.positions)
+            self.tape.watch(tree, step.name, drawn=self.drawn)
         else:
             self._stop_if_not_finite(step, reply)
             sim.ledger.add(self.number, step.name, who, down, up)
@@ -126,16 +123,12 @@ class Participants:
         # Ranks of hashes, not of positions: the draw does not depend on the clients' order.
         draw = fold(self._key("sample", ROUND), self.simulation.numbers[self.positions])
         chosen = torch.argsort(draw, stable=True)[:count]
+        positions, drawn = self.positions[chosen].sort().values, self.tape is not None
         # Calls are counted together: a step mapped on all and then on a share gets fresh noise.
-        return replace(
-            self,
-            positions=self.positions[chosen].sort().values,
-            replies={},
-            drawn=self.tape is not None,
-        )
+        return replace(self, positions=positions, replies={}, drawn=drawn)
 
     def require_finite(self, tree: Tree, problem: str) -> None:
-        """Stop with the given sentence if a tensor of the server's own is not finite."""
+        """Stop with the given sentence if one of the server's tensors is not finite."""
         if self.tape is not None:
             self.tape.watch(tree_map(lambda leaf: leaf.unsqueeze(0), tree), problem=problem)
         elif not all_finite(tree):
@@ -146,35 +139,23 @@ class Participants:
             return self.tape.key(*parts)
         return fold(self.simulation.root, *filled(parts, self.number))
 
-    def _states(self) -> Tree:
-        engine = self.simulation.engine
-        assert isinstance(engine, Recordable)
-        return take(engine.stacked_states(), self.positions)
-
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
-        """Name the first client whose numbers are no numbers any more."""
-        silent = not leaves(reply)
-        if not silent and all_finite(reply):
-            return
-        positions = self.positions.tolist()
-        if silent:
-            # Nothing leaves the client (Local): then its private state must tell.
-            states = self.simulation.private_states() if not step.keeps_state else []
-            rows = [states[p] for p in positions] if states else []
+        """Name the first client with a number that is not finite."""
+        if leaves(reply):
+            if all_finite(reply):
+                return
+            rows = [take(reply, row) for row in range(len(self))]
         else:
-            rows = [take(reply, row) for row in range(len(positions))]
-        for position, row in zip(positions, rows, strict=False):
+            # Nothing leaves the client (Local): then its private state must tell.
+            states = [] if step.keeps_state else self.simulation.private_states()
+            rows = [states[p] for p in self.positions.tolist()] if states else []
+        for position, row in zip(self.positions.tolist(), rows, strict=False):
             if not all_finite(row):
                 bad = next(name for name, leaf in named_leaves(row) if not all_finite(leaf))
                 raise client_diverged(position, step.name, self.number, bad)
 
 
 def client_diverged(position: int, step: str, number: int, name: str) -> StepError:
-    """A client's numbers are no numbers any more."""
-    return StepError(
-        position,
-        step,
-        number,
-        f"training diverged ('{name}' is not finite: the loss is nan); lower the learning rate or "
-        "check the features",
-    )
+    """The error for a client with a number that is not finite."""
+    problem = f"training diverged ('{name}' is not finite: the loss is nan); lower the learning "
+    return StepError(position, step, number, f"{problem}rate or check the features")

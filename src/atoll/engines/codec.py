@@ -23,43 +23,29 @@ LIMIT = 1 << 30
 """Largest message accepted, in bytes."""
 DEPTH = 64
 """Most levels of a tree that is accepted; deeper ones would use up Python's stack further on."""
-TYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
-"""Numbers that are accepted: of others (8-bit floats, complex ones) NaN cannot be told."""
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+TYPES = frozenset(FLOATS | WHOLE)
+"""Accepted types; in others (8-bit floats, complex numbers) a NaN cannot be found."""
 MOVED = {"atoll.core.layers": "atoll.core.private_layers", "atoll.nn.places": "atoll.nn.slots"}
-"""Modules of record types by their earlier names."""
+"""Modules of record types by their names in checkpoints of earlier versions."""
+RETIRED = {("atoll.core.graph.Graph", "batch_size")}
+"""Fields of records in files of earlier versions that have no meaning any more."""
 
 
 def encode(tree: Tree) -> bytes:
     """A tree as bytes."""
     tensors: dict[str, Tensor] = {}
     plan = json.dumps(_plan(tree, tensors))
-    # safetensors refuses a file without arrays, so an empty tree carries one empty array.
-    return save(_apart(tensors) or {"": torch.zeros(0)}, metadata={"tree": plan})
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU; safetensors refuses two that share their memory."""
     taken: set[int] = set()
-    out = {}
     for name, leaf in tensors.items():
         own = leaf.detach().cpu().contiguous()
+        # safetensors refuses two tensors that share their memory.
         own = own.clone() if own.untyped_storage().data_ptr() in taken else own
         taken.add(own.untyped_storage().data_ptr())
-        out[name] = own
-    return out
+        tensors[name] = own
+    # It also refuses a file without arrays, so an empty tree carries one empty array.
+    return save(tensors or {"": torch.zeros(0)}, metadata={"tree": plan})
 
 
 def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
@@ -81,12 +67,9 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
 
 
 def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
-    """Refuse a reply that has not the names, shapes and types that were declared.
+    """Refuse a reply without the names, shapes and types of the template.
 
-    Args:
-        tree: What arrived.
-        template: What the step gives on a probe graph.
-        free: Fields that declare a node or edge axis; their shapes may differ.
+    Shapes may differ in `free` fields, which declare a node or edge axis.
     """
     names, declared = ([name for name, _ in named_leaves(t)] for t in (tree, template))
     if structure(tree) != structure(template) or names != declared:
@@ -150,7 +133,8 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
             return [_build(v, tensors, depth + 1) for v in plan["list"]]
         if "tuple" in plan:
             return tuple(_build(v, tensors, depth + 1) for v in plan["tuple"])
-        name = _current(plan["record"])
+        module, _, kind = plan["record"].rpartition(".")
+        name = f"{MOVED.get(module, module)}.{kind}"
         items = {
             k: _build(v, tensors, depth + 1)
             for k, v in plan["fields"].items()
@@ -159,16 +143,6 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
         return RECORDS[name](**items)
     except (KeyError, TypeError, AttributeError) as error:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
-
-
-RETIRED = {("atoll.core.graph.Graph", "batch_size")}
-"""Fields of records in files of earlier versions that have no meaning any more."""
-
-
-def _current(name: str) -> str:
-    """Today's name of a record type; checkpoints of earlier versions use the earlier one."""
-    module, _, kind = name.rpartition(".")
-    return f"{MOVED.get(module, module)}.{kind}"
 
 
 def _plain(value: object) -> object:

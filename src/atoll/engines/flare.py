@@ -1,8 +1,8 @@
 """NVIDIA FLARE as the transport: the only file that imports nvflare.
 
-On the server a `Controller` gives each site a task of its own and waits for the answers; at a site
-an `Executor` answers. What a task carries is a packet: a head of plain values as JSON, and a body
-of named arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
+On the server a `Controller` gives each site its own task and waits for the answers; at a site an
+`Executor` answers. A task carries a packet: a head of plain values as JSON, and a body of named
+arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,19 @@ def from_shareable(shareable: Any) -> Packet:
     """The packet that FLARE carried; anything else is a `WireError`."""
     try:
         head, body = json.loads(shareable["head"]), shareable["body"]
+        if not isinstance(head, dict) or not isinstance(body, bytes):
+            raise TypeError("a packet is an object and bytes")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise WireError("a message was refused: it is not an Atoll packet") from error
-    if not isinstance(head, dict) or not isinstance(body, bytes):
-        raise WireError("a message was refused: it is not an Atoll packet")
     return Packet(head, body)
 
 
+@dataclass
 class _Call:
     """One packet under way to one site."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.answer: Packet | Failure | None = None
+    task: Task
+    answer: Packet | Failure | None = None
 
 
 class FlareFleet:
@@ -68,12 +69,14 @@ class FlareFleet:
         self.gone: set[str] = set()
         self.pings: dict[str, _Call] = {}
 
+    def _connected(self) -> set[str]:
+        return {client.name for client in self.fl_ctx.get_engine().get_clients()}
+
     def sites(self) -> tuple[str, ...]:
-        there = {client.name for client in self.fl_ctx.get_engine().get_clients()}
-        return tuple(sorted(there - self.gone))
+        return tuple(sorted(self._connected() - self.gone))
 
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
-        there = {client.name for client in self.fl_ctx.get_engine().get_clients()}
+        there = self._connected()
         calls = {s: self._send(s, p) for s, p in packets.items() if s in there}
         end = time.monotonic() + timeout
         with self.changed:
@@ -85,9 +88,8 @@ class FlareFleet:
         if self.stop.triggered:
             raise Aborted("the job was stopped; the run is saved up to the last complete round")
         replies: dict[str, Packet] = {}
-        failures = {
-            site: Failure(LOST, "it is not connected") for site in packets if site not in there
-        }
+        away = Failure(LOST, "it is not connected")
+        failures = {site: away for site in packets if site not in there}
         for site, call in calls.items():
             if isinstance(call.answer, Packet):
                 replies[site] = call.answer
@@ -153,16 +155,12 @@ def _answer(result: object) -> Packet | Failure:
 
 
 def _line(text: object) -> str:
-    """What a site says, as one line that is safe to print and to keep."""
+    """A site's text as one line that is safe to print and to keep."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
 
 
 class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
-    """Runs `main` on the server with the job's sites as a fleet.
-
-    Args:
-        order: What to run, as text; only `main` reads it.
-    """
+    """Runs `main` on the server with the job's sites as a fleet; only `main` reads the order."""
 
     def __init__(self, order: str) -> None:
         super().__init__()
@@ -174,10 +172,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         """The server's program.
 
-        Args:
-            fleet: The sites.
-            kit: The server's folder, which outlives the job.
-            out: The job's folder, which the submitter can download.
+        `kit` is the server's folder, which outlives the job; the submitter can download `out`.
         """
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -197,14 +192,9 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         pass
 
     def process_result_of_unknown_task(
-        self,
-        client: Client,
-        task_name: str,
-        client_task_id: str,
-        result: Shareable,
-        fl_ctx: FLContext,
+        self, client: Client, task_name: str, client_task_id: str, result: object, fl_ctx: FLContext
     ) -> None:
-        """An answer after its deadline; the round went on without it."""
+        """Ignore an answer after its deadline; the round continued without it."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if self.fleet is None:
@@ -224,7 +214,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
     @abstractmethod
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
-        """What answers packets, from the site's own folder."""
+        """A function that answers packets, from the site's own folder."""
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
@@ -246,13 +236,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
 
 class AdminSession:
-    """An administrator's session with the server: submit, watch, stop, download.
-
-    Args:
-        kit: The administrator's kit.
-        user: The administrator's name.
-        timeout: Seconds to try to connect.
-    """
+    """An administrator's session with the server: submit, watch, stop, download."""
 
     def __init__(self, kit: Path, user: str, timeout: float = 20.0) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -274,7 +258,7 @@ class AdminSession:
             raise ClientLost(f"the server does not answer any more: {error}") from error
 
     def connected(self) -> dict[str, str]:
-        """Names of the sites that are connected, each with the mark of its process."""
+        """Names of the connected sites, each with the token of its process."""
         reply = self._ask(lambda: self.session.do_command("check_status server"))
         if "meta" not in reply:
             raise ClientLost(f"the server does not answer any more: {reply.get('details', reply)}")
@@ -289,7 +273,7 @@ class AdminSession:
         return str(self._ask(lambda: self.session.submit_job(str(job))))
 
     def status(self, job: str) -> str:
-        """FLARE's word for where a job stands."""
+        """FLARE's word for a job's state."""
         return str(self._ask(lambda: self.session.get_job_status(job)))
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -297,7 +281,7 @@ class AdminSession:
         return list(self._ask(lambda: self.session.list_jobs(reverse=True)))
 
     def progress(self, job: str) -> dict[str, object]:
-        """What the running job says of itself; empty where it cannot say anything (yet)."""
+        """The progress that the running job reports; empty before it reports any."""
         try:
             return dict(self.session.do_app_command(job, PROGRESS, {}) or {})
         except Exception:  # not running, just starting or just over: `status` tells
@@ -313,7 +297,7 @@ class AdminSession:
         return Path(self._ask(lambda: self.session.download_job_result(job, str(to))))
 
     def close(self) -> None:
-        """Say goodbye."""
+        """End the session."""
         try:
             self.session.close()
         except Exception:  # the server may be gone already

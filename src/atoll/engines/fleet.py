@@ -1,11 +1,11 @@
 """Real sites, seen from the server: steps go out as packets, checked replies come back.
 
-`Fleet` is all that a transport has to offer (`engines/flare.py` is one). `Remote` is the engine on
-top of it, `Cohort` what a round sees. Nothing here knows how packets travel.
+`Fleet` is the transport (`engines/flare.py` is one), `Remote` the engine on top of it, `Cohort` the
+backend of rounds.
 
 A round either happens whole, with one set of sites, or not at all: where a site fails in the middle
 of it, the round is tried again without that site. Each packet names the round whose private state
-counts (`state`), so that a site which did more than was used in the end goes back by itself.
+counts (`state`), so that a site discards the state of a failed attempt by itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from atoll.core.method import Method, Step, declared_steps
 from atoll.core.random import make_key
 from atoll.core.task import Task
 from atoll.core.tree import Tree, leaves, num_bytes
-from atoll.engines.clients import Participants
+from atoll.engines.clients import Backend, Participants
 from atoll.engines.codec import LIMIT, check_like, decode, encode
-from atoll.engines.ledger import Ledger
 from atoll.engines.serial import stack_replies
 from atoll.engines.wire import Probe
 
@@ -55,7 +54,7 @@ Answers = tuple[dict[str, Packet], dict[str, Failure]]
 
 
 class Fleet(Protocol):
-    """Sites that can be asked."""
+    """Sites that answer packets."""
 
     def sites(self) -> tuple[str, ...]:
         """Names of the sites that are there now."""
@@ -79,7 +78,7 @@ class SitesFailed(AtollError):
 
 
 class Aborted(AtollError):
-    """Somebody stopped the job; the run is saved up to the last complete round."""
+    """An administrator stopped the job; the run is saved up to the last complete round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +87,7 @@ class Roster:
 
     Attributes:
         names: One per site, in the order of the clients.
-        features: Width of the features, common to all.
-        classes: Number of classes, common to all.
-        task: What is predicted, common to all.
+        features, classes, task: Common to all sites.
         counts: Training, validation and test nodes (or graphs) of each site.
         nodes: Nodes (or graphs) of each site.
         name: For tables.
@@ -115,7 +112,7 @@ def owners_of(method: Method, name: str = "method") -> dict[str, object]:
     """The method and the methods that it is a plug on, by the names that packets call them."""
     found: dict[str, object] = {name: method}
     if isinstance(method, Noised):
-        return found  # the steps inside answer without noise: nobody may call them
+        return found  # the steps inside answer without noise: no packet may call them
     for part in fields(method):
         value = getattr(method, part.name)
         if isinstance(value, Method):
@@ -133,11 +130,8 @@ def name_step(step: Step, owners: Mapping[str, object]) -> dict[str, object]:
     """A step as plain values: whose it is, its name, and the owner's flags that differ."""
     for name, owner in owners.items():
         if type(owner) is type(step.owner) and is_dataclass(owner):
-            other = {
-                part.name: getattr(step.owner, part.name)
-                for part in fields(owner)
-                if getattr(step.owner, part.name) != getattr(owner, part.name)
-            }
+            own = {part.name: getattr(step.owner, part.name) for part in fields(owner)}
+            other = {key: value for key, value in own.items() if value != getattr(owner, key)}
             if all(isinstance(value, bool) for value in other.values()):
                 return {"owner": name, "step": step.name, "flags": other}
     raise WireError(f"step '{step.name}' belongs to nothing that the sites know; it cannot be sent")
@@ -153,7 +147,7 @@ class Remote:
         probe: Tells what a step replies.
         run: Names the run and the seed; sites keep private states under it.
         deadline: Seconds that a step may take.
-        note: Hears of every call (the audit log).
+        note: Writes every call to the audit log.
     """
 
     name = "flare"
@@ -178,7 +172,7 @@ class Remote:
         self.attempt = ""
 
     def begin(self) -> None:
-        """A new attempt at a round: what the sites did in an unfinished one does not count."""
+        """Begin a new attempt at a round; an unfinished one does not count."""
         self.attempt, self.touched = secrets.token_hex(4), set()
 
     def commit(self, round: int) -> None:
@@ -193,21 +187,17 @@ class Remote:
         named = name_step(step, self.owners)
         template = self.probe.template(step, message.for_one(positions[0]))
         body = encode(message.tree) if isinstance(message, ToAll) else b""
+        common = {**self.about, **named, "round": round, "attempt": self.attempt}
         packets = {}
         for key, position in zip(keys.tolist(), positions, strict=True):
-            head = {
-                **self.about,
-                **named,
-                "round": round,
-                "attempt": self.attempt,
-                "key": key,
-                "state": self.committed[position],
-            }
+            head = {**common, "key": key, "state": self.committed[position]}
             own = body or encode(message.for_one(position))
             packets[self.names[position]] = Packet(head, own)
         self.touched |= set() if step.keeps_state else set(positions)
         replies, failures = self.fleet.map(step.name, packets, self.deadline)
-        most = self.limit if step.discloses else min(self.limit, _room(template))
+        # Bytes that a reply like the template can need, names and structure included.
+        room = num_bytes(template) + 4096 * (len(leaves(template)) + 4)
+        most = self.limit if step.discloses else min(self.limit, room)
         arrived: dict[str, Tree] = {}
         for site, packet in replies.items():
             try:
@@ -215,13 +205,12 @@ class Remote:
                 check_like(arrived[site], template, step.discloses)
             except WireError as error:
                 failures[site] = Failure(BAD, str(error))
-            except Exception as error:  # whatever one site sends, the others go on
+            except Exception as error:  # whatever one site sends, the others continue
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
-        sizes = {
-            s: (len(p.body), len(replies[s].body) if s in replies else 0)
-            for s, p in packets.items()
-        }
+        sent = {site: len(packet.body) for site, packet in packets.items()}
+        received = {site: len(packet.body) for site, packet in replies.items()}
+        sizes = {site: (size, received.get(site, 0)) for site, size in sent.items()}
         self.note("step", step=step.name, round=round, bytes=sizes)
         if failures:
             raise SitesFailed(failures)
@@ -234,26 +223,20 @@ class Remote:
         return {"committed": self.committed, "templates": templates, "probe": self.probe.states}
 
     def import_states(self, states: Tree) -> None:
-        """Continue from what `export_states` gave."""
+        """Continue from the value of `export_states`."""
         self.committed = list(states["committed"])
         self.probe.states = list(states["probe"])
         self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
 
 
-def _room(template: Tree) -> int:
-    """Bytes that a reply like the template can need, names and structure included."""
-    return num_bytes(template) + 4096 * (len(leaves(template)) + 4)
-
-
-class Cohort:
+class Cohort(Backend):
     """The sites of a run, as rounds see them (the counterpart of `Simulation`)."""
 
+    federation: Roster
+    engine: Remote
+
     def __init__(self, roster: Roster, engine: Remote, seed: int) -> None:
-        self.federation = roster
-        self.engine = engine
-        self.numbers = torch.arange(len(roster))
-        self.root = make_key(seed)
-        self.ledger = Ledger()
+        super().__init__(roster, torch.arange(len(roster)), make_key(seed), engine)
         self.out: dict[str, Failure] = {}
 
     def private_states(self) -> list[Tree]:
@@ -261,6 +244,5 @@ class Cohort:
         return []
 
     def clients(self, round: int) -> Participants:
-        """The sites that take part; -1 is the time before the first round."""
         there = [i for i, name in enumerate(self.federation.names) if name not in self.out]
         return Participants(self, round, torch.tensor(there, dtype=torch.int64))

@@ -1,9 +1,7 @@
 """All clients at once in one tensor program: `vmap` of the step over padded, stacked graphs.
 
-Clients of similar size share a bucket, so that little is padded; a bucket has at most `chunk`
-clients, so that memory is bounded. A client that trains on mini-batches has a bucket for itself,
-and a bucket of one runs the step without `vmap`. Buckets run side by side where the process may
-use several threads.
+Clients of similar size share a bucket (`engines.buckets`); a bucket of one runs the step without
+`vmap`. Buckets run in parallel where the process may use several threads.
 """
 
 from __future__ import annotations
@@ -11,10 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -27,12 +26,11 @@ from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, inside_transform, take, tree_map
 from atoll.core.vmap.varied import Undecided
 from atoll.engines.base import Members
-from atoll.engines.buckets import CHUNK, NODES, Outline, make_buckets, outline
+from atoll.engines.buckets import CHUNK, MOST_NODES, Outline, make_buckets, outline
 from atoll.engines.programs import MOST_KEPT, Derived, RecordedSteps, at_once
 from atoll.engines.recording import NotRecordable
-from atoll.engines.scratch import on_disk
 from atoll.engines.serial import Serial
-from atoll.engines.stacking import stack_graphs
+from atoll.engines.stacking import on_disk, stack_graphs
 from atoll.engines.states import PrivateStates
 
 log = logging.getLogger(__name__)
@@ -75,23 +73,19 @@ class Fused:
             rows = self._index(tuple(where[p] for p in members))
             return self._run_bucket(step, members, message, keys[rows], round)
 
-        done = self._side_by_side(one, programs)
+        done = self._in_parallel(one, programs)
         if not step.keeps_state:
             for members, (_, state) in zip(programs, done, strict=True):
                 self.states.put(members, state)
-        order = [position for members in programs for position in members]
         replies = concat([reply for reply, _ in done])
-        if order == list(positions):
-            return replies
-        row = {position: i for i, position in enumerate(order)}
-        return take(replies, self._index(tuple(row[p] for p in positions)))
+        rows = _rows(programs, positions)
+        return replies if rows == tuple(range(len(rows))) else take(replies, self._index(rows))
 
     def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
         """Replies of clients that only the device knows, stacked.
 
-        All clients compute, and the results of those that were not drawn are dropped: their states
-        stay, and the replies are those of a round without them. On a GPU small programs cost what
-        one does.
+        All clients compute, and the results of those that were not drawn are dropped: on a GPU
+        small programs cost what one does.
         """
         everyone = range(len(self.graphs))
         self.regroup()
@@ -103,14 +97,8 @@ class Fused:
             here = torch.zeros(len(self.graphs), dtype=torch.bool, device=positions.device)
             here = here.index_fill(0, positions, True)
             for members, stacked in self.states.stacks.items():
-                mine = here[self._index(members)]
-                self.states.stacks[members] = tree_map(
-                    lambda new, old, mine=mine: torch.where(
-                        mine.reshape(-1, *[1] * (new.dim() - 1)), new, old
-                    ),
-                    stacked,
-                    before[members],
-                )
+                chosen = partial(_where, here[self._index(members)])
+                self.states.stacks[members] = tree_map(chosen, stacked, before[members])
         return take(replies, positions)
 
     def regroup(self) -> bool:
@@ -120,9 +108,7 @@ class Fused:
             if self.states.home[members[0]] is not None:
                 self.states.put(members, self.states.get(members))
             self._index(members)
-        order = [position for members in programs for position in members]
-        row = {position: i for i, position in enumerate(order)}
-        self._index(tuple(row[position] for position in range(len(order))))
+        self._index(_rows(programs, range(len(self.graphs))))
         return self.states.begun
 
     def programs(self) -> list[Members]:
@@ -138,7 +124,7 @@ class Fused:
                 self.states.put(members, state)
 
     @contextmanager
-    def standing_in(
+    def substituted(
         self, states: Mapping[Members, Tree], graphs: Mapping[Members, Graph] | None = None
     ) -> Iterator[None]:
         # A recording calls the round as a function of states. Under the `vmap` over several runs,
@@ -179,17 +165,15 @@ class Fused:
             self.places[numbers] = torch.tensor(numbers, device=self.graphs[0].y.device)
         return self.places[numbers]
 
-    def _side_by_side(
-        self,
-        one: Callable[[Members], tuple[Tree, Tree]],
-        programs: Sequence[Members],
+    def _in_parallel(
+        self, one: Callable[[Members], tuple[Tree, Tree]], programs: Sequence[Members]
     ) -> list[tuple[Tree, Tree]]:
         """Every program once, as many at a time as there are threads, the largest first.
 
         Programs of small tensors use a second core better than one program's operations do.
         """
         threads = torch.get_num_threads()
-        # Transforms under way are known to their own thread alone.
+        # Only their own thread knows the transforms under way.
         if threads == 1 or len(programs) == 1 or self._on_gpu or inside_transform():
             return [one(members) for members in programs]
         for members in programs:
@@ -213,19 +197,18 @@ class Fused:
         except (AtollError, NotRecordable, Undecided):
             raise
         except Exception as error:
-            who = members[0]
             problem = f"{type(error).__name__} in a program of {len(members)} clients: {error}"
-            raise StepError(who, step.name, round, problem) from error
+            raise StepError(members[0], step.name, round, problem) from error
 
     def _program(
         self, step: Step, members: Members, message: Message, states: Tree, keys: Tensor
     ) -> tuple[Tree, Tree]:
-        """What one bucket computes: a function of tensors alone, so that it can be recorded."""
+        """What one bucket computes: a function of tensors only, so that it can be recorded."""
         graph = self._graph(members)
         if not self._on_gpu and self.recorded is None and not inside_transform():
             graph = self.derived.added(step.owner, members, graph, states)
         tree, shared = message.tree, isinstance(message, ToAll)
-        # A bucket of everybody has the rows in order: nothing to copy.
+        # A bucket of all clients has the rows in order: nothing to copy.
         if isinstance(message, ToEach) and len(members) < len(self.graphs):
             tree = message.rows(self._index(members))
 
@@ -255,14 +238,12 @@ class Fused:
         return replies
 
     def _buckets(self, positions: Members) -> list[Members]:
-        """The buckets of a roster; those of the last one, and of everybody, are kept."""
+        """The buckets of a roster; those of the last one, and of all clients, are kept."""
         if positions not in self.buckets:
-            everybody = {
-                p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)
-            }
-            nodes = math.inf if self._on_gpu else NODES
+            kept = {p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)}
+            nodes = math.inf if self._on_gpu else MOST_NODES
             made = make_buckets(self.outlines, positions, self.chunk, nodes)
-            self.buckets = {**everybody, positions: made}
+            self.buckets = {**kept, positions: made}
             wanted = {members for found in self.buckets.values() for members in found}
             self.stacked = {m: graph for m, graph in self.stacked.items() if m in wanted}
         return self.buckets[positions]
@@ -283,10 +264,8 @@ class Fused:
         return self.stacked[members]
 
     def stacked_states(self) -> Tree:
-        members = [p for stacked in self.states.stacks for p in stacked]
-        row = {position: i for i, position in enumerate(members)}
         whole = concat(list(self.states.stacks.values()))
-        return take(whole, self._index(tuple(row[p] for p in range(len(self.graphs)))))
+        return take(whole, self._index(_rows(self.states.stacks, range(len(self.graphs)))))
 
     @cached_property
     def _on_gpu(self) -> bool:
@@ -297,6 +276,16 @@ class Fused:
 
     def import_states(self, states: Sequence[Tree]) -> None:
         self.states.replace(states)
+
+
+def _rows(programs: Iterable[Members], positions: Iterable[int]) -> Members:
+    """Where clients stand among the members of programs, one program after another."""
+    row = {position: i for i, position in enumerate(chain.from_iterable(programs))}
+    return tuple(row[position] for position in positions)
+
+
+def _where(chosen: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(chosen.reshape(-1, *[1] * (new.dim() - 1)), new, old)
 
 
 def _settle(flushed: bool) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,15 +16,9 @@ SCORE = "score"
 
 
 class Entry(NamedTuple):
-    """One step on some clients: one message down to and one reply up from each of them.
+    """One step on some clients: `down` bytes to and `up` bytes from each of them.
 
-    Attributes:
-        round: Its number.
-        step: Its name.
-        runs: The clients, ascending, as runs of neighbours (first, behind the last): all clients
-            are one run, however many they are.
-        down: Bytes to each of them.
-        up: Bytes from each of them.
+    The clients, ascending, are runs of neighbours (first, behind the last): all of them are one.
     """
 
     round: int
@@ -48,7 +40,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Ledger:
-    """All entries of a run. Evaluation is kept apart: what it moves is not training traffic."""
+    """All entries of a run. Evaluation counts separately, because it is not training traffic."""
 
     entries: list[Entry] = field(default_factory=list)
 
@@ -85,19 +77,12 @@ class Ledger:
             for client in entry.clients:
                 yield entry.round, entry.step, client, entry.down, entry.up
 
-    def write_csv(self, path: Path) -> None:
-        """The ledger as a table that anybody can check."""
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["round", "step", "client", "bytes_down", "bytes_up"])
-            writer.writerows(self.rows())
-
     def export(self) -> Tree:
         """Plain values for a checkpoint."""
         return [[e.round, e.step, torch.tensor(e.runs), e.down, e.up] for e in self.entries]
 
     def restore(self, exported: Tree) -> None:
-        """Continue from what `export` gave."""
+        """Continue from the value of `export`."""
         self.entries = [
             Entry(round, step, tuple(map(tuple, runs.tolist())), down, up)
             for round, step, runs, down, up in exported

@@ -1,8 +1,4 @@
-"""Clients' graphs as an engine's steps want them: views filled in, typed, on the device.
-
-An engine prepares its clients' graphs, through `EngineInputs.graphs` or, where it has
-only some of them, through `prepared`.
-"""
+"""Clients' graphs as an engine's steps want them: views filled in, typed, on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from torch import Tensor
 
 from atoll.core.batching import WHOLE, Batching
 from atoll.core.federation import Federation, Lazily, each
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, cast, moved, with_views
+from atoll.core.graph import Graph, Matrix, Sparse, View, cast, moved, with_views
 from atoll.core.minibatch import with_batching
 from atoll.core.tree import num_bytes
 
@@ -34,7 +30,7 @@ class EngineInputs:
         views: What each client precomputes of its graph.
         device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
-        beside: How many engines share the device's memory, this one included.
+        runs_per_device: How many runs share the device's memory, this one included.
         batching: How clients cut their training into steps.
     """
 
@@ -42,29 +38,26 @@ class EngineInputs:
     views: Mapping[str, View]
     device: torch.device | str = "cpu"
     chunk: int = 0
-    beside: int = 1
+    runs_per_device: int = 1
     batching: Batching = WHOLE
 
     def graphs(self) -> Sequence[Graph]:
         """The `prepared` graphs of all clients; runs with equal inputs share them."""
         recipes = tuple((name, _recipe(self.views[name])) for name in sorted(self.views))
-        where = torch.device(self.device), torch.get_default_dtype(), self.beside
-        wanted = recipes, *where, self.batching
+        options = self.runs_per_device, self.batching
+        wanted = recipes, torch.device(self.device), torch.get_default_dtype(), *options
+        make = partial(prepared, self.federation.graphs, self.views, self.device, *options)
         try:
             found = _READY.get(self.federation, {}).get(wanted)
         except TypeError:  # a view that is made with a list cannot be looked up
-            return self._prepared()
+            return make()
         if found is not None:
             return found
-        _READY.pop(self.federation, None)  # of each federation, the graphs wanted last are kept
-        graphs = self._prepared()
+        _READY.pop(self.federation, None)  # of each federation, only the last graphs are kept
+        graphs = make()
         if not isinstance(graphs, Lazily) and num_bytes(list(graphs)) <= READY_BYTES:
             _READY[self.federation] = {wanted: graphs}
         return graphs
-
-    def _prepared(self) -> Sequence[Graph]:
-        graphs = self.federation.graphs
-        return prepared(graphs, self.views, self.device, self.beside, self.batching)
 
 
 # By federation, so that prepared graphs go when their federation does.
@@ -72,7 +65,7 @@ _READY: WeakKeyDictionary[Federation, dict[Hashable, Sequence[Graph]]] = WeakKey
 
 
 def ready_graphs(federation: Federation) -> Sequence[Graph]:
-    """The graphs of a federation that stay prepared; none if no run has wanted any yet."""
+    """The graphs of a federation that stay prepared; none before its first run."""
     return [graph for graphs in _READY.get(federation, {}).values() for graph in graphs]
 
 
@@ -80,13 +73,10 @@ def prepared(
     graphs: Sequence[Graph],
     views: Mapping[str, View],
     device: torch.device | str = "cpu",
-    beside: int = 1,
+    runs_per_device: int = 1,
     batching: Batching = WHOLE,
 ) -> Sequence[Graph]:
-    """Clients' graphs as steps want them: views filled in, in the default type, on the device.
-
-    `beside` and `batching` as in `EngineInputs`.
-    """
+    """Graphs with their views filled in, in the default type, on the device (`EngineInputs`)."""
     dtype = torch.get_default_dtype()
 
     def one(graph: Graph) -> Graph:
@@ -100,7 +90,7 @@ def prepared(
         graphs = moved(tuple(graphs), device)
     placed = each(one, graphs)
     if cuda:
-        placed = with_dense_views(placed, beside)
+        placed = with_dense_views(placed, runs_per_device)
     return each(lambda graph: with_batching(graph, batching), placed)
 
 
@@ -111,10 +101,8 @@ DENSE_NODES = 640
 """Most nodes of a client whose adjacency is multiplied with its zeros on a GPU."""
 
 
-def with_dense_views(graphs: Sequence[Graph], beside: int = 1) -> tuple[Graph, ...]:
+def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple[Graph, ...]:
     """Feature views, and adjacencies of small clients, with all their zeros, where memory allows.
-
-    A program of several runs has the graphs of each: `beside` is how many share the memory.
 
     A frequent word is a very long row of the transpose, which one thread block of a GPU walks alone
     (Coauthor CS, 10 clients, FedAvg on an H200: 0.41 s a round with sparse features, 0.04 dense).
@@ -122,31 +110,29 @@ def with_dense_views(graphs: Sequence[Graph], beside: int = 1) -> tuple[Graph, .
     clients where the dense one takes 8.
     """
     views = [view for graph in graphs for view in graph.views.values()]
-    features = sum(math.prod(view.shape) for view in views if _has_features(view))
-    squares = [view for view in views if isinstance(view, Sparse) and view.square]
-    cells, wide = sum(math.prod(view.shape) for view in squares), graphs[0].real.element_size()
-    most = DENSE_BYTES // (beside * wide)
-    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and cells <= most
+    sparse = [view for view in views if not isinstance(view, Tensor)]
+    squares = [math.prod(view.shape) for view in sparse if _is_square(view)]
+    features = [math.prod(view.shape) for view in sparse if not _is_square(view)]
+    most = DENSE_BYTES // (runs_per_device * graphs[0].real.element_size())
+    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and sum(squares) <= most
 
     def dense(view: Matrix) -> Matrix:
         if isinstance(view, Sparse) and view.square:
             return replace(view, dense=view.to_dense()) if small else view
-        if isinstance(view, Tensor) or features > most:
-            return view
-        return view.to_dense()
+        return view if isinstance(view, Tensor) or sum(features) > most else view.to_dense()
 
-    return tuple(
-        replace(graph, views={name: dense(view) for name, view in graph.views.items()})
-        for graph in graphs
-    )
+    def one(graph: Graph) -> Graph:
+        return replace(graph, views={name: dense(view) for name, view in graph.views.items()})
+
+    return tuple(one(graph) for graph in graphs)
 
 
 def _recipe(view: View) -> Hashable:
-    """What makes two views the same: a partial function is like no other, even if made alike."""
+    """Equal for equal views: partial functions made alike do not compare as equal."""
     if not isinstance(view, partial):
         return view
     return view.func, view.args, tuple(sorted(view.keywords.items()))
 
 
-def _has_features(view: Matrix) -> bool:
-    return isinstance(view, Distinct) or (isinstance(view, Sparse) and not view.square)
+def _is_square(view: Matrix) -> bool:
+    return isinstance(view, Sparse) and view.square

@@ -1,4 +1,4 @@
-"""What the fused engine keeps of its programs: recordings of steps, and what clients derive."""
+"""The fused engine's caches of its programs: recordings of steps, and what clients derive."""
 
 from __future__ import annotations
 
@@ -47,11 +47,8 @@ def at_once(
 class Derives(Protocol):
     """The owner of a step whose clients derive something again and again (`core.method.Method`)."""
 
-    def derived_from(self, state: Tree) -> Tree:
-        """The part of the private state that it is derived from; None if there is none."""
-
-    def derive(self, graph: Graph, part: Tree) -> Tree:
-        """What is derived."""
+    def derived_from(self, state: Tree) -> Tree: ...
+    def derive(self, graph: Graph, part: Tree) -> Tree: ...
 
 
 class Derived:
@@ -74,7 +71,10 @@ class Derived:
         if members not in self.kept or self.kept[members][1] != mark:
             self.kept.pop(members, None)
             with torch.no_grad():
-                found = _of_program(owner.derive, len(members), graph, part)
+                if len(members) > 1:
+                    found = vmap_trees(owner.derive, graph, part)
+                else:  # a bucket of one has a plain graph
+                    found = owner.derive(graph, take(part, 0))
             kept = sum(num_bytes(tree) for _, _, tree in self.kept.values())
             if kept + num_bytes(found) > MOST_DERIVED:
                 self.kept.clear()  # of rosters that have gone, or there is too much to keep
@@ -84,16 +84,10 @@ class Derived:
         return replace(graph, derived=self.kept[members][2])
 
 
-def _of_program(function: Callable[..., Tree], size: int, graph: Graph, part: Tree) -> Tree:
-    """A function of each client's graph and tree, stacked; a bucket of one has a plain graph."""
-    return vmap_trees(function, graph, part) if size > 1 else function(graph, take(part, 0))
-
-
 class RecordedSteps:
     """Programs of steps, recorded when they come for the second time.
 
-    For methods whose server reads numbers to decide what to do, so that no round can be recorded
-    whole.
+    For methods whose server reads numbers, so that no round can be recorded whole.
     """
 
     def __init__(self) -> None:
@@ -110,13 +104,11 @@ class RecordedSteps:
             new = known not in self.recordings
         except TypeError:  # a method with a list among its hyper-parameters
             return program(*inputs)
-        if new:
-            if known in self.seen and len(self.recordings) < MOST_KEPT:
-                return self._rehearse(step, known, program, *inputs)
-            if len(self.seen) < 10 * MOST_KEPT:
-                self.seen.add(known)  # drawn clients may never come together again
-            return program(*inputs)
-        recording = self.recordings[known]
+        if new and known in self.seen and len(self.recordings) < MOST_KEPT:
+            return self._rehearse(step, known, program, *inputs)
+        if new and len(self.seen) < 10 * MOST_KEPT:
+            self.seen.add(known)  # drawn clients may never come together again
+        recording = self.recordings.get(known)
         if recording is None:
             return program(*inputs)
         # The next replay overwrites what this one gives, and the server may keep it.

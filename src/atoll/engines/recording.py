@@ -1,8 +1,8 @@
 """Work that is recorded once and replayed: on a GPU as a CUDA graph, which is one launch.
 
-A GPU does a small federation's round in a millisecond, but Python needs thirty to ask for it. What
-is recorded must ask for the same operations each time: it must not read a number to decide what
-comes next (`no_reads` finds out), and noise must come from inputs (`Tape`).
+A GPU does a small federation's round in a millisecond, but Python needs thirty to launch it.
+Recorded work must do the same operations each time: it must not read a number to decide what comes
+next (`no_reads` checks), and noise must come from inputs (`Tape`).
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.core.random import fold, salt, salted
 from atoll.core.tree import Tree, leaves, named_leaves, tree_map
+from atoll.core.vmap.varied import Args, Kwargs
 
 
 class NotRecordable(Exception):
     """Why some work cannot be recorded, as the end of a sentence."""
 
 
+Function = Callable[..., tuple[Tree, ...]]
+
+
 class Recording:
     """A function of trees, recorded with copies of its inputs.
 
-    A call copies new inputs over the old ones and replays. What it returns is valid until the next
-    call, which overwrites it. Without a GPU a replay is a call of the function.
+    A call copies new inputs over the old ones and replays. Its outputs are valid until the next
+    call, which overwrites them. Without a GPU a replay is a call of the function.
 
     Args:
-        function: What to record; it must have run before, so that nothing is loaded or allocated
-            for the first time while it is recorded.
+        function: It must have run before, so that the recording loads and allocates nothing new.
         inputs: Of the structure and shapes of all inputs to come.
         carried: How many outputs, from the first on, are the inputs of the next call. They are
             written over the inputs within the recording, so that the next call copies nothing.
         pool: Memory that recordings share which never run at the same time.
-        keeps: What else the function reads: a replay reads it again, wherever it was.
+        keeps: Other tensors that the function reads: a replay reads them again, where they were.
     """
 
     def __init__(
         self,
-        function: Callable[..., tuple[Tree, ...]],
+        function: Function,
         *inputs: Tree,
         carried: int = 0,
         pool: Pool | None = None,
@@ -55,15 +58,11 @@ class Recording:
         self.inputs = tree_map(torch.clone, inputs)
         self.targets = leaves(self.inputs)
         self.carried = carried
-        self.replay: Callable[[], tuple[Tree, ...]]
+        self.replay: Function = lambda: self._settled(function(*self.inputs))
         if any(leaf.is_cuda for leaf in self.targets):
             self.replay = self._captured(function, pool)
-        else:
-            self.replay = lambda: self._settled(function(*self.inputs))
 
-    def _captured(
-        self, function: Callable[..., tuple[Tree, ...]], pool: Pool | None
-    ) -> Callable[[], tuple[Tree, ...]]:
+    def _captured(self, function: Function, pool: Pool | None) -> Function:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
         device = self.targets[0].device
@@ -94,15 +93,16 @@ class Recording:
         return replay
 
     def _settled(self, outputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """Outputs that share no memory with inputs, for one may be written over another.
+        """Write the carried outputs over the inputs, which are returned in their place.
 
-        Then the carried ones are, and what is returned of them is the inputs.
+        First, outputs that share memory with inputs are copied: one may overwrite another.
         """
         ours = {leaf.untyped_storage().data_ptr() for leaf in self.targets}
-        apart = tree_map(
-            lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in ours else leaf,
-            outputs,
-        )
+
+        def apart_from_inputs(leaf: Tensor) -> Tensor:
+            return leaf.clone() if leaf.untyped_storage().data_ptr() in ours else leaf
+
+        apart = tree_map(apart_from_inputs, outputs)
         back = self.inputs[: self.carried]
         if back:
             torch._foreach_copy_(leaves(back), leaves(apart[: self.carried]))
@@ -122,20 +122,18 @@ def new_pool(cuda: bool) -> Pool | None:
 
 
 def shapes(tree: Tree) -> tuple[object, ...]:
-    """All that must be equal for a recording to take a tree in the place of another one.
+    """Equal for trees that can take each other's place in a recording.
 
     A number that is no tensor is part of the program: it must be the same.
     """
     flat, spec = pytree.tree_flatten(tree)
-    kinds = [
-        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in flat
-    ]
-    return spec, tuple(kinds)
+    parts = ((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat)
+    return spec, tuple(parts)
 
 
 @contextmanager
 def no_reads(device: torch.device) -> Iterator[Watch]:
-    """Whatever makes Python wait for a number raises; a recording would have frozen that number."""
+    """Raise where Python waits for a number; a recording would have frozen that number."""
     watch = Watch()
     if device.type != "cuda":
         with watch:
@@ -155,8 +153,8 @@ def no_reads(device: torch.device) -> Iterator[Watch]:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """Raises at operations whose result Python reads, or whose shape depends on numbers.
 
-    It also finds what a recording will read again and again, wherever it comes from (a graph that
-    a method keeps in a cache, say), so that the recording can keep it.
+    It also finds the tensors that a recording will read again, such as a graph in a method's cache,
+    so that the recording can keep them.
     """
 
     def __init__(self) -> None:
@@ -165,11 +163,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self.made: set[int] = set()
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: Callable[..., object], types: object, args: Args = (), kwargs: Kwargs = None
     ) -> object:
         if func in _READS:
             name = str(func).removeprefix("aten.").partition(".")[0]
@@ -182,20 +176,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         return found
 
     def besides(self, *trees: Tree) -> list[Tensor]:
-        """What was read, and was neither made here nor part of these trees."""
+        """Tensors that were read, and were neither made here nor part of these trees."""
         known = _places(trees)
         return [leaf for place, leaf in self.read.items() if place not in known]
 
 
 def _places(tree: Tree) -> dict[int, Tensor]:
-    """The tensors of a tree by where they lie in memory."""
+    """The tensors of a tree by their address in memory."""
     found = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-    plain = [leaf for leaf in found if leaf.layout is torch.strided]
-    return {
-        leaf.untyped_storage().data_ptr(): leaf
-        for leaf in plain
-        if not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-    }
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    plain = [leaf for leaf in found if leaf.layout is torch.strided and not wrapped(leaf)]
+    return {leaf.untyped_storage().data_ptr(): leaf for leaf in plain}
 
 
 _READS = {
@@ -216,36 +207,29 @@ KeyPart = int | str | RoundNumber
 
 @dataclass(frozen=True)
 class Check:
-    """Numbers that must be finite: whose they are, and what to say if they are not.
+    """Tensors that must be finite, and the error if they are not."""
 
-    Attributes:
-        step: The client step that gave them; "" for something of the server's own.
-        names: Names of the tensors.
-        drawn: Whether they belong to the clients that were drawn, or to all.
-        problem: For something of the server's own: what it means.
-    """
-
-    step: str
-    names: tuple[str, ...]
-    drawn: bool = False
-    problem: str = ""
+    step: str  # the client step that gave them; "" for a tensor of the server
+    names: tuple[str, ...]  # of the tensors
+    drawn: bool = False  # whether they belong only to the clients that were drawn
+    problem: str = ""  # of a server's tensor that is not finite
 
 
 @dataclass
 class Tape:
-    """What a round leaves for later, so that nobody has to wait for it while it runs.
+    """What a round leaves for later, so that it need not wait for it while it runs.
 
     Attributes:
         root: The root of all keys.
         number: The number of the round, if it is rehearsed; -1 while it is recorded.
         shown: The number that a method may see, of a round of the same stage (`Method.stage`); None
-            if the method does not say which rounds are alike.
-        salts: What makes each key of this round, in order, if it is recorded.
-        parts: What each key is made of, in order, with `ROUND` for the round's number.
-        traffic: Step, whether it ran on those who were drawn or on all, bytes down and bytes up.
+            if the method does not define stages.
+        salts: The salt of each key of this round, in order, if it is recorded.
+        parts: The parts of each key, in order, with `ROUND` for the round's number.
+        traffic: Step, whether it ran only on drawn clients, bytes down and bytes up.
         checks: What must be finite, in the order of `sums`.
         sums: For each tensor of each check its sum at each client.
-        sizes: How many tensors and clients each check looks at.
+        sizes: How many tensors and clients each check covers.
     """
 
     root: Tensor
@@ -268,19 +252,15 @@ class Tape:
     def salts_of(self, rounds: Sequence[int]) -> Tensor:
         """The salts of some rounds, (R, keys, 4), for recordings of this one.
 
-        Each is the first of four numbers, so that it lies in memory as a tensor of its own would:
+        Each is the first of four numbers, so that it lies in memory as a separate tensor would:
         kernels are compiled for how their arguments lie.
         """
-        table = [
-            [[salt(*filled(parts, number)), 0, 0, 0] for parts in self.parts] for number in rounds
-        ]
+        found = [[salt(*filled(parts, number)) for parts in self.parts] for number in rounds]
+        table = [[[one, 0, 0, 0] for one in row] for row in found]
         return torch.tensor(table, dtype=torch.int64, device=self.root.device)
 
     def watch(self, tree: Tree, step: str = "", *, drawn: bool = False, problem: str = "") -> None:
-        """Have the tensors of a tree, stacked by clients, looked at when the round is read.
-
-        Step, drawn and problem are as in `Check`.
-        """
+        """Check the tensors of a tree, stacked by clients, when the round is read (`Check`)."""
         found = [(n, leaf) for n, leaf in named_leaves(tree) if leaf.is_floating_point()]
         floats = {name: leaf for name, leaf in found if leaf.numel()}
         # A sum of doubles is finite if all its terms are: those of float32 cannot overflow it.
@@ -291,7 +271,7 @@ class Tape:
             self.sizes.append((len(sums), len(sums[0])))
 
     def finite(self) -> Tensor:
-        """For all that is watched, in one row: whether each tensor of each client is finite."""
+        """Whether each watched tensor of each client is finite, in one row."""
         nothing = torch.zeros(0, dtype=torch.float64, device=self.root.device)
         return torch.cat([nothing, *self.sums]).isfinite()
 

@@ -1,14 +1,13 @@
 """Rounds that are recorded once and replayed, with the same numbers: of one run, or of several.
 
-The first round runs eagerly, because private states begin in it. The second is rehearsed: whatever
-would make Python wait for a number stops it. If nothing does, it counts and is recorded, and all
-later rounds are replays. Otherwise the clients' steps are recorded one by one, and the rest of a
-round runs between their replays. Where a method has several stages (`Method.stage`), each of them
-begins again.
+The first round runs eagerly, because private states begin in it. The second is rehearsed: a wait
+for a number stops it. Otherwise it counts and is recorded, and all later rounds are replays. If it
+was stopped, the clients' steps are recorded one by one, and the rest of a round runs between their
+replays. Each stage of a method (`Method.stage`) begins again.
 
-Several runs that differ in data, noise and numbers only are one program: seeds, and points of a
+Several runs that differ only in data, noise and numbers are one program: seeds, and points of a
 grid of hyper-parameters, are one more axis around the clients, `vmap` of a whole round. Each run's
-numbers stand in the method as `Varied`. One run needs no such axis; all else is the same for both.
+numbers stand in the method as `Varied`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -56,49 +56,38 @@ Carried = tuple[Tree, States]
 
 
 class Playable(Protocol[Found_co]):
-    """A run whose rounds can be played without reading what they find."""
+    """A run whose rounds can be played without reading their scores."""
 
     server: Tree
 
     @property
-    def simulation(self) -> Backend:
-        """Where its clients are."""
-
+    def simulation(self) -> Backend: ...
     def play(
         self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Found_co]:
-        """One round: the server's next tree, and what the round found, a tree of tensors.
+        """One round: the server's next tree, and the round's scores, a tree of tensors.
 
-        Args:
-            server: Its tree.
-            everyone: All clients.
-            with_train: Whether the training part is scored, too.
-            method: In the place of the run's method.
+        `with_train` scores the training part, too; `method` replaces the run's method.
         """
 
 
 @dataclass(frozen=True)
 class Round(Generic[Outcome]):
-    """A round that was played.
-
-    Attributes:
-        number: Of the round.
-        outcome: What it found.
-        tape: What is to be written down of it; None if everything is written already.
-        after: Server and states after it, for `Replay.trees`; None if they were overwritten.
-    """
+    """A round that was played."""
 
     number: int
     outcome: Outcome
-    tape: Tape | None = None
-    after: Carried | None = None
+    tape: Tape | None = None  # None if everything is written down already
+    after: Carried | None = None  # for `Replay.trees`; None if it was overwritten
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
         """The error that would have stopped this round, if its numbers had been read at once."""
-        if self.tape is None or finite is None or bool(finite.all()):
+        if (
+            self.tape is None
+            or finite is None
+            or (found := self.tape.first_problem(finite)) is None
+        ):
             return None
-        found = self.tape.first_problem(finite)
-        assert found is not None
         check, name, row = found
         if check.step:
             position = positions[row] if check.drawn else row
@@ -119,14 +108,14 @@ class Replay(Generic[Outcome]):
     """Plays the rounds of one run, or of several as one program.
 
     Args:
-        runs: Alike but for seed, data and numbers among the hyper-parameters.
+        runs: Equal but for seed, data and numbers among the hyper-parameters.
         rounds: How many they have.
         stage_of: The stage of a round (`Method.stage`).
         points: How the methods of several runs differ.
 
     Attributes:
         how: How the rounds are played, for the log: a sentence.
-        refused: Why several runs cannot be one program; "" as long as they can.
+        refused: Why several runs cannot be one program; "" if they can.
     """
 
     def __init__(
@@ -155,19 +144,13 @@ class Replay(Generic[Outcome]):
             self.refused = OTHER_PROGRAMS
 
     def advance(
-        self,
-        number: int,
-        kinds: Sequence[bool],
-        copy: Callable[[Carried], Carried] | None = None,
+        self, number: int, kinds: Sequence[bool], copy: Callable[[Carried], Carried] | None = None
     ) -> list[Round[Outcome]]:
-        """A round, and as many after it as can be replayed, without reading what they found.
+        """A round, and as many after it as can be replayed, without reading their outcomes.
 
-        Empty if the round must be played eagerly; then every run has its server and states.
-
-        Args:
-            number: Of the first round.
-            kinds: For this round and those after it: whether the training part is scored.
-            copy: Copies the wanted part of server and states before a replay overwrites them.
+        Empty if the round must be played eagerly; then every run has its server and states. `kinds`
+        says for each round whether the training part is scored. `copy` copies the wanted part of
+        server and states before a replay overwrites them.
         """
         if self.stage_of(number) != self.stage:
             self.let_go()
@@ -209,7 +192,7 @@ class Replay(Generic[Outcome]):
         return server, states
 
     def _can_begin(self, number: int, with_train: bool) -> bool:
-        """Whether a round can be rehearsed or replayed; if so, all that it needs is at hand."""
+        """Whether a round can be rehearsed or replayed; if so, its inputs are gathered."""
         alone = len(self.runs) == 1
         if with_train not in self.takes:
             useless = alone and number == self.rounds - 1
@@ -223,7 +206,7 @@ class Replay(Generic[Outcome]):
         return self.carried is not None
 
     def _gather(self) -> Carried:
-        """Bring servers and states together, and what rounds only read: graphs, roots, numbers."""
+        """Stack servers, states, and what rounds only read: graphs, roots, numbers."""
         servers = [run.server for run in self.runs]
         states = [engine.program_states() for engine in self.engines]
         if len(self.runs) == 1:
@@ -255,23 +238,17 @@ class Replay(Generic[Outcome]):
         engine, simulation, tapes = self.engines[0], self.lead.simulation, list[Tape]()
         everyone = torch.arange(len(simulation.federation), device=self.root.device)
 
-        def one(
-            server: Tree,
-            states: States,
-            graphs: dict[Members, Graph] | None,
-            root: Tensor,
-            row: Tree,
-        ) -> Tree:
+        def one(server: Tree, states: States, graphs: Graphs, root: Tensor, row: Tree) -> Tree:
             method = None if self.points is None else self.points.at(row)
             tapes.append(Tape(root, blank.number, blank.shown, blank.salts))
-            with engine.standing_in(states, graphs):
+            with engine.substituted(states, graphs):
                 clients = Participants(simulation, blank.number, everyone, tape=tapes[-1])
                 server, outcome = self.lead.play(server, clients, with_train, method)
                 return server, engine.program_states(), outcome
 
         given = (*carried, *self.fixed)
         played = one(*given) if len(self.runs) == 1 else vmap_trees(one, *given)
-        # Under `vmap` the tape's tensors are of no use any more; its lists hold for every run.
+        # After `vmap` the tape's tensors are of no use; its lists hold for every run.
         tapes[-1].root = blank.root
         tapes[-1].sums.clear()  # they are in the outcome
         return tapes[-1], (played[0], played[1]), played[2]
@@ -281,7 +258,7 @@ class Replay(Generic[Outcome]):
         assert self.carried is not None
         # A recorded round may see only the number of a round of the same stage.
         blank = Tape(self.root, number, None if self.stage is None else number)
-        played = self._attempt(lambda: self._watched(blank, with_train))
+        played = self._attempt(partial(self._watched, blank, with_train, self.carried))
         if played is None:
             return []
         (tape, after, outcome), keeps = played
@@ -296,14 +273,15 @@ class Replay(Generic[Outcome]):
         return [Round(number, outcome, tape)]
 
     def _watched(
-        self, blank: Tape, with_train: bool
+        self, blank: Tape, with_train: bool, carried: Carried
     ) -> tuple[tuple[Tape, Carried, Tree], list[Tensor]]:
-        """One round that must not read a number, and the tensors it used beside its inputs."""
-        assert self.carried is not None
-        check_place(self.carried, self.root.device)
+        """One round that must not read a number, and the tensors it used besides its inputs."""
+        if any(leaf.device != self.root.device for leaf in leaves(carried)):
+            # A recording for a GPU would freeze their numbers.
+            raise NotRecordable("the server or the clients keep tensors in main memory")
         with no_reads(self.root.device) as watch:
-            played = self._play(blank, with_train, self.carried)
-        return played, watch.besides(self.carried)
+            played = self._play(blank, with_train, carried)
+        return played, watch.besides(carried)
 
     def _record(self, tape: Tape, with_train: bool, keeps: list[Tensor]) -> None:
         assert self.carried is not None
@@ -316,9 +294,8 @@ class Replay(Generic[Outcome]):
         salts = tape.salts_of(range(self.rounds))
         inputs = *self.carried, salts[0]
         read = keeps, self.fixed, self.engines[0].read_by_programs()
-        recording = self._attempt(
-            lambda: Recording(program, *inputs, carried=2, pool=self.pool, keeps=read)
-        )
+        make = partial(Recording, program, *inputs, carried=2, pool=self.pool, keeps=read)
+        recording = self._attempt(make)
         if recording is None:
             self.pool = None  # what failed may have left something in it
             return
@@ -359,7 +336,7 @@ class Replay(Generic[Outcome]):
             engine.record_steps(False)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
-        """What some work returns; whatever goes wrong in it is a reason not to record.
+        """The result of some work; any error in it is a reason not to record.
 
         Played eagerly, and one by one, the runs give the same results, or the true error. Only a
         full memory is an error at once where there are several runs: half of them may fit.
@@ -373,7 +350,8 @@ class Replay(Generic[Outcome]):
             return None
 
     def _give_up(self, reason: str) -> None:
-        self.tries, reason = MOST_TRIES, first_line(reason)
+        # The first line is short enough for the log.
+        self.tries, reason = MOST_TRIES, (reason.strip().splitlines() or ["no reason given"])[0]
         if len(self.runs) > 1:
             self.refused = reason
         elif self.takes:
@@ -398,30 +376,19 @@ def _engine(run: Playable[Outcome]) -> Recordable:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is that the device's memory is full."""
+    """Whether an error, or its cause, is that the device's memory is full."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__
     return error is not None
 
 
-def first_line(reason: str) -> str:
-    """An error's first line: short enough for the log."""
-    return (reason.strip().splitlines() or ["no reason given"])[0]
-
-
 def rounds_ahead(left: int, seconds: float) -> int:
-    """How many rounds to replay before they are read, if one takes so long: a moment's worth."""
+    """How many rounds of so many seconds to replay before their results are read."""
     return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds, 1e-6))))
 
 
-def check_place(tree: Tree, device: torch.device) -> None:
-    """Refuse tensors in main memory: a recording for a GPU would freeze their numbers."""
-    if any(leaf.device != device for leaf in leaves(tree)):
-        raise NotRecordable("the server or the clients keep tensors in main memory")
-
-
 def fetched(rounds: Sequence[Round[Outcome]]) -> Outcome:
-    """What some rounds found, stacked, where Python can read it."""
+    """The outcomes of some rounds, stacked, where Python can read them."""
     outcomes = [played.outcome for played in rounds]
     if any(len(leaves(outcome)) != len(leaves(outcomes[0])) for outcome in outcomes):
         raise ValueError("only rounds of one kind can be read together")

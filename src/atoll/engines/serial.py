@@ -30,22 +30,19 @@ class Serial:
         replies = []
         for key, position in zip(keys, positions, strict=True):
             try:
-                reply = self.run_one(step, position, message.for_one(position), key)
+                replies.append(self.run_one(step, position, message.for_one(position), key))
             except AtollError:
                 raise
             except Exception as error:
-                raise StepError(
-                    position, step.name, round, f"{type(error).__name__}: {error}"
-                ) from error
-            replies.append(reply)
+                problem = f"{type(error).__name__}: {error}"
+                raise StepError(position, step.name, round, problem) from error
         return stack_replies(replies, positions, step, round)
 
     def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
         """One client's reply; its new private state is kept."""
+        graph, state = self.graphs[position], self.states[position]
         with torch.no_grad():
-            reply, self.states[position] = step(
-                self.graphs[position], message, self.states[position], key
-            )
+            reply, self.states[position] = step(graph, message, state, key)
         return reply
 
     def export_states(self) -> list[Tree]:
@@ -53,7 +50,7 @@ class Serial:
         return list(self.states)
 
     def import_states(self, states: Sequence[Tree]) -> None:
-        """Continue from stored private states."""
+        """Continue from the given private states."""
         self.states = list(states)
 
 
@@ -63,24 +60,19 @@ def stack_replies(
     """Stack replies; a shape that depends on the client is a node or an edge axis."""
     first = dict(named_leaves(replies[0]))
     for position, reply in zip(positions, replies, strict=True):
-        if structure(reply) != structure(replies[0]) or len(dict(named_leaves(reply))) != len(
-            first
-        ):
-            raise StepError(
-                position,
-                step.name,
-                round,
-                f"the reply holds {sorted(dict(named_leaves(reply)))} here and {sorted(first)} on "
-                f"client {positions[0]}; a reply must always hold the same tensors",
+        own = dict(named_leaves(reply))
+        if structure(reply) != structure(replies[0]) or len(own) != len(first):
+            problem = (
+                f"the reply holds {sorted(own)} here and {sorted(first)} on "
+                f"client {positions[0]}; a reply must always hold the same tensors"
             )
-        for name, leaf in named_leaves(reply):
+            raise StepError(position, step.name, round, problem)
+        for name, leaf in own.items():
             if name in first and leaf.shape != first[name].shape:
-                raise StepError(
-                    position,
-                    step.name,
-                    round,
+                problem = (
                     f"reply '{name}' has shape {tuple(leaf.shape)} here and "
                     f"{tuple(first[name].shape)} on client {positions[0]}; a reply must not have a "
-                    "node or edge axis",
+                    "node or edge axis"
                 )
+                raise StepError(position, step.name, round, problem)
     return stack(replies)

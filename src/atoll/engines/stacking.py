@@ -6,14 +6,18 @@ padded node has no role and no label that counts, and a padded edge has weight z
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.graph import Distinct, Graph, Matrix, Sparse, lists_nodes
-from atoll.core.tree import stack
+from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_nodes
+from atoll.core.tree import Tree, leaves, stack, tree_map
+
+_ALIGNED = 64
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:
@@ -24,53 +28,31 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
     nodes = max(graph.num_nodes for graph in graphs) + 1
     edges = max(graph.edges.shape[1] for graph in graphs)
 
-    def rows(name: str) -> Tensor:
-        return torch.stack([_pad(getattr(graph, name), nodes) for graph in graphs])
+    x = _stack_matrix([graph.x for graph in graphs], nodes)
 
-    def on_padding(name: str, size: int) -> Tensor | None:
+    def padded(name: str, size: int = nodes, value: int = 0) -> Tree:
         found = [getattr(graph, name) for graph in graphs]
         if found[0] is None:
             return None
-        return torch.stack([_pad(index, size, nodes - 1) for index in found])
+        return torch.stack([_pad(part, size or len(part), value) for part in found])
 
-    def spaces(name: str) -> Tensor | None:
-        found = [getattr(graph, name) for graph in graphs]
-        return None if found[0] is None else torch.stack(found)
-
-    x = _stack_matrix([graph.x for graph in graphs], nodes)
-
-    def view(name: str) -> Matrix:
+    def view(name: str) -> Tree:
         found = [graph.views[name] for graph in graphs]
-        if all(_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True)):
-            return x  # the features themselves: not stacked twice
-        return _stack_view(found, nodes)
+        same = (_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True))
+        return x if all(same) else _stack_matrix(found, nodes)  # features are stacked only once
 
     return Graph(
         x=x,
         edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
         edge_weight=torch.stack([_pad(graph.edge_weight, edges) for graph in graphs]),
-        y=rows("y"),
-        train=rows("train"),
-        val=rows("val"),
-        test=rows("test"),
-        real=rows("real"),
-        ids=rows("ids"),
+        **{name: padded(name) for name in PER_NODE},
         views={name: view(name) for name in graphs[0].views},
-        root=on_padding("root", nodes),
-        roots=on_padding("roots", max(len(graph.at_roots(graph.y)) for graph in graphs)),
-        has_features=spaces("has_features"),
-        has_classes=spaces("has_classes"),
+        root=padded("root", value=nodes - 1),
+        roots=padded("roots", max(len(graph.at_roots(graph.y)) for graph in graphs), nodes - 1),
+        has_features=padded("has_features", 0),
+        has_classes=padded("has_classes", 0),
         task_name=graphs[0].task_name,
     )
-
-
-def _stack_view(parts: Sequence[Matrix], nodes: int) -> Matrix:
-    distinct = [part for part in parts if isinstance(part, Distinct)]
-    if not distinct:
-        return _stack_matrix([part for part in parts if not isinstance(part, Distinct)], nodes)
-    most = max(len(part.rows) for part in distinct)
-    rows = torch.stack([_pad(part.rows, most) for part in distinct])
-    return Distinct(rows, stack_sparse([part.which for part in distinct], nodes))
 
 
 def _is_same(one: Matrix, two: Matrix) -> bool:
@@ -79,7 +61,12 @@ def _is_same(one: Matrix, two: Matrix) -> bool:
     return one is two
 
 
-def _stack_matrix(parts: Sequence[Tensor | Sparse], nodes: int) -> Tensor | Sparse:
+def _stack_matrix(parts: Sequence[Matrix], nodes: int) -> Tree:
+    distinct = [part for part in parts if isinstance(part, Distinct)]
+    if distinct:
+        most = max(len(part.rows) for part in distinct)
+        rows = torch.stack([_pad(part.rows, most) for part in distinct])
+        return Distinct(rows, stack_sparse([part.which for part in distinct], nodes))
     dense = [part for part in parts if isinstance(part, Tensor)]
     sparse = [part for part in parts if isinstance(part, Sparse)]
     if dense and sparse:
@@ -102,28 +89,55 @@ def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
     square = parts[0].square
     columns = rows if square else max(part.shape[1] for part in parts)
     entries = max(part.values.shape[0] for part in parts)
-    blocks = []
-    for k, part in enumerate(parts):
+
+    def block(k: int, part: Sparse) -> Sparse:
         used = part.values.shape[0]
         order = torch.arange(used, entries, dtype=torch.int32, device=part.values.device)
-        blocks.append(
-            Sparse(
-                offsets=_pad(part.offsets, rows, used) + k * entries,
-                columns=_pad(part.columns, entries, columns - 1) + k * columns,
-                rows=_pad(part.rows, entries, rows - 1) + k * rows,
-                values=_pad(part.values, entries),
-                t_offsets=_pad(part.t_offsets, columns, used) + k * entries,
-                t_columns=_pad(part.t_columns, entries, rows - 1) + k * rows,
-                t_order=torch.cat([part.t_order, order]) + k * entries,
-                t_values=_pad(part.t_values, entries),
-                square=square,
-                dense=None if part.dense is None else _pad(_pad(part.dense, rows).T, columns).T,
-            )
+        return Sparse(
+            offsets=_pad(part.offsets, rows, used) + k * entries,
+            columns=_pad(part.columns, entries, columns - 1) + k * columns,
+            rows=_pad(part.rows, entries, rows - 1) + k * rows,
+            values=_pad(part.values, entries),
+            t_offsets=_pad(part.t_offsets, columns, used) + k * entries,
+            t_columns=_pad(part.t_columns, entries, rows - 1) + k * rows,
+            t_order=torch.cat([part.t_order, order]) + k * entries,
+            t_values=_pad(part.t_values, entries),
+            square=square,
+            dense=None if part.dense is None else _pad(_pad(part.dense, rows).T, columns).T,
         )
-    return stack(blocks)
+
+    return stack([block(k, part) for k, part in enumerate(parts)])
 
 
 def _pad(leaf: Tensor, size: int, value: float = 0) -> Tensor:
     """Lengthen the first axis to `size`."""
     missing = size - leaf.shape[0]
     return functional.pad(leaf, [0, 0] * (leaf.dim() - 1) + [0, missing], value=value)
+
+
+def on_disk(tree: Tree) -> Tree:
+    """The same tree, its tensors in a file without a name, mapped into memory.
+
+    The system reads the parts in use and drops the rest. The file goes with the last tensor.
+    """
+    tensors = [leaf.contiguous() for leaf in leaves(tree)]
+    places = []
+    with tempfile.TemporaryFile(prefix="atoll-") as file:
+        for tensor in tensors:
+            file.write(bytes(-file.tell() % _ALIGNED))
+            places.append(file.tell())
+            file.write(tensor.view(-1).view(torch.uint8).numpy().data)
+        file.write(bytes(_ALIGNED))  # an empty file cannot be mapped
+        file.flush()
+        # A private copy: writing into it would not reach the file.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    placed = iter(zip(tensors, places, strict=True))
+
+    def read(_: Tensor) -> Tensor:
+        like, place = next(placed)
+        if not like.numel():
+            return like
+        flat = torch.frombuffer(mapped, dtype=like.dtype, count=like.numel(), offset=place)
+        return flat.view(like.shape)
+
+    return tree_map(read, tree)

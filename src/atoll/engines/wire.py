@@ -1,8 +1,7 @@
 """Serial, with every message, reply and private state sent through bytes, and replies checked.
 
-What runs here can leave the machine: nothing is shared by reference, everything is serialisable,
-and each reply is what the method declares. The declaration is found by running the step on two
-probe clients of different size: what does not depend on the size may cross.
+A method that runs here can leave the machine: nothing is shared by reference. Running a step on two
+probe clients of different size finds the declared reply: what depends on the size may not cross.
 """
 
 from __future__ import annotations
@@ -107,45 +106,29 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
 
 def make_probe(federation: Federation, views: dict[str, View], like: Tensor) -> Probe:
     """Probe clients with a federation's task, features and classes, typed and placed `like`."""
-    make = probe_graphs if federation.task.many_graphs else probe_graph
-    small, large = (
-        with_views(make(federation.classes + more, federation, like), views) for more in (5, 8)
-    )
+    sizes = federation.classes + 5, federation.classes + 8
+    small, large = (with_views(_probe_graph(size, federation, like), views) for size in sizes)
     return Probe((small, large))
 
 
-def probe_graph(size: int, federation: Federation, like: Tensor) -> Graph:
-    """A ring with chords and every class."""
-    nodes = torch.arange(size, device=like.device)
-    one_way = torch.stack([torch.cat([nodes, nodes]), torch.cat([nodes + 1, nodes + 2]) % size])
-    key = fold(make_key(size, like.device), "probe")
-    role = nodes % 3
+def _probe_graph(size: int, federation: Federation, like: Tensor) -> Graph:
+    """A ring with chords, or so many triangles where graphs are classified, with every class."""
+    many, features, classes = federation.task.many_graphs, federation.features, federation.classes
+    nodes = torch.arange(3 * size if many else size, device=like.device)
+    if many:
+        item, labelled = nodes // 3, nodes % 3 == 0
+        one_way = torch.stack([nodes, 3 * item + (nodes + 1) % 3])
+    else:
+        item, labelled = nodes, nodes >= 0
+        one_way = torch.stack([nodes.repeat(2), torch.cat([nodes + 1, nodes + 2]) % size])
     return make_graph(
-        uniform(key, (size, federation.features), like.dtype),
+        uniform(fold(make_key(size, like.device), "probe"), (len(nodes), features), like.dtype),
         torch.cat([one_way, one_way.flip(0)], dim=1),
-        nodes % federation.classes,
-        train=(role == 0) | (nodes < federation.classes),
-        val=role == 1,
-        test=role == 2,
-    )
-
-
-def probe_graphs(size: int, federation: Federation, like: Tensor) -> Graph:
-    """So many triangles, with every class."""
-    nodes = torch.arange(3 * size, device=like.device)
-    number, corner = nodes // 3, nodes % 3
-    one_way = torch.stack([nodes, 3 * number + (corner + 1) % 3])
-    labelled = corner == 0
-    return make_graph(
-        uniform(
-            fold(make_key(size, like.device), "probe"), (3 * size, federation.features), like.dtype
-        ),
-        torch.cat([one_way, one_way.flip(0)], dim=1),
-        number % federation.classes,
-        train=labelled & ((number % 3 == 0) | (number < federation.classes)),
-        val=labelled & (number % 3 == 1),
-        test=labelled & (number % 3 == 2),
-        root=3 * number,
-        has_features=like.new_ones(federation.features),
-        has_classes=like.new_ones(federation.classes),
+        item % classes,
+        train=labelled & ((item % 3 == 0) | (item < classes)),
+        val=labelled & (item % 3 == 1),
+        test=labelled & (item % 3 == 2),
+        root=3 * item if many else None,
+        has_features=like.new_ones(features) if many else None,
+        has_classes=like.new_ones(classes) if many else None,
     )

@@ -175,11 +175,11 @@ class Run:
 
     Args:
         experiment: What is run.
-        beside: How many runs share the device's memory, itself included.
+        runs_per_device: How many runs share the device's memory, itself included.
     """
 
-    def __init__(self, experiment: Experiment, *, beside: int = 1) -> None:
-        self.experiment, self.beside = experiment, beside
+    def __init__(self, experiment: Experiment, *, runs_per_device: int = 1) -> None:
+        self.experiment, self.runs_per_device = experiment, runs_per_device
         federation = experiment.federation
         check_task(experiment.method, federation)
         self.simulation: Backend = self.backend()
@@ -209,7 +209,7 @@ class Run:
             seed=wanted.seed,
             device=wanted.device,
             chunk=wanted.chunk,
-            beside=self.beside,
+            runs_per_device=self.runs_per_device,
             batching=wanted.batching,
         )
 

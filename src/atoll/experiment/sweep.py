@@ -75,8 +75,8 @@ class Sweep:
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = can_be_one(experiments)
-        beside = 1 if self.apart else len(experiments)
-        self.runs = [Run(experiment, beside=beside) for experiment in experiments]
+        runs_per_device = 1 if self.apart else len(experiments)
+        self.runs = [Run(experiment, runs_per_device=runs_per_device) for experiment in experiments]
         self.failed: dict[int, AtollError] = {}
         self.replay: Replay[Outcome] | None = None
         if not self.apart:
