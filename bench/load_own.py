@@ -49,12 +49,11 @@ def make(folder: Path, args: argparse.Namespace) -> None:
 
 
 def load(folder: Path) -> None:
-    from atoll.data import own_tables  # noqa: F401  (imported before the baseline is taken)
     from atoll.data.own.reader import load_own
 
     before = peak()
     start, cpu = time.perf_counter(), time.process_time()
-    source, report = load_own(folder)
+    source, _ = load_own(folder)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     optional = [array for array in (source.weight, source.split) if array is not None]
     arrays = [source.x, source.edges, source.y, *source.columns.values(), *optional]
@@ -66,7 +65,7 @@ def load(folder: Path) -> None:
         "imports_mb": round(before),
         "arrays_mb": round(size),
         "times_arrays": round((peak() - before) / size, 2),
-        "nodes": report.nodes,
+        "nodes": source.num_nodes,
         "edges": int(source.edges.shape[1]),
     }
     print(json.dumps(found))

@@ -10,18 +10,9 @@ from typing import Any
 
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.core.task import NODES
-from atoll.data.own.reader import OwnOptions, load_own
-from atoll.data.public.registry import (
-    DATASETS,
-    GROUPS,
-    dataset_info,
-    is_present,
-    load_dataset,
-    load_group,
-    parse_name,
-    plain_name,
-    sets_of_group,
-)
+from atoll.data.own.schema import OwnOptions
+from atoll.data.public import registry
+from atoll.data.public.registry import DATASETS, GROUPS, dataset_info, sets_of_group
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.spec import Value
 from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
@@ -36,16 +27,16 @@ def load(
     schema: str | Path | None = None,
     own: Mapping[str, object] | None = None,
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
-    """A source, and what a loader of the user's own data has to say about it.
+    """A source, and the sentences of the loader of a user's own data.
 
     Args:
         name: "lagoon" or "archipelago" (with knobs: "lagoon:homophily=0.3"), a data set's or a
             group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
         clients: How many owners the built-in data has.
         seed: Seed of the built-in data.
-        root: Where data sets are looked for.
+        root: The folder of the public data sets.
         schema: Column roles for the user's own tables.
-        own: What to do with what is found in the user's own data: fields of `OwnOptions`.
+        own: Fields of `OwnOptions`, for the user's own data.
     """
     if not is_own(name) and (schema is not None or own):
         given = "--schema" if schema is not None else "--own"
@@ -53,21 +44,23 @@ def load(
     if built_in(name):
         return make_lagoon(parse_lagoon(name), clients, seed), []
     if is_own(name):
+        from atoll.data.own.reader import load_own
+
         source, report = load_own(Path(name).expanduser(), schema, parse_own_options(own or {}))
         return source, list(report.messages)
     if not _is_public(name):
         raise _no_such_data(name)
-    plain, options = parse_name(name)
+    plain, options = registry.parse_name(name)
     features, max_degree = _graph_set_options(plain, options)
     if sets_of_group(plain):
-        return load_group(plain, root, features=features, max_degree=max_degree), []
+        return registry.load_group(plain, root, features=features, max_degree=max_degree), []
     info = dataset_info(plain)
-    if root is not None and not is_present(plain, root):
+    if root is not None and not registry.is_present(plain, root):
         raise DataError(
             f"data set '{info.name}' is not in {root}; get it with: "
             f"atoll data fetch {info.name} --data-root {root}"
         )
-    return load_dataset(plain, root, features=features, max_degree=max_degree), []
+    return registry.load_dataset(plain, root, features=features, max_degree=max_degree), []
 
 
 def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, int | None]:
@@ -94,7 +87,7 @@ def is_own(name: str) -> bool:
 
 
 def _is_public(text: str) -> bool:
-    name = plain_name(text).lower()
+    name = registry.plain_name(text).lower()
     known = name in {key.lower() for key in DATASETS} or bool(sets_of_group(name))
     return known or name.startswith("tu:")
 
@@ -102,30 +95,28 @@ def _is_public(text: str) -> bool:
 def _no_such_data(name: str) -> ConfigError:
     names = {key.lower(): key for key in (*DATASETS, *GROUPS, *BUILT_IN)}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean '{names[near[0]]}'?"
-        if near
-        else "`atoll datasets` lists the names, and a graph of your own is given by its path"
-    )
+    hint = "`atoll datasets` lists the names, and a graph of your own is given by its path"
+    if near:
+        hint = f"did you mean '{names[near[0]]}'?"
     return ConfigError(f"unknown data set '{name}'; {hint}")
 
 
 def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     """Options from the command line's words."""
     known = [field.name for field in fields(OwnOptions)]
-    options: dict[str, Any] = {}  # each value has the type of its field
+    options: dict[str, Any] = dict(given)  # each value gets the type of its field
     for key, value in given.items():
         word = str(value).lower()
         if key not in known:
             raise unknown("option of your own data", key, known)
-        if key == "max_categories" and not word.isdigit():
-            raise ConfigError(f"max_categories is '{value}'; give a whole number")
-        if key == "directed" and word not in ("true", "false"):
-            raise ConfigError(f"directed is '{value}'; give true or false")
         if key == "max_categories":
+            if not word.isdigit():
+                raise ConfigError(f"max_categories is '{value}'; give a whole number")
             options[key] = int(word)
-        else:
-            options[key] = word == "true" if key == "directed" else value
+        if key == "directed":
+            if word not in ("true", "false"):
+                raise ConfigError(f"directed is '{value}'; give true or false")
+            options[key] = word == "true"
     return OwnOptions(**options)
 
 

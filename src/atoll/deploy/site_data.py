@@ -14,7 +14,6 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.divide import check_client
-from atoll.data.own.reader import load_own
 from atoll.data.split import split as assign_roles
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 
@@ -97,6 +96,8 @@ def read_site_data(
                 f"'{path}' is not a client's data; give what `atoll federate split` wrote"
             )
         return SiteData(content["graph"], content["classes"], content["name"], content["metric"])
+    from atoll.data.own.reader import load_own
+
     source, report = load_own(path, schema)
     source = source.undirected_simple()
     labels, count = source.y, source.classes

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
 
 from atoll.core.errors import AtollError, ConfigError, DataError
-from atoll.data.own.reader import OwnOptions, from_networkx, load_own
+from atoll.data.own.reader import from_networkx, load_own
+from atoll.data.own.schema import OwnOptions
 from atoll.data.source import TRAIN, UNUSED
 
 

@@ -7,15 +7,17 @@ Columns are Arrow arrays and nothing loops over rows: values are looked up by ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import scipy.sparse as sp
+from pyarrow import types
 
 from atoll.core.errors import DataError
-from atoll.data.own.schema import Loading, NodeRoles, OwnOptions, quoted
+from atoll.data.own.schema import Loading, NodeRoles, quoted
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
@@ -35,6 +37,30 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class Column:
+    """One column of a table, and how sentences name it."""
+
+    values: pa.ChunkedArray
+    name: str
+    rows: Rows
+
+    def error(self, row: int, problem: str) -> DataError:
+        """The error for one row of the column."""
+        return DataError(f"{self.rows.where(row)}, column '{self.name}' {problem}")
+
+    def complete(self) -> Column:
+        """The column itself; a missing value is refused with the first place and the count."""
+        missing = self.values.null_count
+        if missing:
+            raise self.error(
+                first(self.values.is_null()),
+                f"has no value ({missing} such rows in all); fill them in, or leave the column out "
+                f'with ignore = ["{self.name}"] in schema.toml',
+            )
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class Nodes:
     """The arrays of a node table; the fields are those of `Source` and `OwnReport`."""
 
@@ -46,210 +72,8 @@ class Nodes:
     columns: dict[str, np.ndarray]
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
-    return kind in (pa.string(), pa.large_string(), pa.string_view())
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a column holds numbers, truth values, or nothing at all."""
-    tests = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_boolean,
-        pa.types.is_decimal,
-        pa.types.is_null,
-    )
-    return any(test(kind) for test in tests)
-
-
-def clean_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text without spaces around it, nothing for empty text; other columns as they are."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not is_text(column.type):
-        return column
-    column = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
-    empty = pc.equal(column, "")
-    return pc.if_else(empty, None, column) if pc.any(empty).as_py() else column
-
-
-def from_labels(y: np.ndarray) -> pa.ChunkedArray:
-    """Class numbers as a column; -1, which tensors use for "unknown", becomes no value."""
-    return pa.chunked_array([pa.array(y, mask=y == -1)])
-
-
-def from_lists(values: Mapping[str, Sequence[object]], rows: Rows) -> pa.Table:
-    """A table of Python values, None where there is none."""
-    table = {}
-    for name, column in values.items():
-        try:
-            table[name] = clean_text(pa.chunked_array([pa.array(column)]))
-        except pa.ArrowException:
-            kinds = sorted({type(value).__name__ for value in column if value is not None})
-            raise DataError(
-                f"{rows.name}, attribute '{name}' holds {' and '.join(kinds)}; give every node a "
-                f"number, or every node a text"
-            ) from None
-    return pa.table(table)
-
-
-def first(mask: pa.ChunkedArray | np.ndarray) -> int:
-    """The first row where `mask` holds."""
-    if isinstance(mask, pa.ChunkedArray):
-        mask = mask.fill_null(False)
-    return int(np.argmax(np.asarray(mask)))
-
-
-def first_text(column: pa.ChunkedArray) -> int:
-    """The first row whose text is not a number; 0 where the column holds no text."""
-    if not is_text(column.type):
-        return 0
-    return first(pc.invert(pc.match_substring_regex(column, NUMBER)))
-
-
-def refuse_missing(column: pa.ChunkedArray, name: str, rows: Rows) -> None:
-    """Raise if a value is missing, with the first place and the count."""
-    if column.null_count:
-        row = first(column.is_null())
-        raise DataError(
-            f"{rows.where(row)}, column '{name}' has no value ({column.null_count} such rows in "
-            f'all); fill them in, or leave the column out with ignore = ["{name}"] in schema.toml'
-        )
-
-
-def as_ids(column: pa.ChunkedArray, name: str, rows: Rows) -> pa.ChunkedArray:
-    """Ids as int64 or text; a fraction or a date names nothing."""
-    if pa.types.is_integer(column.type) and column.type != pa.uint64():
-        return column.cast(pa.int64())
-    if is_text(column.type) or pa.types.is_null(column.type) or column.type == pa.uint64():
-        return column.cast(pa.large_string())
-    if pa.types.is_floating(column.type):
-        try:
-            return column.cast(pa.int64())
-        except pa.ArrowInvalid:
-            pass
-    raise DataError(
-        f"{rows.where(0)}, column '{name}' is of type {column.type}; ids are text or whole numbers"
-    )
-
-
-def lookup(column: pa.ChunkedArray, ids: pa.ChunkedArray) -> np.ndarray:
-    """The index of each value among `ids`, int32, or -1 where it is not one of them."""
-    if column.type != ids.type:  # a CSV file gives text where a Parquet file gives numbers
-        column, ids = column.cast(pa.large_string()), ids.cast(pa.large_string())
-    found = pc.index_in(column, value_set=ids.combine_chunks())
-    return np.asarray(found.fill_null(-1), dtype=np.int32)
-
-
-def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
-    """A column as int64, or as NumPy text with every distinct text made only once."""
-    if pa.types.is_integer(column.type):
-        return np.asarray(column, dtype=np.int64)
-    column = column.cast(pa.large_string())
-    distinct = pc.unique(column)
-    names = np.array(distinct.to_pylist(), dtype=np.str_)
-    if len(distinct) == len(column):
-        return names
-    texts: np.ndarray = names[lookup(column, pa.chunked_array([distinct]))]
-    return texts
-
-
-def encode_labels(
-    column: pa.ChunkedArray, name: str, rows: Rows, options: OwnOptions
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers, -1 where no label is given, and the classes' names in sorted order."""
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), None, column)
-        fraction = pc.not_equal(column, pc.floor(column)).fill_null(False)
-        if pc.any(fraction).as_py():
-            row = first(fraction)
-            raise DataError(
-                f"{rows.where(row)}, column '{name}' holds the fraction {column[row].as_py()}; a "
-                f"label is a class (text or a whole number)"
-            )
-        column = column.cast(pa.int64(), safe=False)
-    elif not is_text(column.type) and not pa.types.is_integer(column.type):
-        column = column.cast(pa.large_string())
-    distinct = pc.unique(column).drop_null()
-    distinct = distinct.take(pc.sort_indices(distinct))
-    names = tuple(str(value) for value in distinct.to_pylist())
-    if is_text(column.type):
-        _refuse_marks(column, names, name, rows)
-    if len(names) < 2:
-        found = f"only the class {quoted(names[0])}" if names else "no label at all"
-        raise DataError(
-            f"column '{name}' of {rows.name} holds {found}; classification needs "
-            f"two classes or more"
-        )
-    if len(names) > options.max_categories:
-        raise DataError(
-            f"column '{name}' holds {len(names)} different labels for {len(column)} nodes; at most "
-            f"{options.max_categories} are allowed; name the right column with [nodes] label in "
-            f"schema.toml, or raise max_categories"
-        )
-    return lookup(column, pa.chunked_array([distinct])).astype(np.int64), names
-
-
-def _refuse_marks(column: pa.ChunkedArray, names: tuple[str, ...], name: str, rows: Rows) -> None:
-    marks = [value for value in names if value.lower() in MISSING]
-    if marks:
-        row = first(pc.equal(column, marks[0]))
-        raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {quoted(marks[0])}, which reads like a "
-            f"missing label; leave it empty for an unlabelled node, or give the class another name"
-        )
-
-
-def split_roles(column: pa.ChunkedArray, name: str, rows: Rows) -> np.ndarray:
-    """Roles from texts such as "train"; an empty text is an unused node."""
-    column = pc.utf8_lower(column.cast(pa.large_string()))
-    distinct = pc.unique(column).drop_null()
-    wrong = [value for value in distinct.to_pylist() if value not in ROLE_WORDS]
-    if wrong:
-        row = first(pc.equal(column, wrong[0]))
-        raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {quoted(wrong[0])}; a split is train, val "
-            f"(or valid, validation), test, or empty for an unused node"
-        )
-    roles = np.array(
-        [*(ROLE_WORDS[value] for value in distinct.to_pylist()), UNUSED], dtype=np.int8
-    )
-    split: np.ndarray = roles[lookup(column, pa.chunked_array([distinct]))]  # -1 takes the last
-    return split
-
-
-def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading) -> Nodes:
-    """Turn a node table into arrays: labels, roles, owners, and features in the table's order."""
-    if table.num_rows == 0:
-        raise DataError(f"{rows.name} holds no nodes; give at least one row for each class")
-    options = loading.options
-    y, classes = encode_labels(table[roles.label], roles.label, rows, options)
-    split = None if roles.split is None else split_roles(table[roles.split], roles.split, rows)
-    columns = {}
-    for name in roles.owners:
-        refuse_missing(table[name], name, rows)
-        columns[name] = as_numpy(table[name])
-    blocks: list[Block] = []
-    for name in table.column_names:
-        if name in roles.features:
-            refuse_missing(table[name], name, rows)
-            blocks.append(_block(table[name], name, roles, rows, options))
-    if not blocks:
-        raise DataError(
-            f"{rows.name} has no feature column; add at least one, for example each node's degree"
-        )
-    for block in blocks:
-        if block.categories:
-            loading.report.note(
-                f"column '{block.name}' became {len(block.categories)} columns, one per category"
-            )
-    names = tuple(name for block in blocks for name in block.names())
-    return Nodes(_stack(blocks, len(y)), y, classes, names, split, columns)
-
-
 @dataclass(frozen=True, eq=False)
-class Block:
+class Feature:
     """One feature column: numbers, or the codes of its categories."""
 
     name: str
@@ -261,57 +85,217 @@ class Block:
         return [f"{self.name}={value}" for value in self.categories] or [self.name]
 
 
-def _block(
-    column: pa.ChunkedArray, name: str, roles: NodeRoles, rows: Rows, options: OwnOptions
-) -> Block:
-    if name in roles.categories:
-        return _categories(column.cast(pa.large_string()), name, rows, options)
-    if is_number(column.type):
-        return Block(name, _numbers(column, name, rows))
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text."""
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers, truth values, or nothing at all."""
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def clean_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text without spaces around it, nothing for empty text; other columns unchanged."""
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     if not is_text(column.type):
+        return column
+    column = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    empty = pc.equal(column, "")
+    return pc.if_else(empty, None, column) if pc.any(empty).as_py() else column
+
+
+def from_lists(values: Mapping[str, Sequence[object]], name: str) -> pa.Table:
+    """A table of the Python values of a graph called `name`, None where there is none."""
+    table = {}
+    for key, column in values.items():
+        try:
+            table[key] = clean_text(pa.chunked_array([pa.array(column)]))
+        except pa.ArrowException:
+            kinds = sorted({type(value).__name__ for value in column if value is not None})
+            raise DataError(
+                f"{name}, attribute '{key}' holds {' and '.join(kinds)}; give every node a "
+                f"number, or every node a text"
+            ) from None
+    return pa.table(table)
+
+
+def first(mask: pa.ChunkedArray | np.ndarray) -> int:
+    """The first row where `mask` holds."""
+    return int(np.argmax(mask if isinstance(mask, np.ndarray) else mask.fill_null(False)))
+
+
+def first_text(column: pa.ChunkedArray) -> int:
+    """The first row whose text is not a number; 0 where the column holds no text."""
+    if not is_text(column.type):
+        return 0
+    return first(pc.invert(pc.match_substring_regex(column, NUMBER)))
+
+
+def as_ids(column: Column) -> pa.ChunkedArray:
+    """Ids as int64 or text; a fraction or a date names nothing."""
+    values, kind = column.values, column.values.type
+    if is_text(kind) or kind in (pa.null(), pa.uint64()):
+        return values.cast(pa.large_string())
+    if types.is_integer(kind) or types.is_floating(kind):
+        with suppress(pa.ArrowInvalid):
+            return values.cast(pa.int64())
+    raise column.error(0, f"is of type {kind}; ids are text or whole numbers")
+
+
+def lookup(column: pa.ChunkedArray, ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """The index of each value among `ids`, int32, or -1 where it is not one of them."""
+    if column.type != ids.type:  # a CSV file gives text where a Parquet file gives numbers
+        column, ids = column.cast(pa.large_string()), ids.cast(pa.large_string())
+    return np.asarray(pc.index_in(column, value_set=ids).fill_null(-1), dtype=np.int32)
+
+
+def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
+    """A column as int64, or as NumPy text with every distinct text made only once."""
+    if types.is_integer(column.type):
+        return np.asarray(column, dtype=np.int64)
+    column = column.cast(pa.large_string())
+    distinct = pc.unique(column)
+    names = np.array(distinct.to_pylist(), dtype=np.str_)
+    return names if len(distinct) == len(column) else np.asarray(names[lookup(column, distinct)])
+
+
+def _sorted_values(column: pa.ChunkedArray) -> pa.Array:
+    distinct = pc.unique(column).drop_null()
+    return distinct.take(pc.sort_indices(distinct))
+
+
+def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers, -1 where no label is given, and the classes' names in sorted order."""
+    column, name = labels.values, labels.name
+    if types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+        fraction = pc.not_equal(column, pc.floor(column))
+        if pc.any(fraction).as_py():
+            row = first(fraction)
+            value = column[row].as_py()
+            raise labels.error(
+                row, f"holds the fraction {value}; a label is a class (text or a whole number)"
+            )
+        column = column.cast(pa.int64(), safe=False)
+    elif not is_text(column.type) and not types.is_integer(column.type):
+        column = column.cast(pa.large_string())
+    distinct = _sorted_values(column)
+    names = tuple(str(value) for value in distinct.to_pylist())
+    marks = [value for value in names if value.lower() in MISSING]
+    if marks and is_text(column.type):
+        raise labels.error(
+            first(pc.equal(column, marks[0])),
+            f"holds {quoted(marks[0])}, which reads like a missing label; leave it empty for an "
+            f"unlabelled node, or give the class another name",
+        )
+    if len(names) < 2:
+        found = f"only the class {quoted(names[0])}" if names else "no label at all"
         raise DataError(
-            f"{rows.name}, column '{name}' is of type {column.type}; a feature is a number or a "
+            f"column '{name}' of {labels.rows.name} holds {found}; classification needs "
+            f"two classes or more"
+        )
+    if len(names) > max_classes:
+        raise DataError(
+            f"column '{name}' holds {len(names)} different labels for {len(column)} nodes; at most "
+            f"{max_classes} are allowed; name the right column with [nodes] label in "
+            f"schema.toml, or raise max_categories"
+        )
+    return lookup(column, distinct).astype(np.int64), names
+
+
+def split_roles(given: Column) -> np.ndarray:
+    """Roles from texts such as "train"; an empty text is an unused node."""
+    column = pc.utf8_lower(given.values.cast(pa.large_string()))
+    distinct = pc.unique(column).drop_null()
+    words = distinct.to_pylist()
+    wrong = [word for word in words if word not in ROLE_WORDS]
+    if wrong:
+        raise given.error(
+            first(pc.equal(column, wrong[0])),
+            f"holds {quoted(wrong[0])}; a split is train, val (or valid, validation), test, or "
+            f"empty for an unused node",
+        )
+    roles = np.array([*(ROLE_WORDS[word] for word in words), UNUSED], dtype=np.int8)
+    return np.asarray(roles[lookup(column, distinct)])  # -1 takes the last
+
+
+def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading) -> Nodes:
+    """Turn a node table into arrays: labels, roles, owners, and features in the table's order."""
+    columns = {name: Column(table[name], name, rows) for name in table.column_names}
+    most = loading.options.max_categories
+    y, classes = encode_labels(columns[roles.label], most)
+    split = None if roles.split is None else split_roles(columns[roles.split])
+    owners = {name: as_numpy(columns[name].complete().values) for name in roles.owners}
+    features = [
+        _feature(column.complete(), roles, most)
+        for name, column in columns.items()
+        if name in roles.features
+    ]
+    if not features:
+        raise DataError(
+            f"{rows.name} has no feature column; add at least one, for example each node's degree"
+        )
+    for one in features:
+        if one.categories:
+            loading.report.note(
+                f"column '{one.name}' became {len(one.categories)} columns, one per category"
+            )
+    names = tuple(name for one in features for name in one.names())
+    return Nodes(_stack(features, len(y)), y, classes, names, split, owners)
+
+
+def _feature(column: Column, roles: NodeRoles, max_categories: int) -> Feature:
+    values, name, kind = column.values, column.name, column.values.type
+    if name in roles.categories:
+        return _categories(column, max_categories)
+    if is_number(kind):
+        return _numbers(column)
+    if not is_text(kind):
+        raise DataError(
+            f"{column.rows.name}, column '{name}' is of type {kind}; a feature is a number or a "
             f"text: turn it into numbers, or list it under ignore or categories in schema.toml"
         )
-    distinct = pc.unique(column)
-    numeric = pc.mean(pc.match_substring_regex(distinct, NUMBER).cast(pa.float64())).as_py()
+    matches = pc.match_substring_regex(pc.unique(values), NUMBER)
+    numeric = pc.mean(matches.cast(pa.float64())).as_py()
     if numeric < 1 and (name in roles.numbers or numeric >= 0.5):
-        row = first_text(column)
-        told = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
-        raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {quoted(column[row].as_py())}, but {told} "
-            f"the column is a number; correct it, or list it under categories in schema.toml"
+        row = first_text(values)
+        why = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
+        raise column.error(
+            row,
+            f"holds {quoted(values[row].as_py())}, but {why} the column is a number; correct it, "
+            f"or list it under categories in schema.toml",
         )
-    if name in roles.numbers:
-        return Block(name, _numbers(column.cast(pa.float64()), name, rows))
-    return _categories(column, name, rows, options)
+    return _numbers(column) if name in roles.numbers else _categories(column, max_categories)
 
 
-def _categories(column: pa.ChunkedArray, name: str, rows: Rows, options: OwnOptions) -> Block:
-    distinct = pc.unique(column)
-    if len(distinct) > options.max_categories:
+def _categories(column: Column, most: int) -> Feature:
+    texts = column.values.cast(pa.large_string())
+    distinct = _sorted_values(texts)
+    if len(distinct) > most:
         raise DataError(
-            f"{rows.name}, column '{name}' holds {len(distinct)} different texts; at most "
-            f"{options.max_categories} can become categories; list it under ignore in schema.toml, "
+            f"{column.rows.name}, column '{column.name}' holds {len(distinct)} different texts; at "
+            f"most {most} can become categories; list it under ignore in schema.toml, "
             f"or raise max_categories"
         )
-    distinct = distinct.take(pc.sort_indices(distinct))
-    codes = lookup(column, pa.chunked_array([distinct]))
-    return Block(name, codes, tuple(distinct.to_pylist()))
+    return Feature(column.name, lookup(texts, distinct), tuple(distinct.to_pylist()))
 
 
-def _numbers(column: pa.ChunkedArray, name: str, rows: Rows) -> np.ndarray:
-    wide = np.asarray(column.cast(pa.float64(), safe=False))
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below, with its place
+def _numbers(column: Column) -> Feature:
+    wide = np.asarray(column.values.cast(pa.float64(), safe=False))
+    with np.errstate(over="ignore"):  # a value beyond float32 is refused below, with its place
         values = wide.astype(np.float32)
     bad = ~np.isfinite(values)
     if bad.any():
         row = first(bad)
-        raise DataError(
-            f"{rows.where(row)}, column '{name}' holds {wide[row]} ({int(bad.sum())} such rows in "
-            f"all); a feature is a finite number that float32 can hold: replace these values"
+        raise column.error(
+            row,
+            f"holds {wide[row]} ({int(bad.sum())} such rows in all); a feature is a finite number "
+            f"that float32 can hold: replace these values",
         )
-    return values
+    return Feature(column.name, values)
 
 
 def compact(x: np.ndarray) -> np.ndarray | sp.csr_array:
@@ -320,24 +304,25 @@ def compact(x: np.ndarray) -> np.ndarray | sp.csr_array:
     return x if np.count_nonzero(x) >= SPARSE_BELOW * x.size else sp.csr_array(x)
 
 
-def _stack(blocks: Sequence[Block], n: int) -> np.ndarray | sp.csr_array:
+def _stack(features: Sequence[Feature], n: int) -> np.ndarray | sp.csr_array:
     """The feature matrix: dense, or CSR when most entries are zero."""
-    starts = np.cumsum([0, *(len(block.names()) for block in blocks)])
+    starts = np.cumsum([0, *(len(one.names()) for one in features)])
     width = int(starts[-1])
-    entries = sum(n if b.categories else int(np.count_nonzero(b.values)) for b in blocks)
+    placed = list(zip(starts, features, strict=False))
+    entries = sum(n if one.categories else int(np.count_nonzero(one.values)) for one in features)
     if entries >= SPARSE_BELOW * n * width:
         x = np.zeros((n, width), dtype=np.float32)
-        for start, block in zip(starts, blocks, strict=False):
-            if block.categories:
-                x[np.arange(n), start + block.values] = 1
+        for start, one in placed:
+            if one.categories:
+                x[np.arange(n), start + one.values] = 1
             else:
-                x[:, start] = block.values
+                x[:, start] = one.values
         return x
     row, col, data = [], [], []
-    for start, block in zip(starts, blocks, strict=False):
-        at = np.arange(n) if block.categories else np.flatnonzero(block.values)
+    for start, one in placed:
+        at = np.arange(n) if one.categories else np.flatnonzero(one.values)
         row.append(at.astype(np.int32))
-        col.append((start + (block.values if block.categories else 0 * at)).astype(np.int32))
-        data.append(np.ones(n, np.float32) if block.categories else block.values[at])
+        col.append((start + (one.values if one.categories else 0 * at)).astype(np.int32))
+        data.append(np.ones(n, np.float32) if one.categories else one.values[at])
     parts = (np.concatenate(data), (np.concatenate(row), np.concatenate(col)))
     return sp.coo_array(parts, shape=(n, width)).tocsr()

@@ -14,12 +14,12 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 from atoll.core.errors import DataError
-from atoll.data.own.columns import Rows, as_ids, is_number, is_text, lookup
-from atoll.data.own.schema import Loading, OwnReport, edge_roles, quoted, quoted_list
-from atoll.data.own.tables import Part, TableFile, release_arrow_memory
+from atoll.data.own.columns import Column, as_ids, first, is_number, is_text, lookup
+from atoll.data.own.schema import Loading, edge_roles, quoted
+from atoll.data.own.tables import Part
 
 NO_VALUE = -2
-"""Stands for an end that was left empty, until `_refuse_no_end` has looked."""
+"""Marks an end that was left empty, until all rows are counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,11 @@ class Ends:
     target: np.ndarray
     weight: np.ndarray | None
 
+    def only(self, keep: np.ndarray) -> Ends:
+        """The edges where `keep` holds."""
+        weight = None if self.weight is None else self.weight[keep]
+        return Ends(self.source[keep], self.target[keep], weight)
+
 
 def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loading) -> Ends:
     """Drop edges to nodes that are not there, or refuse them with the sentence of the first."""
@@ -39,21 +44,20 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
         return ends
     if loading.options.dangling == "error":
         raise DataError(
-            f"{sentence(int(np.argmin(good)))} ({missing} such edges in all); add the nodes, or "
+            f"{sentence(first(~good))} ({missing} such edges in all); add the nodes, or "
             "leave such edges out with --own dangling=drop"
         )
     loading.report.dangling_edges += missing
-    weight = None if ends.weight is None else ends.weight[good]
-    return Ends(ends.source[good], ends.target[good], weight)
+    return ends.only(good)
 
 
 def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Edge weights as float32; refuses what is negative or not finite."""
+    """Edge weights as float32; refuses negative and infinite ones."""
     with np.errstate(over="ignore"):
         weight = values.astype(np.float32)
     bad = ~(np.isfinite(weight) & (weight >= 0))
     if bad.any():
-        row = int(np.argmax(bad))
+        row = first(bad)
         given = "no weight" if np.isnan(values[row]) else f"the weight {values[row]}"
         raise DataError(
             f"{where(row)} has {given} ({int(bad.sum())} such edges in all); a "
@@ -64,34 +68,28 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
 
 def clean_edges(ends: Ends, n: int, loading: Loading) -> tuple[np.ndarray, np.ndarray | None]:
     """Edges sorted by (source, target), loops and duplicates handled, both ways if undirected."""
-    source, target, weight = ends.source, ends.target, ends.weight
-    options, report, directed = loading.options, loading.report, loading.directed
-    loops = source == target
-    if loops.any():
-        report.self_loops = int(loops.sum())
-        _settle("self_loops", report.self_loops, options.self_loops, report)
-        if options.self_loops == "drop":
-            source, target = source[~loops], target[~loops]
-            weight = None if weight is None else weight[~loops]
-    keys = _keys(source, target, n)
-    repeats = _repeats(keys)
-    if repeats:
-        report.duplicate_edges = repeats
-        _settle("duplicate_edges", repeats, options.duplicate_edges, report)
-    if not directed:
-        np.minimum(keys, _keys(target, source, n), out=keys)
-    del source, target, loops
+    options, report = loading.options, loading.report
+    loops = ends.source == ends.target
+    _settle("self_loops", int(loops.sum()), options.self_loops, loading)
+    if options.self_loops == "drop" and loops.any():
+        ends = ends.only(~loops)
+    weight, keys = ends.weight, _keys(ends.source, ends.target, n)
+    ordered = np.sort(keys)
+    repeats = int((ordered[1:] == ordered[:-1]).sum())
+    _settle("duplicate_edges", repeats, options.duplicate_edges, loading)
+    if not loading.directed:
+        np.minimum(keys, _keys(ends.target, ends.source, n), out=keys)
+    del ends, loops, ordered
     if options.duplicate_edges == "sum" and weight is None:
         weight = np.ones(keys.size, dtype=np.float32)
     rows = keys.size
     keys, weight = _merge(keys, weight, options.duplicate_edges)
     mirrored = 0 if options.duplicate_edges == "keep" else rows - repeats - keys.size
     if mirrored:
-        report.mirrored_edges = mirrored
         report.note(f"{mirrored} edges were given in both directions and stand once")
     if weight is not None and (weight == 1).all():
         weight = None
-    if not directed:
+    if not loading.directed:
         return _both_ways(keys, weight, n)
     edges = np.empty((2, keys.size), dtype=np.int64)
     np.divmod(keys, max(n, 1), out=(edges[0], edges[1]))
@@ -105,21 +103,17 @@ def _keys(source: np.ndarray, target: np.ndarray, n: int) -> np.ndarray:
     return keys
 
 
-def _repeats(keys: np.ndarray) -> int:
-    ordered = np.sort(keys)
-    return int((ordered[1:] == ordered[:-1]).sum())
-
-
-def _settle(name: str, number: int, choice: str, report: OwnReport) -> None:
-    """Report how an option treats what was found, or refuse it."""
+def _settle(name: str, number: int, choice: str, loading: Loading) -> None:
+    """Report how an option treats irregular edges, or refuse them."""
     words = {"self_loops": "self-loops", "duplicate_edges": "duplicate edges"}[name]
     done = {"drop": "dropped", "keep": "kept", "sum": "merged, their weights added"}
-    if choice == "error":
+    if number and choice == "error":
         raise DataError(
             f"the graph has {number} {words}, which {name} = error refuses; remove them, or choose "
             f"{name} = drop"
         )
-    report.note(f"{number} {words} were {done[choice]}")
+    if number:
+        loading.report.note(f"{number} {words} were {done[choice]}")
 
 
 def _merge(
@@ -179,70 +173,61 @@ def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: L
         ends = _part_edges(part, own, loading)
         found.append(Ends(ends.source + start, ends.target + start, ends.weight))
         start += len(own)
-    release_arrow_memory()
-    weighted = [ends.weight is not None for ends in found]
-    if any(weighted) and not all(weighted):
+    pa.default_memory_pool().release_unused()  # NumPy needs the memory that Arrow keeps
+    weights = [ends.weight for ends in found if ends.weight is not None]
+    if 0 < len(weights) < len(found):
+        weighted = [ends.weight is not None for ends in found]
         raise DataError(
             f"{parts[weighted.index(True)].edges.name} has weights and "
             f"{parts[weighted.index(False)].edges.name} has none; give weights to all or to none"
         )
     if len(found) == 1:
         return found[0]
-    return Ends(
-        np.concatenate([ends.source for ends in found]),
-        np.concatenate([ends.target for ends in found]),
-        np.concatenate([e.weight for e in found if e.weight is not None]) if weighted[0] else None,
-    )
+    source = np.concatenate([ends.source for ends in found])
+    target = np.concatenate([ends.target for ends in found])
+    return Ends(source, target, np.concatenate(weights) if weights else None)
 
 
 def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
     file = part.edges
-    roles = edge_roles(file.columns(), loading.schema, file.name)
-    if roles.ignored:
-        loading.report.note(f"{file.name}: ignored {quoted_list(roles.ignored)}")
-    names, weight = [roles.source, roles.target], None
-    found: list[list[np.ndarray]] = [[], []]
+    source_name, target_name, weight_name = edge_roles(file.columns(), loading, file.name)
+    found: dict[str, list[np.ndarray]] = {source_name: [], target_name: []}
     weights: list[np.ndarray] = []
     if file.is_csv and not is_text(ids.type):
         ids = ids.cast(pa.large_string())
-    for batch in file.batches(names, roles.weight):
-        for side, name in enumerate(names):
-            found[side].append(_find(batch[name], name, file, ids))
-        if roles.weight:
-            weights.append(_weights(batch[roles.weight], roles.weight, file))
-    source, target = (np.concatenate([np.empty(0, np.int32), *side]) for side in found)
-    _refuse_no_end(source, names[0], file)
-    _refuse_no_end(target, names[1], file)
-    if roles.weight:
+    for batch in file.batches([source_name, target_name], weight_name):
+        for name, pieces in found.items():
+            pieces.append(_find(Column(batch[name], name, file.rows), ids))
+        if weight_name:
+            if not is_number(batch[weight_name].type):
+                raise file.not_a_number(weight_name)
+            given = batch[weight_name].cast(pa.float64(), safe=False)
+            weights.append(np.asarray(given.fill_null(np.nan)))
+    ends = {name: np.concatenate([np.empty(0, np.int32), *found[name]]) for name in found}
+    for name, end in ends.items():
+        missing = end == NO_VALUE
+        if missing.any():
+            raise DataError(
+                f"{file.where(first(missing))}, column '{name}' has no value "
+                f"({int(missing.sum())} such rows in all); an edge names two nodes: fill them in, "
+                f"or remove the rows"
+            )
+    weight = None
+    if weight_name:
         weight = check_weights(np.concatenate([np.empty(0), *weights]), file.where)
 
     def sentence(row: int) -> str:
-        name = names[0] if source[row] < 0 else names[1]
+        name = source_name if ends[source_name][row] < 0 else target_name
         value = file.read([name], [name])[name][row].as_py()
         place = f"{file.where(row)}, column '{name}'"
         return f"{place} holds {quoted(value)}, not a node of {part.nodes.name}"
 
-    return no_dangling(Ends(source, target, weight), len(ids), sentence, loading)
+    given_ends = Ends(ends[source_name], ends[target_name], weight)
+    return no_dangling(given_ends, len(ids), sentence, loading)
 
 
-def _find(column: pa.ChunkedArray, name: str, file: TableFile, ids: pa.ChunkedArray) -> np.ndarray:
-    missing = np.asarray(column.is_null())
-    found = lookup(as_ids(column, name, Rows(file.name, file.where)), ids)
+def _find(column: Column, ids: pa.ChunkedArray) -> np.ndarray:
+    """The index of each end among the ids; -1 for an unknown id, `NO_VALUE` for none."""
+    missing = np.asarray(column.values.is_null())
+    found = lookup(as_ids(column), ids)
     return np.where(missing, np.int32(NO_VALUE), found) if missing.any() else found
-
-
-def _refuse_no_end(side: np.ndarray, name: str, file: TableFile) -> None:
-    missing = side == NO_VALUE
-    if missing.any():
-        raise DataError(
-            f"{file.where(int(np.argmax(missing)))}, column '{name}' has no value "
-            f"({int(missing.sum())} such rows in all); an edge names two nodes: fill them in, or "
-            f"remove the rows"
-        )
-
-
-def _weights(column: pa.ChunkedArray, name: str, file: TableFile) -> np.ndarray:
-    """Weights as float64, NaN where there is none."""
-    if is_number(column.type):
-        return np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan))
-    raise file.not_a_number(name)

@@ -1,8 +1,8 @@
 """A user's own graph: tables (CSV, Parquet), a PyG `Data`, GraphML or a NetworkX graph.
 
-`load_own` returns a `Source`, checked, and an `OwnReport` that says what was found and done. A
-folder of sub-folders is a federation: each sub-folder is a client, and the column `client` of the
-source names it, so that the partition `column:client` gives the same clients back.
+`load_own` returns a `Source`, checked, and an `OwnReport`. A folder of sub-folders is a federation:
+each sub-folder is a client, and the column `client` of the source names it, so that the partition
+`column:client` gives the same clients back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import torch
 
 from atoll.core.errors import ConfigError, DataError
+from atoll.data.own.columns import (
+    Column,
+    Nodes,
+    Rows,
+    compact,
+    encode_labels,
+    encode_nodes,
+    from_lists,
+)
+from atoll.data.own.edges import Ends, check_weights, clean_edges, no_dangling, read_edges
 from atoll.data.own.schema import (
     OWNERS,
     Loading,
@@ -27,15 +39,11 @@ from atoll.data.own.schema import (
     quoted_list,
     read_schema,
 )
+from atoll.data.own.tables import find_parts, read_nodes
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source
 
 if TYPE_CHECKING:
     import networkx as nx
-
-    from atoll.data.own.columns import Nodes
-    from atoll.data.own.edges import Ends
-
-__all__ = ["OwnOptions", "OwnReport", "from_networkx", "load_own"]
 
 Tensors = Mapping[str, object]
 """The content of a `.pt` file by name; `_array` checks each."""
@@ -46,20 +54,14 @@ KINDS = "a folder with nodes.csv and edges.csv (or .parquet), a .pt file or a .g
 def load_own(
     path: str | Path, schema: str | Path | None = None, options: OwnOptions | None = None
 ) -> tuple[Source, OwnReport]:
-    """Load a user's graph.
+    """Load a user's graph; the errors say where a file cannot be used, and what to do.
 
     Args:
         path: A folder with `nodes` and `edges` as CSV or Parquet; a folder of such folders, one
             per client; a PyG `Data` or a dict of tensors saved by `torch.save` (`.pt`); GraphML.
-        schema: A TOML file with the roles of columns; `schema.toml` inside the folder is found
-            without being named.
-        options: What to do with dangling edges, duplicates, self-loops and directions.
-
-    Raises:
-        DataError: The files cannot be used; the sentence says where and what to do.
-        ConfigError: The schema or an option cannot be used.
+        schema: A TOML file with the roles of columns; by default `schema.toml` in the folder.
+        options: How to treat dangling edges, duplicates, self-loops and directions.
     """
-    _need_pyarrow()
     path, options = Path(path), options or OwnOptions()
     if not path.exists():
         raise DataError(f"there is no '{path}'; give {KINDS}")
@@ -67,7 +69,11 @@ def load_own(
         own = path / "schema.toml"
         if schema is None and own.is_file():
             schema = own
-        return _load_folder(path, Loading(_schema(schema), options))
+        loading = Loading(_schema(schema), options)
+        parts = find_parts(path)
+        nodes, ids = read_nodes(parts, loading)
+        ends = read_edges(parts, ids, loading)
+        return _assemble(path.resolve().name, nodes, ends, loading)
     suffix = path.suffix.lower()
     if suffix in (".pt", ".pth"):
         if schema is not None:
@@ -77,7 +83,8 @@ def load_own(
             )
         return _load_tensors(path, Loading(options=options))
     if suffix in (".graphml", ".xml"):
-        return _load_graphml(path, Loading(_schema(schema), options))
+        source, report = from_networkx(_read_graphml(path), path.name, schema, options)
+        return replace(source, name=path.stem), report
     hint = " (give the folder that holds it)" if suffix in (".csv", ".parquet") else ""
     raise DataError(f"'{path.name}' is not a graph that can be loaded{hint}; give {KINDS}")
 
@@ -87,19 +94,13 @@ def _schema(given: Schema | str | Path | None) -> Schema:
 
 
 def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[Source, OwnReport]:
-    """Clean the edges, check roles against labels, and hand over source and report."""
-    from atoll.data.own.edges import clean_edges
-
-    report = loading.report
-    report.nodes, report.edges = len(nodes.y), ends.source.size + report.dangling_edges
+    """Clean the edges, check roles against labels, and return source and report."""
+    report, split = loading.report, nodes.split
     report.classes, report.features = nodes.classes, nodes.features
     if report.dangling_edges:
         report.note(f"{report.dangling_edges} edges to nodes that are not there were dropped")
-    unlabelled = nodes.y < 0
-    report.unlabelled = int(unlabelled.sum())
-    split = nodes.split
     if split is not None:
-        lost = unlabelled & (split != UNUSED)
+        lost = (nodes.y < 0) & (split != UNUSED)
         if lost.any():
             report.note(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
             split = np.where(lost, np.int8(UNUSED), split)
@@ -108,24 +109,11 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
                 f"the split of '{name}' has no labelled training node; mark some as train, or "
                 f"leave the split out and one is drawn"
             )
-    edges, weight = clean_edges(ends, report.nodes, loading)
+    edges, weight = clean_edges(ends, len(nodes.y), loading)
     if edges.shape[1] == 0:
         report.note("the graph has no edges")
-    columns = dict(nodes.columns)
-    source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, columns)
-    source = replace(source, class_names=tuple(nodes.classes))
-    return check_source(source), report
-
-
-def _load_folder(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
-    from atoll.data.own.edges import read_edges
-    from atoll.data.own.tables import find_parts, read_nodes
-
-    parts = find_parts(path)
-    nodes, ids = read_nodes(parts, loading)
-    ends = read_edges(parts, ids, loading)
-    del ids
-    return _assemble(path.resolve().name, nodes, ends, loading)
+    source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, nodes.columns)
+    return check_source(replace(source, class_names=nodes.classes)), report
 
 
 def from_networkx(
@@ -138,16 +126,8 @@ def from_networkx(
 
     The node attribute `label` is the label, `split` and `client` are used if present, every other
     attribute is a feature (texts become categories), and the edge attribute `weight` a weight.
-
-    Args:
-        graph: Any NetworkX graph; parallel edges are duplicate edges.
-        name: The name of the data, for sentences and tables.
-        schema: Roles of attributes, as for tables.
-        options: As for `load_own`.
+    Parallel edges are duplicate edges.
     """
-    _need_pyarrow()
-    from atoll.data.own.columns import Rows, encode_nodes, from_lists
-
     loading = Loading(_schema(schema), options or OwnOptions())
     ids = list(graph.nodes)
     if not ids:
@@ -156,9 +136,9 @@ def from_networkx(
     roles = node_roles([str(key) for key in keys], loading, name, with_id=False)
     if roles.ignored:
         loading.report.note(f"{name}: ignored {quoted_list(roles.ignored)}")
-    rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
     values = {str(key): [d.get(key) for _, d in graph.nodes(data=True)] for key in keys}
-    table = from_lists({name: values[name] for name in values if name in roles.used}, rows)
+    table = from_lists({key: values[key] for key in values if key in roles.used}, name)
+    rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
     nodes = encode_nodes(table, roles, rows, loading)
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
@@ -171,8 +151,6 @@ def from_networkx(
 
 
 def _networkx_edges(graph: nx.Graph, ids: list[Hashable], name: str, key: str) -> Ends:
-    from atoll.data.own.edges import Ends, check_weights
-
     index = {node: row for row, node in enumerate(ids)}
     pairs = [(u, v, data.get(key)) for u, v, data in graph.edges(data=True)]
     ends = np.array([(index[u], index[v]) for u, v, _ in pairs], dtype=np.int64).reshape(-1, 2)
@@ -191,26 +169,22 @@ def _networkx_edges(graph: nx.Graph, ids: list[Hashable], name: str, key: str) -
     return Ends(ends[:, 0], ends[:, 1], weight)
 
 
-def _load_graphml(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
+def _read_graphml(path: Path) -> nx.Graph:
     import networkx as nx
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of keys without a type, and takes text
-            graph = nx.read_graphml(path)
+            return nx.read_graphml(path)
     except Exception as problem:  # the parser's own errors are of many kinds
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise DataError(
             f"'{path.name}' is not readable as GraphML ({reason}); export the graph anew"
         ) from None
-    source, report = from_networkx(graph, path.name, loading.schema, loading.options)
-    return replace(source, name=path.stem), report
 
 
 def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     """A PyG `Data`, or a dict of tensors with the same names."""
-    from atoll.data.own.columns import Nodes, Rows, compact, encode_labels, from_labels
-
     options, name = loading.options, path.name
     values = _read_tensors(path)
     x = _array(values, "x", name, 2, "one row of numbers for each node")
@@ -221,7 +195,8 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     if y.min() < -1:
         raise DataError(f"y of '{name}' holds {y.min()}; a label is 0 or more, or -1 for unknown")
     rows = Rows(f"'{name}'", lambda row: f"'{name}' node {row}")
-    y, classes = encode_labels(from_labels(y), "y", rows, options)
+    labels = pa.chunked_array([pa.array(y, mask=y == -1)])
+    y, classes = encode_labels(Column(labels, "y", rows), options.max_categories)
     ends = _tensor_edges(values, name, n, loading)
     owners = {key for key in (*OWNERS, options.owner) if key is not None and key in values}
     owned = {key: _array(values, key, name, 1, "one owner for each node", n=n) for key in owners}
@@ -234,34 +209,27 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
 
 
 def _tensor_edges(values: Tensors, name: str, n: int, loading: Loading) -> Ends:
-    from atoll.data.own.edges import Ends, check_weights, no_dangling
-
     index = _array(values, "edge_index", name, 2, "two rows: sources and targets")
     if index.shape[0] != 2 or index.dtype.kind not in "iu":  # signed or unsigned
         raise DataError(
             f"edge_index of '{name}' is {index.dtype} of shape {index.shape}; it must be whole "
             f"numbers of shape (2, edges)"
         )
-    weight = None
+    weight, count = None, index.shape[1]
     if values.get("edge_weight") is not None:
-        weight = _array(
-            values, "edge_weight", name, 1, "one number for each edge", n=index.shape[1]
-        )
+        weight = _array(values, "edge_weight", name, 1, "one number for each edge", n=count)
         weight = check_weights(weight, lambda edge: f"'{name}' edge {edge}")
-    return no_dangling(
-        Ends(index[0].astype(np.int64), index[1].astype(np.int64), weight),
-        n,
-        lambda edge: (
-            f"'{name}' edge {edge} joins {index[0, edge]} and {index[1, edge]}, but nodes "
-            f"are numbered 0 to {n - 1}"
-        ),
-        loading,
-    )
+
+    def sentence(edge: int) -> str:
+        joined = f"'{name}' edge {edge} joins {index[0, edge]} and {index[1, edge]}"
+        return f"{joined}, but nodes are numbered 0 to {n - 1}"
+
+    source, target = index.astype(np.int64)
+    return no_dangling(Ends(source, target, weight), n, sentence, loading)
 
 
 def _read_tensors(path: Path) -> Tensors:
-    """What the file holds, by name; code in it is refused, never run."""
-    import torch
+    """The file's content by name; code in it is refused, never run."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
@@ -297,8 +265,6 @@ def _array(
     values: Tensors, key: str, name: str, dims: int, meaning: str, *, n: int | None = None
 ) -> np.ndarray:
     """One tensor as an array of the right shape; (N, 1) passes for (N,)."""
-    import torch
-
     tensor = values.get(key)
     if not isinstance(tensor, torch.Tensor):
         found = "no" if tensor is None else f"a {type(tensor).__name__} as"
@@ -316,14 +282,11 @@ def _array(
         )
     if tensor.is_floating_point():
         tensor = tensor.double() if key == "y" else tensor.float()
-    array: np.ndarray = tensor.numpy()
-    return array
+    return np.asarray(tensor.numpy())
 
 
 def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray | None:
     """Roles from train_mask, val_mask and test_mask; None where there is none of them."""
-    import torch
-
     split, found = np.full(n, UNUSED, dtype=np.int8), False
     for key, role in MASKS.items():
         mask = values.get(key)
@@ -341,10 +304,3 @@ def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray 
             )
         split[chosen], found = role, True
     return split if found else None
-
-
-def _need_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError("loading a graph needs pyarrow; pip install pyarrow") from None

@@ -1,8 +1,7 @@
-"""What a user says about their own graph (schema, options), and what Atoll answers (report).
+"""The user's wishes about their own graph (schema, options), and Atoll's answer (report).
 
-A schema gives columns their roles. What it does not say follows convention: `id`, `label`, `split`,
-`client`, `source`, `target`, `weight` and a few synonyms, in any case; every other column of the
-node table is a feature.
+A schema gives columns their roles. Without it the names decide: `id`, `label`, `split`, `client`,
+`source`, `target`, `weight` and a few synonyms, in any case. Other columns of nodes are features.
 """
 
 from __future__ import annotations
@@ -27,20 +26,13 @@ CONVENTION = {
 OWNERS = ("client", "owner")
 """Columns that are kept as owners without a schema."""
 
-_STRING, _LIST, _BOOL = "a text", "a list of texts", "true or false"
-_TOP = {"task": _STRING, "target": _STRING}
-"""Keys above the sections: the task, and the column to predict (also `[nodes] label`)."""
-_KEYS: dict[str, dict[str, str]] = {
-    "nodes": {
-        "id": _STRING,
-        "label": _STRING,
-        "split": _STRING,
-        "owner": _STRING,
-        "features": _LIST,
-        "categories": _LIST,
-        "ignore": _LIST,
-    },
-    "edges": {"source": _STRING, "target": _STRING, "weight": _STRING, "directed": _BOOL},
+_TEXT, _LIST, _BOOL = "a text", "a list of texts", "true or false"
+_TOP = ("task", "target")
+"""Texts above the sections: the task, and the column to predict (also `[nodes] label`)."""
+_KEYS = {
+    "nodes": dict.fromkeys(("id", "label", "split", "owner"), _TEXT)
+    | dict.fromkeys(("features", "categories", "ignore"), _LIST),
+    "edges": dict.fromkeys(("source", "target", "weight"), _TEXT) | {"directed": _BOOL},
 }
 _CHOICES = {
     "dangling": ("error", "drop"),
@@ -52,28 +44,19 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """What to do with what is found in a user's graph.
+    """How to treat irregular rows of a user's graph.
 
-    Attributes:
-        dangling: An edge to a node that is not there: "error" or "drop".
-        duplicate_nodes: An id given twice: "error", or "first" keeps the first row.
-        self_loops: An edge from a node to itself: "drop", "keep" or "error".
-        duplicate_edges: An edge given again: "drop" keeps the first, "keep" keeps every row, "sum"
-            adds the weights (a missing weight counts one), "error" refuses. In an undirected graph
-            a-b and b-a are one edge: "drop" and "sum" merge them, and "error" allows them, because
-            many files list both directions.
-        directed: Keep directions; None takes the schema's word, or else undirected.
-        owner: A node column that names each node's owner; it is kept out of the features.
-        max_categories: The most distinct texts that one column may hold.
+    In an undirected graph a-b and b-a are one edge. The choices "drop" and "sum" of
+    `duplicate_edges` merge them; "error" allows them, because many files list both directions.
     """
 
-    dangling: str = "error"
-    duplicate_nodes: str = "error"
-    self_loops: str = "drop"
-    duplicate_edges: str = "drop"
-    directed: bool | None = None
-    owner: str | None = None
-    max_categories: int = 1000
+    dangling: str = "error"  # an edge to a node that is not there: "error" or "drop"
+    duplicate_nodes: str = "error"  # an id given twice: "error", or "first" keeps the first row
+    self_loops: str = "drop"  # "drop", "keep" or "error"
+    duplicate_edges: str = "drop"  # the first stays; or "keep", "sum" (of weights) or "error"
+    directed: bool | None = None  # None asks the schema, whose default is undirected
+    owner: str | None = None  # a node column of owners, kept out of the features
+    max_categories: int = 1000  # the most distinct texts that one column may hold
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -85,34 +68,12 @@ class OwnOptions:
 
 @dataclass
 class OwnReport:
-    """What was found in a user's graph and what was done about it.
+    """Names from a user's graph, and a sentence about every irregularity."""
 
-    Attributes:
-        nodes: Nodes of the graph, after duplicates were dropped.
-        edges: Edge rows as given, before anything was dropped, merged or mirrored.
-        classes: The name of every class, in the order of the label numbers.
-        features: The name of every column of `Source.x` (`kind=shop` for a category); empty where
-            the file gives none.
-        messages: Sentences for the user, in the order in which they arose.
-        dangling_edges: Edges to nodes that are not there.
-        duplicate_nodes: Rows whose id was given before.
-        self_loops: Edges from a node to itself.
-        duplicate_edges: Rows that repeat an earlier (source, target).
-        mirrored_edges: Undirected edges that were given in both directions and merged.
-        unlabelled: Nodes without a label.
-    """
-
-    nodes: int = 0
-    edges: int = 0
-    classes: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    messages: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # in the order of the label numbers
+    features: tuple[str, ...] = ()  # of the columns of `Source.x`, `kind=shop` for a category
+    messages: tuple[str, ...] = ()  # sentences for the user, in the order in which they arose
     dangling_edges: int = 0
-    duplicate_nodes: int = 0
-    self_loops: int = 0
-    duplicate_edges: int = 0
-    mirrored_edges: int = 0
-    unlabelled: int = 0
 
     def note(self, sentence: str) -> None:
         """Add a sentence for the user."""
@@ -140,7 +101,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Loading:
-    """One load: what the user wants, and the report while it grows."""
+    """One load: the user's wishes, and the report while it grows."""
 
     schema: Schema = Schema()
     options: OwnOptions = OwnOptions()
@@ -149,13 +110,13 @@ class Loading:
     @property
     def directed(self) -> bool:
         """Whether edges keep their directions."""
-        asked = self.options.directed
-        return bool(self.schema.directed if asked is None else asked)
+        option = self.options.directed
+        return bool(self.schema.directed if option is None else option)
 
 
 @dataclass(frozen=True)
 class NodeRoles:
-    """Which column of a node table is what; `numbers` and `categories` were asked for by name."""
+    """The role of each column of a node table; a schema names `numbers` and `categories`."""
 
     id: str | None
     label: str
@@ -184,16 +145,6 @@ class NodeRoles:
         return (*roles, *self.owners, *self.categories)
 
 
-@dataclass(frozen=True)
-class EdgeRoles:
-    """Which column of an edge table is what."""
-
-    source: str
-    target: str
-    weight: str | None
-    ignored: tuple[str, ...]
-
-
 def read_schema(path: Path) -> Schema:
     """Read and check a schema file; an unknown key is an error that names the nearest known one."""
     try:
@@ -203,9 +154,7 @@ def read_schema(path: Path) -> Schema:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigError(f"schema '{path}' is not readable as TOML ({problem})") from None
     values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
-    top = {
-        key: _checked(raw.pop(key), _TOP[key], f"{path.name} {key}") for key in _TOP if key in raw
-    }
+    top = {key: _checked(raw.pop(key), _TEXT, f"{path.name} {key}") for key in _TOP if key in raw}
     for section, entries in raw.items():
         if section not in _KEYS:
             raise unknown(f"section of {path.name}", section, [*_KEYS, *_TOP])
@@ -215,8 +164,7 @@ def read_schema(path: Path) -> Schema:
             if key not in _KEYS[section]:
                 raise unknown(f"{path.name} [{section}] key", key, _KEYS[section])
             values[key] = _checked(value, _KEYS[section][key], f"{path.name} [{section}] {key}")
-    if "task" in top:
-        values["task"] = top["task"]
+    values["task"] = top.get("task")
     if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
         raise ConfigError(
             f"{path.name} gives target = '{top['target']}' and [nodes] label = "
@@ -226,6 +174,16 @@ def read_schema(path: Path) -> Schema:
     _check_task(schema)
     _no_double_role(schema)
     return schema
+
+
+def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ...]:
+    if kind == _BOOL and isinstance(value, bool):
+        return value
+    if kind == _TEXT and isinstance(value, str) and value:
+        return value
+    if kind == _LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    raise ConfigError(f"{where} is {value!r}; it must be {kind}")
 
 
 def _check_task(schema: Schema) -> None:
@@ -241,22 +199,11 @@ def _check_task(schema: Schema) -> None:
         )
 
 
-def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ...]:
-    if kind == _BOOL and isinstance(value, bool):
-        return value
-    if kind == _STRING and isinstance(value, str) and value:
-        return value
-    if kind == _LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    raise ConfigError(f"{where} is {value!r}; it must be {kind}")
-
-
 def _no_double_role(schema: Schema) -> None:
     roles: dict[str, str] = {}
     for role in _KEYS["nodes"]:
         given = getattr(schema, role)
-        names = (given,) if isinstance(given, str) else given or ()
-        for name in names:
+        for name in (given,) if isinstance(given, str) else given or ():
             if name in roles:
                 raise ConfigError(
                     f"{schema.file} [nodes] gives column '{name}' as {roles[name]} and as {role}; "
@@ -270,31 +217,26 @@ def node_roles(
 ) -> NodeRoles:
     """Give every column of a node table its role.
 
-    Args:
-        columns: The table's columns.
-        loading: Its schema, and its option `owner`, a further owner column.
-        file: The table's name, for sentences.
-        with_id: False where nodes are named outside the table (GraphML, NetworkX).
+    `with_id` is False where nodes are named outside the table (GraphML, NetworkX).
     """
     schema, owner = loading.schema, loading.options.owner
-    listed_names = (*(schema.features or ()), *schema.categories, *schema.ignore)
-    free = [name for name in columns if name not in listed_names]
+    listed = (*(schema.features or ()), *schema.categories, *schema.ignore)
+    free = [name for name in columns if name not in listed]
     node_id = _role("id", free, columns, schema, file) if with_id else None
     if with_id and node_id is None:
-        raise DataError(_absent("id", "nodes", columns, file))
+        raise _absent("id", columns, file)
     free = [name for name in free if name != node_id]
     label = _role("label", free, columns, schema, file)
     if label is None:
-        word = "column" if with_id else "attribute"
-        raise DataError(_absent("label", "nodes", columns, file, word))
+        raise _absent("label", columns, file, "column" if with_id else "attribute")
     split = _role("split", free, columns, schema, file)
     owners = [name for name in (owner, schema.owner) if name is not None]
-    for name in (*owners, *listed_names):
-        _present(name, columns, "option owner" if name == owner else schema.file, file)
+    for name in (*owners, *listed):
+        _check_present(name, columns, "option owner" if name == owner else schema.file, file)
     owners += [name for name in free if name.lower() in OWNERS]
     rest = [name for name in free if name not in (label, split, *owners)]
-    unnamed = [name for name in rest if not name or name.startswith("__index_level_")]
-    inferred = [name for name in rest if name not in unnamed] if schema.features is None else []
+    named = [name for name in rest if name and not name.startswith("__index_level_")]
+    inferred = named if schema.features is None else []
     return NodeRoles(
         id=node_id,
         label=label,
@@ -307,53 +249,55 @@ def node_roles(
     )
 
 
-def edge_roles(columns: Sequence[str], schema: Schema, file: str) -> EdgeRoles:
-    """Give every column of an edge table its role."""
-    found = {role: _role(role, columns, columns, schema, file) for role in ("source", "target")}
-    for role, name in found.items():
-        if name is None:
-            raise DataError(_absent(role, "edges", columns, file))
-    weight = _role("weight", columns, columns, schema, file)
-    used = (*found.values(), weight)
-    ignored = tuple(name for name in columns if name not in used)
-    return EdgeRoles(str(found["source"]), str(found["target"]), weight, ignored)
+def edge_roles(columns: Sequence[str], loading: Loading, file: str) -> tuple[str, str, str | None]:
+    """The columns of an edge table that hold source, target and (or None) weight."""
+    schema = loading.schema
+    source, target, weight = (
+        _role(role, columns, columns, schema, file) for role in ("source", "target", "weight")
+    )
+    if source is None or target is None:
+        raise _absent("source" if source is None else "target", columns, file)
+    ignored = [name for name in columns if name not in (source, target, weight)]
+    if ignored:
+        loading.report.note(f"{file}: ignored {quoted_list(ignored)}")
+    return source, target, weight
 
 
 def _role(
     role: str, free: Sequence[str], columns: Sequence[str], schema: Schema, file: str
 ) -> str | None:
-    """The column of one role: what the schema says, or the one column that convention names."""
+    """The column of one role: the schema's, or the one column that convention names."""
     given = getattr(schema, role)
     if given is not None:
-        _present(given, columns, schema.file, file)
+        _check_present(given, columns, schema.file, file)
         return str(given)
     found = [name for name in free if name.lower() in CONVENTION[role]]
     if len(found) > 1:
-        section = "edges" if role in _KEYS["edges"] else "nodes"
         raise DataError(
             f"{file} has columns '{found[0]}' and '{found[1]}', and either could be the {role}; "
-            f'say which in schema.toml: [{section}] {role} = "{found[0]}"'
+            f'say which in schema.toml: [{_section(role)}] {role} = "{found[0]}"'
         )
     return found[0] if found else None
 
 
-def _present(name: str, columns: Sequence[str], origin: str, file: str) -> None:
+def _section(role: str) -> str:
+    return "edges" if role in _KEYS["edges"] else "nodes"
+
+
+def _check_present(name: str, columns: Sequence[str], origin: str, file: str) -> None:
     if name not in columns:
         near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"its columns are {quoted_list(columns)}"
         raise ConfigError(f"{origin} names column '{name}', which {file} does not have; {hint}")
 
 
-def _absent(
-    role: str, section: str, columns: Sequence[str], file: str, word: str = "column"
-) -> str:
-    allowed = ", ".join(CONVENTION[role])
-    hint = ""
-    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
-        hint = " (separate the columns with commas)"
-    return (
+def _absent(role: str, columns: Sequence[str], file: str, word: str = "column") -> DataError:
+    one_column = len(columns) == 1 and any(mark in columns[0] for mark in ";\t|")
+    hint = " (separate the columns with commas)" if one_column else ""
+    return DataError(
         f"{file} has no {role} {word}{hint}: its {word}s are {quoted_list(columns)}; name one of "
-        f'them {allowed}, or say which it is in schema.toml: [{section}] {role} = "..."'
+        f"them {', '.join(CONVENTION[role])}, or say which it is in schema.toml: "
+        f'[{_section(role)}] {role} = "..."'
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +17,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.own.columns import (
-    Nodes,
-    Rows,
-    as_ids,
-    as_numpy,
-    clean_text,
-    encode_nodes,
-    first_text,
-    lookup,
-    refuse_missing,
-)
+from atoll.data.own import columns as convert
+from atoll.data.own.columns import Column, Nodes, Rows
 from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
 
 
@@ -42,15 +34,18 @@ class TableFile:
         """Whether the file is text; otherwise it is Parquet."""
         return self.path.suffix == ".csv"
 
+    @property
+    def rows(self) -> Rows:
+        """How sentences name the file's rows."""
+        return Rows(self.name, self.where)
+
     def columns(self) -> list[str]:
         """The header; refuses a file that is empty, unreadable or names a column twice."""
         if self.is_csv:
             names = [name.strip() for name in self._header()]
         else:
-            try:
+            with self._reading():
                 names = list(pa.parquet.read_schema(self.path).names)
-            except (pa.ArrowException, OSError) as problem:
-                raise self._unreadable(problem) from None
         if any("\n" in name or "\r" in name for name in names):
             raise DataError(f"{self.name} has a column name of several lines; close its quote")
         twice = sorted({name for name in names if name and names.count(name) > 1})
@@ -60,41 +55,30 @@ class TableFile:
 
     def read(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
         """The named columns; those of `texts` stay text even where they look like numbers."""
-        try:
-            table = self._read_csv(names, texts) if self.is_csv else self._read_parquet(names)
-        except (pa.ArrowException, OSError) as problem:
+        with self._reading():
             if self.is_csv:
-                self._explain()
-            raise self._unreadable(problem) from None
-        return self._cleaned(table)
+                table = pa.csv.read_csv(self.path, **self._csv_options(names, texts))
+            else:
+                table = pa.parquet.read_table(self.path, columns=list(names))
+        return self._cleaned(table, names)
 
     def batches(self, ends: Sequence[str], weight: str | None) -> Iterator[pa.Table]:
         """The columns of an edge table, a million rows or so at a time, to keep memory low."""
         names = [*ends, *([weight] if weight else [])]
-        try:
+        with self._reading(weight):
             if self.is_csv:
-                numbers = (weight,) if weight else ()
-                convert, parse = self._csv_options(names, texts=ends, numbers=numbers)
                 size = pa.csv.ReadOptions(block_size=2**24)
-                stream = pa.csv.open_csv(
-                    self.path, read_options=size, parse_options=parse, convert_options=convert
-                )
+                options = self._csv_options(names, ends, weight)
+                stream = pa.csv.open_csv(self.path, read_options=size, **options)
             else:
                 stream = pa.parquet.ParquetFile(self.path).iter_batches(2**20, columns=names)
             for batch in stream:
-                table = pa.Table.from_batches([batch]).rename_columns(names)
-                yield self._cleaned(table)
-        except (pa.ArrowException, OSError) as problem:
-            if self.is_csv:
-                self._explain()
-                if weight and "conversion error" in str(problem):
-                    raise self.not_a_number(weight) from None
-            raise self._unreadable(problem) from None
+                yield self._cleaned(pa.Table.from_batches([batch]), names)
 
     def not_a_number(self, name: str) -> DataError:
-        """The error for a column of numbers that holds something else."""
+        """The error for a column of weights that are not all numbers."""
         column = self.read([name], [name])[name]
-        row = first_text(column)
+        row = convert.first_text(column)
         return DataError(
             f"{self.where(row)}, column '{name}' holds {quoted(column[row].as_py())}; a weight is "
             f"a finite number, zero or more"
@@ -122,40 +106,31 @@ class TableFile:
                 return next(record for record in csv.reader(file) if record)
         except StopIteration:
             raise DataError(f"{self.name} is empty; its first line must name the columns") from None
-        except UnicodeDecodeError as problem:
-            self._explain()
+        except (UnicodeDecodeError, csv.Error, OSError) as problem:
+            if isinstance(problem, UnicodeDecodeError):
+                self._explain()
             raise self._unreadable(problem) from None
-        except (csv.Error, OSError) as problem:
-            raise self._unreadable(problem) from None
-
-    def _read_csv(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
-        convert, parse = self._csv_options(names, texts)
-        table = pa.csv.read_csv(self.path, parse_options=parse, convert_options=convert)
-        return table.rename_columns(list(names))
 
     def _csv_options(
-        self, names: Sequence[str], texts: Sequence[str], numbers: Sequence[str] = ()
-    ) -> tuple[pa.csv.ConvertOptions, pa.csv.ParseOptions]:
+        self, names: Sequence[str], texts: Sequence[str], weight: str | None = None
+    ) -> dict[str, object]:
         raw = {name.strip(): name for name in self._header()}
         kinds = {raw[name]: pa.string() for name in texts}
-        convert = pa.csv.ConvertOptions(
+        convert_options = pa.csv.ConvertOptions(
             include_columns=[raw[name] for name in names],
-            column_types=kinds | {raw[name]: pa.float64() for name in numbers},
-            null_values=[""],  # "NA" may be Namibia: marks other than nothing are judged later
+            column_types=kinds | ({raw[weight]: pa.float64()} if weight else {}),
+            null_values=[""],  # "NA" may be Namibia: other marks are judged later
             strings_can_be_null=True,
         )
-        return convert, pa.csv.ParseOptions(newlines_in_values=True)
+        parse_options = pa.csv.ParseOptions(newlines_in_values=True)
+        return {"convert_options": convert_options, "parse_options": parse_options}
 
-    def _read_parquet(self, names: Sequence[str]) -> pa.Table:
-        return pa.parquet.read_table(self.path, columns=list(names))
-
-    def _cleaned(self, table: pa.Table) -> pa.Table:
-        for index, name in enumerate(table.column_names):
-            table = table.set_column(index, name, self._clean(table.column(index), name))
-        return table
+    def _cleaned(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
+        cleaned = [self._clean(*pair) for pair in zip(table.columns, names, strict=True)]
+        return pa.table(cleaned, names=list(names))
 
     def _clean(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-        column = clean_text(column)
+        column = convert.clean_text(column)
         if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
             if self.is_csv:  # the reader takes a column that is not UTF-8 for bytes
                 self._explain()
@@ -167,8 +142,20 @@ class TableFile:
             )
         return column
 
+    @contextmanager
+    def _reading(self, weight: str | None = None) -> Iterator[None]:
+        """Explain the reader's errors in one sentence."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as problem:
+            if self.is_csv:
+                self._explain()
+                if weight and "conversion error" in str(problem):
+                    raise self.not_a_number(weight) from None
+            raise self._unreadable(problem) from None
+
     def _explain(self) -> None:
-        """Find by reading once more, slowly, what the fast reader stumbled over, and raise it."""
+        """Read once more, slowly, and raise the fault that stopped the fast reader."""
         with self.path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
                 try:
@@ -205,10 +192,10 @@ class Part:
 
 def find_parts(folder: Path) -> list[Part]:
     """The folder itself, or its sub-folders in the order of their names: one client each."""
-    if _table(folder, "nodes", "") is not None:
+    if _table(folder, "nodes") is not None:
         return [_part(folder, None)]
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] not in "._")
-    if not any(_table(sub, "nodes", "") for sub in inside):
+    if not any(_table(sub, "nodes") for sub in inside):
         raise DataError(
             f"folder '{folder}' has no nodes.csv or nodes.parquet, and no sub-folder with one; "
             f"put nodes and edges there, or give another folder"
@@ -222,7 +209,7 @@ def find_parts(folder: Path) -> list[Part]:
     return [_part(sub, sub.name) for sub in inside]
 
 
-def _table(folder: Path, stem: str, prefix: str) -> TableFile | None:
+def _table(folder: Path, stem: str, prefix: str = "") -> TableFile | None:
     found = [p for p in (folder / f"{stem}.csv", folder / f"{stem}.parquet") if p.is_file()]
     if len(found) > 1:
         raise DataError(f"folder '{folder}' has {stem}.csv and {stem}.parquet; keep one of them")
@@ -246,9 +233,9 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
 
     Categories and classes are fitted over all parts, so that they mean the same to each client.
     """
-    columns = parts[0].nodes.columns()
-    roles = node_roles(columns, loading, parts[0].nodes.name)
-    names = [name for name in columns if name in roles.used]
+    columns, name = parts[0].nodes.columns(), parts[0].nodes.name
+    roles = node_roles(columns, loading, name)
+    names = [column for column in columns if column in roles.used]
     tables, ids, kept = [], [], []
     for part in parts:
         _same_columns(part, parts[0], roles, loading)
@@ -257,12 +244,14 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
             raise DataError(
                 f"{part.nodes.name} has a header but no rows; give at least one node, or remove it"
             )
-        table, rows = _unique(table, str(roles.id), part.nodes, loading)
-        ids.append(as_ids(table[roles.id], str(roles.id), Rows(part.nodes.name, part.nodes.where)))
-        tables.append(table.drop_columns([roles.id]))
+        id_column = Column(table[roles.id], str(roles.id), part.nodes.rows)
+        own_ids, rows = _distinct(id_column.complete(), loading)
+        ids.append(own_ids)
+        rest = table.drop_columns([roles.id])
+        tables.append(rest if len(rows) == len(rest) else rest.take(rows))
         kept.append(rows)
     if roles.ignored:
-        loading.report.note(f"{parts[0].nodes.name}: ignored {quoted_list(roles.ignored)}")
+        loading.report.note(f"{name}: ignored {quoted_list(roles.ignored)}")
     starts = np.cumsum([0, *map(len, kept)])
 
     def where(row: int) -> str:
@@ -270,16 +259,11 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
         return parts[part].nodes.where(int(kept[part][row - starts[part]]))
 
     merged = _concatenate(tables, parts)
-    nodes = encode_nodes(merged, roles, Rows(parts[0].nodes.name, where), loading)
+    nodes = convert.encode_nodes(merged, roles, Rows(name, where), loading)
     _add_names(nodes, parts, ids, loading.report)
-    del merged, tables, table
-    release_arrow_memory()
+    del merged, tables, table, rest
+    pa.default_memory_pool().release_unused()  # NumPy needs the memory that Arrow keeps
     return nodes, ids
-
-
-def release_arrow_memory() -> None:
-    """Give back the memory that Arrow keeps for its next table: NumPy needs it now."""
-    pa.default_memory_pool().release_unused()
 
 
 def _same_columns(part: Part, model: Part, roles: NodeRoles, loading: Loading) -> None:
@@ -294,25 +278,22 @@ def _same_columns(part: Part, model: Part, roles: NodeRoles, loading: Loading) -
         )
 
 
-def _unique(
-    table: pa.Table, name: str, file: TableFile, loading: Loading
-) -> tuple[pa.Table, np.ndarray]:
-    """The table with every id once, and the row of the file that each of its rows was."""
-    refuse_missing(table[name], name, Rows(file.name, file.where))
-    ids = as_ids(table[name], name, Rows(file.name, file.where))
+def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.ndarray]:
+    """The distinct ids of a file, and the row where each stands first."""
+    ids = convert.as_ids(column)
     rows = np.arange(len(ids))
-    again = lookup(ids, ids) != rows
+    again = convert.lookup(ids, ids) != rows
     if not again.any():
-        return table, rows
-    row, number = int(np.argmax(again)), int(again.sum())
+        return ids, rows
+    row, number = convert.first(again), int(again.sum())
     if loading.options.duplicate_nodes == "error":
         raise DataError(
-            f"{file.where(row)} gives the id {quoted(ids[row].as_py())} again ({number} such rows "
-            f"in all); an id names one node: remove them, or choose duplicate_nodes = first"
+            f"{column.rows.where(row)} gives the id {quoted(ids[row].as_py())} again ({number} "
+            f"such rows in all); an id names one node: remove them, or choose duplicate_nodes = "
+            f"first"
         )
-    loading.report.duplicate_nodes += number
-    loading.report.note(f"{file.name}: {number} rows with an id given before were dropped")
-    return table.filter(pa.array(~again)), rows[~again]
+    loading.report.note(f"{column.rows.name}: {number} rows with an id given before were dropped")
+    return ids.filter(pa.array(~again)), rows[~again]
 
 
 def _concatenate(tables: Sequence[pa.Table], parts: Sequence[Part]) -> pa.Table:
@@ -341,7 +322,7 @@ def _add_names(
     alike = len({column.type for column in ids}) == 1
     every = [column if alike else column.cast(pa.large_string()) for column in ids]
     joined = pa.chunked_array([chunk for column in every for chunk in column.chunks])
-    nodes.columns["id"] = as_numpy(joined)
+    nodes.columns["id"] = convert.as_numpy(joined)
     if parts[0].client is None:
         return
     if "client" in nodes.columns:
