@@ -1,4 +1,4 @@
-"""What a loader hands over: one whole graph, or one set of small graphs, still undivided.
+"""The result of a loader: one whole graph, or one set of small graphs, still undivided.
 
 A `Source` is plain NumPy and SciPy, checked once by `check_source`; partitions and splits read it
 and `data/divide.py` turns it into the tensors of a `Federation`.
@@ -19,33 +19,43 @@ TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
 
 
+def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct pairs of different nodes that directed edges connect.
+
+    Returns:
+        The pairs, (2, P), smaller node first and sorted; and for each the number of the first
+        edge between the two nodes, (P,).
+    """
+    low, high = edges.min(axis=0), edges.max(axis=0)
+    places = np.flatnonzero(low != high)
+    keys = low[places].astype(np.int64) * nodes + high[places]
+    distinct, first = np.unique(keys, return_index=True)
+    return np.stack([distinct // max(nodes, 1), distinct % max(nodes, 1)]), places[first]
+
+
+def both_directions(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of connected nodes as two edges in ascending order, and the edge each is from."""
+    pairs, first = undirected_pairs(edges, nodes)
+    doubled = np.concatenate([pairs, pairs[::-1]], axis=1)
+    order = np.lexsort((doubled[1], doubled[0]))
+    return doubled[:, order], np.concatenate([first, first])[order]
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One whole graph, before it is divided among owners.
-
-    Attributes:
-        name: The data set's name, for tables.
-        x: Features, (N, D) float32; a CSR array when most entries are zero.
-        edges: (2, E) int64 directed edges source -> target; an undirected edge stands twice.
-        y: Labels, (N,) int64 in 0..classes-1, or -1 where unknown.
-        classes: Number of classes.
-        weight: Edge weights, (E,) float32, or None when all are one.
-        split: Given roles, (N,) int8 of TRAIN/VAL/TEST/UNUSED, or None.
-        columns: Further node columns by name, (N,) each, for example an owner.
-        metric: "accuracy" or "auc", what this data set is usually scored by.
-        class_names: The classes' names in the order of their numbers; empty if unknown.
-    """
+    """One whole graph, before it is divided among owners."""
 
     name: str
-    x: np.ndarray | sp.csr_array
-    edges: np.ndarray
-    y: np.ndarray
+    x: np.ndarray | sp.csr_array  # (N, D) float32; CSR when most entries are zero
+    edges: np.ndarray  # (2, E) int64, source -> target; an undirected edge stands twice
+    y: np.ndarray  # (N,) int64 in 0..classes-1, or -1 where unknown
     classes: int
-    weight: np.ndarray | None = None
-    split: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (E,) float32, or None when all are one
+    split: np.ndarray | None = None  # given roles, (N,) int8 of TRAIN/VAL/TEST/UNUSED
+    # Further node columns by name, (N,) each, for example an owner.
     columns: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
-    metric: str = "accuracy"
-    class_names: tuple[str, ...] = ()
+    metric: str = "accuracy"  # or "auc": the usual score of this data set
+    class_names: tuple[str, ...] = ()  # in the order of the class numbers; empty if unknown
 
     @property
     def num_nodes(self) -> int:
@@ -59,40 +69,21 @@ class Source:
         """The same graph with every edge in both directions, without self-loops and duplicates."""
         if self.num_nodes == 0 or self.edges.shape[1] == 0:
             return self
-        low, high = self.edges.min(axis=0), self.edges.max(axis=0)
-        keep = low != high
-        keys = low[keep].astype(np.int64) * self.num_nodes + high[keep]
-        pairs, first = np.unique(keys, return_index=True)
-        low, high = pairs // self.num_nodes, pairs % self.num_nodes
-        edges = np.stack([np.concatenate([low, high]), np.concatenate([high, low])])
-        order = np.lexsort((edges[1], edges[0]))
-        weight = None
-        if self.weight is not None:
-            # The two directions of an undirected edge carry one weight: the first one given.
-            once = self.weight[keep][first]
-            weight = np.concatenate([once, once])[order]
-        return replace(self, edges=edges[:, order], weight=weight)
+        edges, first = both_directions(self.edges, self.num_nodes)
+        # The two directions of an undirected edge carry one weight: the first one given.
+        weight = None if self.weight is None else self.weight[first]
+        return replace(self, edges=edges, weight=weight)
 
 
 @dataclass(frozen=True, eq=False)
 class GraphSet:
-    """A set of small graphs with one label each, stored end to end.
-
-    Attributes:
-        name: The data set's name.
-        x: Features of all nodes of all graphs, (N, D) float32.
-        edges: (2, E) int64, node numbers counted over the whole set.
-        node_ptr: (G+1,) int64; graph g owns nodes node_ptr[g]:node_ptr[g+1].
-        y: One label per graph, (G,) int64.
-        classes: Number of classes.
-        metric: "accuracy" or "auc".
-    """
+    """A set of small graphs with one label each, stored end to end."""
 
     name: str
-    x: np.ndarray
-    edges: np.ndarray
-    node_ptr: np.ndarray
-    y: np.ndarray
+    x: np.ndarray  # features of all nodes of all graphs, (N, D) float32
+    edges: np.ndarray  # (2, E) int64, node numbers counted over the whole set
+    node_ptr: np.ndarray  # (G+1,) int64; graph g owns nodes node_ptr[g]:node_ptr[g+1]
+    y: np.ndarray  # one label per graph, (G,) int64
     classes: int
     metric: str = "accuracy"
 
@@ -110,19 +101,12 @@ class GraphSet:
 
     def undirected_simple(self) -> GraphSet:
         """The same graphs with edges in both directions, without self-loops and duplicates."""
-        nodes = np.zeros(len(self.x), dtype=np.int64)
-        whole = Source(self.name, self.x, self.edges, nodes, classes=1)
-        return replace(self, edges=whole.undirected_simple().edges)
+        return replace(self, edges=both_directions(self.edges, len(self.x))[0])
 
 
 @dataclass(frozen=True, eq=False)
 class GraphGroup:
-    """Several sets of graphs, each with features and classes of its own: one for each client.
-
-    Attributes:
-        name: The group's name.
-        sets: In the order of the clients.
-    """
+    """Several sets of graphs with different features and classes: one for each client, in order."""
 
     name: str
     sets: tuple[GraphSet, ...]
@@ -134,8 +118,8 @@ class GraphGroup:
 
 def check_graph_set(source: GraphSet) -> GraphSet:
     """Refuse a set of graphs that no method could use; each refusal is one sentence."""
-    name, count = source.name, source.num_graphs
-    if count == 0:
+    name = source.name
+    if source.num_graphs == 0:
         raise DataError(f"data '{name}' has no graphs; give a set with at least one graph")
     empty = np.flatnonzero(np.diff(source.node_ptr) < 1)
     if empty.size:
@@ -143,8 +127,7 @@ def check_graph_set(source: GraphSet) -> GraphSet:
             f"data '{name}': graph {int(empty[0])} has no nodes ({empty.size} such graphs in all); "
             "leave them out"
         )
-    _check_finite(source)
-    _check_labels(source, "graph")
+    _check_values(source, "graph")
     owner = source.graph_of_node()
     if source.edges.size and (source.edges.min() < 0 or source.edges.max() >= owner.size):
         raise DataError(f"data '{name}' has an edge to a node that is not there")
@@ -153,36 +136,14 @@ def check_graph_set(source: GraphSet) -> GraphSet:
     return source
 
 
-def _check_finite(source: Source | GraphSet) -> None:
-    entries = sp.coo_array(source.x) if sp.issparse(source.x) else None
-    bad = np.argwhere(~np.isfinite(source.x if entries is None else entries.data))
-    if not bad.size:
-        return
-    row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
-    raise DataError(
-        f"data '{source.name}' has a NaN or infinite feature at node {row}, column {column} "
-        f"({len(bad)} in all); replace such values before training"
-    )
-
-
-def _check_labels(source: Source | GraphSet, kind: str) -> None:
-    wrong = np.flatnonzero((source.y >= source.classes) | (source.y < -1))
-    if wrong.size:
-        raise DataError(
-            f"data '{source.name}': {kind} {wrong[0]} has label {source.y[wrong[0]]}; labels are "
-            f"0 to {source.classes - 1}, or -1 where unknown"
-        )
-
-
 def check_source(source: Source) -> Source:
     """Refuse a graph that no method could use; each refusal is one sentence."""
     name, n = source.name, source.num_nodes
     if n == 0:
         raise DataError(f"data '{name}' has no nodes; give a graph with at least one node")
-    _check_finite(source)
     if source.y.shape != (n,):
         raise DataError(f"data '{name}' has {source.y.shape[0]} labels for {n} nodes")
-    _check_labels(source, "node")
+    _check_values(source, "node")
     if source.edges.shape[1] and (source.edges.min() < 0 or source.edges.max() >= n):
         outside = source.edges[(source.edges < 0) | (source.edges >= n)]
         raise DataError(
@@ -190,3 +151,21 @@ def check_source(source: Source) -> Source:
             f"{n - 1}"
         )
     return source
+
+
+def _check_values(source: Source | GraphSet, kind: str) -> None:
+    """Refuse features that are not finite, and labels outside the classes."""
+    entries = sp.coo_array(source.x) if sp.issparse(source.x) else None
+    bad = np.argwhere(~np.isfinite(source.x if entries is None else entries.data))
+    if bad.size:
+        row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
+        raise DataError(
+            f"data '{source.name}' has a NaN or infinite feature at node {row}, column {column} "
+            f"({len(bad)} in all); replace such values before training"
+        )
+    wrong = np.flatnonzero((source.y >= source.classes) | (source.y < -1))
+    if wrong.size:
+        raise DataError(
+            f"data '{source.name}': {kind} {wrong[0]} has label {source.y[wrong[0]]}; labels are "
+            f"0 to {source.classes - 1}, or -1 where unknown"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from atoll.core.errors import ConfigError
 
 Value = int | float | bool | str | tuple["Value", ...]
@@ -12,9 +14,7 @@ def parse_recipe(text: str) -> tuple[str, dict[str, Value]]:
     """A recipe's name and its options."""
     name, colon, rest = text.partition(":")
     options: dict[str, Value] = {}
-    if not colon:
-        return name, options
-    for item in rest.split(","):
+    for item in rest.split(",") if colon else ():
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key or not value:
             raise ConfigError(
@@ -30,8 +30,6 @@ def _value(text: str) -> Value:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text

@@ -1,27 +1,18 @@
 """Which nodes (or graphs) of each client are for training, validation and testing.
 
-`split` is a pure function of (source, parts, recipe, seed, ratios, options); a recipe draws from a
-generator of its own. Whatever has no label (-1) is UNUSED. Recipes:
-
-    stratified  the strict default: per client and class, totals within one of the ratios
-    openfgl     per client and class, cut at int(.2 n), int(.6 n)
-    fedtad      per client and class, int(.2 n) and int(.4 n), the rest for testing
-    gcfl        per client, scikit-learn's stratified draw in two stages
-    random      per client, classes ignored (FedGTA, AdaFGL)
-    global      one draw over all nodes before they are divided, classes ignored (FED-PUB, FedIIH)
-    given       the roles that came with the data
+`split` is a pure function of its arguments; a recipe draws only from a generator of its seed.
+Whatever has no label (-1) is UNUSED.
 """
 
 from __future__ import annotations
 
-import inspect
 import random as python_random
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.data.partition.checks import check_seed, check_whole
+from atoll.data.partition.checks import check_seed, check_whole, options_of
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
 from atoll.data.spec import Value, parse_recipe
 
@@ -51,26 +42,22 @@ def split(
         parts: Ids of each client, as in `Partition.parts`.
         recipe: A name of `SPLITS`, with options if need be ("stratified:ratios=0.1/0.4/0.5").
         seed: Seed of the recipe's own generator.
-        ratios: Train, validation and test shares; None is 20/40/40 for the nodes of a graph and
-            80/10/10 for graphs.
+        ratios: By default 20/40/40 for nodes and 80/10/10 for graphs.
         **options: `draw` of the recipe "global".
     """
     recipe, named = parse_recipe(recipe)
     options = {**named, **options}
     if recipe not in SPLITS:
         raise unknown("split", recipe, SPLITS)
-    function = SPLITS[recipe]
-    parameters = inspect.signature(function).parameters.values()
-    allowed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     shares = options.pop("ratios", ratios)
     for option in options:
-        if option not in allowed:
+        if option not in options_of(SPLITS[recipe]):
             raise ConfigError(f"split '{recipe}' has no option '{option}'")
     check_seed(seed)
     if shares is None:
         shares = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
     _check_ratios(shares)
-    roles = function(source, parts, seed, shares, **options)
+    roles = SPLITS[recipe](source, parts, seed, shares, **options)
     return [
         np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8)
         for ids, own in zip(parts, roles, strict=True)
@@ -78,7 +65,7 @@ def split(
 
 
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client and class, without the drift of per-class rounding.
+    """The strict default: per client and class, without the drift of per-class rounding.
 
     A client's nodes stand in a row, class after class, shuffled inside a class, and the roles are
     spread evenly along the row: each class gets its share to within about one node and the client's
@@ -104,18 +91,16 @@ def _spread(count: int, ratios: Ratios) -> np.ndarray:
     """Roles for a row of `count` places: each role at even distances, totals rounded."""
     roles = np.full(count, TEST, dtype=np.int8)
     train = _evenly(count, ratios[0])
-    rest = np.flatnonzero(~train)
-    held_out = ratios[1] + ratios[2]
+    rest, other = np.flatnonzero(~train), ratios[1] + ratios[2]
     roles[train] = TRAIN
-    if held_out > 0:
-        roles[rest[_evenly(len(rest), ratios[1] / held_out)]] = VAL
+    if other > 0:
+        roles[rest[_evenly(len(rest), ratios[1] / other)]] = VAL
     return roles
 
 
 def _evenly(count: int, share: float) -> np.ndarray:
     """True at round(share * count) of `count` places, evenly spread."""
-    steps = np.floor(share * np.arange(count + 1) + 0.5)
-    return np.asarray(steps[1:] > steps[:-1])
+    return np.diff(np.floor(share * np.arange(count + 1) + 0.5)) > 0
 
 
 def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
@@ -160,35 +145,8 @@ def _three_runs(count: int, first: int, second: int) -> np.ndarray:
     return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), sizes)
 
 
-def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client: scikit-learn's stratified draw of training against the rest, then of the rest."""
-    from sklearn.model_selection import train_test_split
-
-    result = []
-    for client, ids in enumerate(parts):
-        y = source.y[ids]
-        held_out = ratios[1] + ratios[2]
-        try:
-            train, rest = train_test_split(
-                np.arange(len(ids)), test_size=held_out, stratify=y, random_state=seed
-            )
-            val, test = train_test_split(
-                rest, test_size=ratios[2] / held_out, stratify=y[rest], random_state=seed
-            )
-        except (ValueError, ZeroDivisionError) as error:
-            raise DataError(
-                f"split 'gcfl' cannot stratify client {client} with class counts "
-                f"{np.unique(y, return_counts=True)[1].tolist()}; use split 'stratified' or fewer "
-                f"clients"
-            ) from error
-        roles = np.empty(len(ids), dtype=np.int8)
-        roles[train], roles[val], roles[test] = TRAIN, VAL, TEST
-        result.append(roles)
-    return result
-
-
 def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client: one shuffle, classes ignored, cut at the rounded ratios."""
+    """Per client: one shuffle, classes ignored, cut at the rounded ratios (FedGTA, AdaFGL)."""
     result = []
     for client, ids in enumerate(parts):
         roles = np.full(len(ids), UNUSED, dtype=np.int8)
@@ -200,12 +158,36 @@ def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     return result
 
 
+def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
+    """Per client: scikit-learn's stratified draw of training against the rest, then of the rest."""
+    from sklearn.model_selection import train_test_split
+
+    other, result = ratios[1] + ratios[2], []
+    for client, ids in enumerate(parts):
+        y, places = source.y[ids], np.arange(len(ids))
+        try:
+            _, rest = train_test_split(places, test_size=other, stratify=y, random_state=seed)
+            val, test = train_test_split(
+                rest, test_size=ratios[2] / other, stratify=y[rest], random_state=seed
+            )
+        except (ValueError, ZeroDivisionError) as error:
+            raise DataError(
+                f"split 'gcfl' cannot stratify client {client} with class counts "
+                f"{np.unique(y, return_counts=True)[1].tolist()}; use split 'stratified' or fewer "
+                f"clients"
+            ) from error
+        roles = np.full(len(ids), TRAIN, dtype=np.int8)
+        roles[val], roles[test] = VAL, TEST
+        result.append(roles)
+    return result
+
+
 def global_(source: Data, parts: Parts, seed: int, ratios: Ratios, *, draw: int = 0) -> Roles:
     """One torch permutation of all nodes: training, then testing, then the rest for validation.
 
-    FED-PUB draws its settings from one seed in order, so its split for 5, 10 and 20 clients is
-    `draw` 0, 1 and 2 of seed 1234. A node has one role, whoever holds it. Not stratified, and a
-    client may be left without a training node.
+    FED-PUB (and FedIIH) draws its settings from one seed in order, so its split for 5, 10 and 20
+    clients is `draw` 0, 1 and 2 of seed 1234. A node has one role, whoever holds it. Not
+    stratified, and a client may be left without a training node.
     """
     import torch
 
@@ -230,8 +212,7 @@ def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
             f"data '{source.name}' comes without a split, so split 'given' is not possible; "
             f"use split 'stratified'"
         )
-    roles = source.split
-    return [roles[ids] for ids in parts]
+    return [source.split[ids] for ids in parts]
 
 
 def _check_ratios(ratios: Value) -> None:
@@ -245,12 +226,5 @@ def _check_ratios(ratios: Value) -> None:
         )
 
 
-SPLITS: dict[str, Callable[..., Roles]] = {
-    "stratified": stratified,
-    "openfgl": openfgl,
-    "fedtad": fedtad,
-    "gcfl": gcfl,
-    "random": random,
-    "global": global_,
-    "given": given,
-}
+_RECIPES = (stratified, openfgl, fedtad, gcfl, random, global_, given)
+SPLITS: dict[str, Callable[..., Roles]] = {f.__name__.rstrip("_"): f for f in _RECIPES}

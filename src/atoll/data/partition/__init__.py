@@ -1,7 +1,7 @@
 """How one graph, or one set of graphs, is divided among clients.
 
 `divide` is the only entry: a pure function of (source, recipe, clients, seed, options). A recipe
-draws from a generator of its own and leaves Python's, NumPy's and torch's global ones alone.
+draws from a separate generator and leaves Python's, NumPy's and torch's global ones alone.
 A recipe named after a public code reproduces it; a known fault of that code comes back only with
 its named `compat` option.
 """
@@ -9,19 +9,14 @@ its named `compat` option.
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.data.partition.checks import check_seed, check_whole
-from atoll.data.partition.label_mix import louvain_plus, metis_plus
-from atoll.data.partition.louvain import louvain, louvain_fedgta, louvain_fedtad, louvain_openfgl
-from atoll.data.partition.metis import metis, metis_overlap, metis_recursive
-from atoll.data.partition.plain import column, random
-from atoll.data.partition.skew import dirichlet, feature_skew, gcfl_oneds, topology_skew
+from atoll.data.partition import communities, plain
+from atoll.data.partition.checks import check_seed, check_whole, options_of
 from atoll.data.source import GraphSet, Source
 from atoll.data.spec import Value, parse_recipe
 
@@ -29,51 +24,28 @@ Option = Value | None
 Recipe = Callable[..., list[np.ndarray]]
 """(source, clients, seed, *, options) -> the ids of each client; keyword-only = its options."""
 
-NODE_PARTITIONS: dict[str, Recipe] = {
-    "louvain": louvain,
-    "louvain-openfgl": louvain_openfgl,
-    "louvain-fedtad": louvain_fedtad,
-    "louvain-fedgta": louvain_fedgta,
-    "louvain-plus": louvain_plus,
-    "metis": metis,
-    "metis-recursive": metis_recursive,
-    "metis-overlap": metis_overlap,
-    "metis-plus": metis_plus,
-    "dirichlet": dirichlet,
-    "random": random,
-    "column": column,
-}
+
+def _named(*recipes: Recipe) -> dict[str, Recipe]:
+    return {recipe.__name__.replace("_", "-"): recipe for recipe in recipes}
+
+
+_ANY = (plain.dirichlet, plain.random)
+NODE_PARTITIONS = _named(*communities.LOUVAIN, *communities.METIS, *_ANY, plain.column)
 """Recipes that divide the nodes of one graph."""
-
-GRAPH_PARTITIONS: dict[str, Recipe] = {
-    "gcfl-oneds": gcfl_oneds,
-    "feature-skew": feature_skew,
-    "topology-skew": topology_skew,
-    "dirichlet": dirichlet,
-    "random": random,
-}
+GRAPH_PARTITIONS = _named(plain.gcfl_oneds, plain.feature_skew, plain.topology_skew, *_ANY)
 """Recipes that divide a set of graphs."""
-
-PARTITIONS: dict[str, Recipe] = {**NODE_PARTITIONS, **GRAPH_PARTITIONS}
+PARTITIONS = {**NODE_PARTITIONS, **GRAPH_PARTITIONS}
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which client owns what, and how that was decided.
+    """Which client owns what, and how that was decided."""
 
-    Attributes:
-        recipe: As given to `divide`, for example "louvain" or "column:bank".
-        clients: Number of clients, K.
-        seed: The seed of the recipe's own generator.
-        options: Every option of the recipe, defaults included.
-        parts: Node ids (or graph ids) of each client, int64, in the order the recipe produces.
-    """
-
-    recipe: str
+    recipe: str  # as given to `divide`, for example "louvain" or "column:bank"
     clients: int
     seed: int
-    options: Mapping[str, Option]
-    parts: tuple[np.ndarray, ...]
+    options: Mapping[str, Option]  # every option of the recipe, defaults included
+    parts: tuple[np.ndarray, ...]  # ids of each client, int64, in the order the recipe produces
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -94,18 +66,15 @@ def divide(
     seed: int = 0,
     **options: Option,
 ) -> Partition:
-    """Divide the nodes of a graph, or the graphs of a set, among clients.
+    """Divide the nodes of a graph, or the graphs of a set, among clients; none is empty.
 
     Args:
         source: One graph or one set of graphs.
         recipe: A name of `PARTITIONS`, with options if need be ("dirichlet:alpha=0.5"), or
             "column:NAME" to follow a node column.
-        clients: Number of clients; may be left out for "column:NAME" alone.
+        clients: Number of clients; only "column:NAME" may leave it out.
         seed: Seed of the recipe's own generator, 0 to 2**32 - 1.
         **options: The recipe's keyword-only arguments.
-
-    Returns:
-        The partition; no client is empty.
     """
     if recipe.startswith("column:"):
         name, options = "column", {**options, "name": recipe.partition(":")[2]}
@@ -113,14 +82,18 @@ def divide(
         name, named = parse_recipe(recipe)
         options = {**named, **options}
     function = _recipe_for(source, name)
-    settings = _with_defaults(name, function, options)
+    allowed = options_of(function)
+    for option in options:
+        if option not in allowed:
+            if not allowed:
+                raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
+            raise unknown(f"option of partition '{name}'", option, allowed)
+    settings = {**allowed, **options}
     check_seed(seed)
     if name != "column":
         _check_clients(source, recipe, clients)
-    parts = tuple(
-        np.ascontiguousarray(ids, dtype=np.int64)
-        for ids in function(source, clients, int(seed), **settings)
-    )
+    found = function(source, clients, int(seed), **settings)
+    parts = tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found)
     settings.pop("name", None)  # already in the recipe's own text
     return Partition(recipe, len(parts), int(seed), settings, parts)
 
@@ -138,18 +111,6 @@ def _recipe_for(source: Source | GraphSet, name: str) -> Recipe:
             f"choose one of: {', '.join(sorted(table))}"
         )
     return table[name]
-
-
-def _with_defaults(name: str, function: Recipe, given: Mapping[str, Option]) -> dict[str, Option]:
-    """The options in full; a name that the recipe does not take is refused."""
-    parameters = inspect.signature(function).parameters.values()
-    allowed = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for option in given:
-        if option not in allowed:
-            if not allowed:
-                raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
-            raise unknown(f"option of partition '{name}'", option, allowed)
-    return {**allowed, **given}
 
 
 def _check_clients(source: Source | GraphSet, recipe: str, clients: int | None) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import numpy as np
 
 from atoll.core.errors import ConfigError, unknown
 
 
+def options_of(recipe: Callable[..., object]) -> dict[str, object]:
+    """A recipe's options with their defaults: its keyword-only arguments."""
+    parameters = inspect.signature(recipe).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
 def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+    """Refuse all but whole numbers of at least `least`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < least:  # type: ignore[operator]
         raise ConfigError(f"{name} must be a whole number of at least {least}, but is {value!r}")
@@ -22,14 +31,14 @@ def check_seed(seed: int) -> None:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuse what is not a finite number above zero."""
+    """Refuse all but finite numbers above zero."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not 0 < value < np.inf:  # type: ignore[operator]
         raise ConfigError(f"{name} must be a number above 0, but is {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is not true or false; the text "false" would otherwise count as true."""
+    """Refuse all but true and false; the text "false" would otherwise count as true."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be true or false, but is {value!r}")
 

@@ -1,32 +1,222 @@
-"""Community labels of a graph: Louvain from two libraries, and METIS.
+"""Partitions along communities: Louvain and METIS, packed, cut in halves or grouped by labels.
 
-Each returns one whole number per node. Edge weights are not used: the recipes are defined on the
-plain graph.
+`louvain` is the default of the strict protocol: symmetrised simple graph, seeded, for any number of
+clients up to the number of nodes. The others follow one public code each. Edge weights are not
+used: the recipes are defined on the plain graph.
 """
 
 from __future__ import annotations
 
+import random as python_random
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import scipy.sparse as sp
 
+from atoll.core.errors import ConfigError, DataError
+from atoll.data.partition import packing
+from atoll.data.partition.checks import check_compat, check_flag, check_whole
+from atoll.data.partition.packing import PackingRule, members, pack, top_up
 from atoll.data.source import Source
+
+Parts = list[np.ndarray]
+
+
+def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Parts:
+    """Seeded Louvain of scikit-network, packed to about N/K ± delta nodes per client.
+
+    The first clients may take more than their share; each gets at least half of it.
+    """
+    check_whole("delta", delta, 0)
+    target = source.num_nodes // clients
+    # The public rule never ends once N/K <= delta; within a quarter it also cuts few communities.
+    slack = min(delta, target // 4)
+    groups = groups_of(scikit_louvain(source.undirected_simple(), seed))
+    return pack(groups, clients, replace(_about(target, slack), least=max(1, target // 2)))
+
+
+def louvain_openfgl(
+    source: Source, clients: int, seed: int, *, delta: int = 20, compat: str | None = None
+) -> Parts:
+    """OpenFGL: Louvain of scikit-network on the edges unchanged; the seed has no effect.
+
+    `compat="give-up"` brings back its faulty choice for a group that fits nowhere.
+    """
+    del seed
+    rule = _public_rule(source, "louvain-openfgl", clients, delta, compat)
+    return pack(groups_of(scikit_louvain(source, None)), clients, rule)
+
+
+def louvain_fedtad(
+    source: Source, clients: int, seed: int, *, delta: int = 20, compat: str | None = None
+) -> Parts:
+    """FedTAD and FedATH: python-louvain with NumPy's old generator, then OpenFGL's packing."""
+    rule = _public_rule(source, "louvain-fedtad", clients, delta, compat)
+    return pack(groups_of(networkx_louvain(source, seed)), clients, rule)
+
+
+def louvain_fedgta(source: Source, clients: int, seed: int, *, compat: str | None = None) -> Parts:
+    """FedGTA and AdaFGL: python-louvain, clients of N/K + 1 nodes.
+
+    `compat="duplicates"` brings back its fault: a group that fits nowhere is stored twice.
+    """
+    check_compat(compat, "duplicates")
+    target = source.num_nodes // clients
+    rule = PackingRule(target, target + 1, target + 1, packing.stay, duplicates=compat is not None)
+    return pack(groups_of(networkx_louvain(source, seed)), clients, rule)
+
+
+def _about(target: int, slack: int, compat: str | None = None) -> PackingRule:
+    no_room = packing.smallest if compat is None else packing.mistaken_smallest
+    return PackingRule(target - slack, max(target + slack - 1, target), target, no_room)
+
+
+def _public_rule(
+    source: Source, recipe: str, clients: int, delta: int, compat: str | None
+) -> PackingRule:
+    check_whole("delta", delta, 0)
+    check_compat(compat, "give-up")
+    target = source.num_nodes // clients
+    if target <= delta:
+        most = source.num_nodes // (delta + 1)
+        fewer = f"use at most {most} clients, or " if most else "use "
+        raise DataError(
+            f"partition '{recipe}' needs more than delta = {delta} nodes per client, but "
+            f"'{source.name}' has {source.num_nodes} nodes for {clients} clients; "
+            f"{fewer}a smaller delta or partition 'louvain'"
+        )
+    return _about(target, delta, compat)
+
+
+def louvain_plus(source: Source, clients: int, seed: int) -> Parts:
+    """OpenFGL's, seeded: communities with label histograms of one KMeans cluster form a client.
+
+    It simulates owners with similar interests, and reads every label for that, test labels
+    included. Sizes can be very uneven.
+    """
+    communities = groups_of(scikit_louvain(source.undirected_simple(), None))
+    return _by_label_mix(source, "louvain-plus", communities, clients, seed)
+
+
+def metis_plus(source: Source, clients: int, seed: int, *, communities: int = 100) -> Parts:
+    """The same with METIS parts: `communities` of them, or one per two nodes in a small graph."""
+    check_whole("communities", communities, 1)
+    count = min(communities, max(1, source.num_nodes // 2))
+    parts = groups_of(metis_labels(source, count, None))
+    return _by_label_mix(source, "metis-plus", parts, clients, seed)
+
+
+def _by_label_mix(
+    source: Source, recipe: str, communities: Parts, clients: int, seed: int
+) -> Parts:
+    # Column 0 counts the unlabelled nodes, so no community has an empty histogram.
+    bins = source.classes + 1
+    counts = np.stack([np.bincount(source.y[ids] + 1, minlength=bins) for ids in communities])
+    mixes = counts / counts.sum(axis=1, keepdims=True)
+    distinct = len(np.unique(mixes, axis=0))
+    if clients > distinct:
+        raise DataError(
+            f"partition '{recipe}' found {len(communities)} communities with {distinct} different "
+            f"label mixes in '{source.name}', too few for {clients} clients; "
+            f"use at most {distinct} clients"
+        )
+    from sklearn.cluster import KMeans
+
+    cluster = KMeans(n_clusters=clients, random_state=seed).fit_predict(mixes)
+    owner = np.empty(source.num_nodes, dtype=np.int64)
+    owner[np.concatenate(communities)] = np.repeat(cluster, [len(ids) for ids in communities])
+    return top_up(members(owner, clients))
+
+
+def metis(source: Source, clients: int, seed: int, *, reseed: bool = False) -> Parts:
+    """METIS k-way, as FED-PUB and FedIIH.
+
+    METIS has a constant seed, so every seed gives the same partition, as in the papers; with
+    `reseed` the partition's seed is handed to METIS, which only matters on graphs large enough
+    to be coarsened (about a thousand nodes).
+    """
+    check_flag("reseed", reseed)
+    return _metis_clients(source, clients, False, seed if reseed else None)
+
+
+def metis_recursive(source: Source, clients: int, seed: int, *, reseed: bool = False) -> Parts:
+    """METIS as OpenFGL calls it: recursive bisection up to 8 clients, k-way above."""
+    check_flag("reseed", reseed)
+    return _metis_clients(source, clients, None, seed if reseed else None)
+
+
+def _metis_clients(
+    source: Source, clients: int, recursive: bool | None, seed: int | None = None
+) -> Parts:
+    return top_up(members(metis_labels(source, clients, recursive, seed), clients))
+
+
+def metis_overlap(
+    source: Source,
+    clients: int,
+    seed: int,
+    *,
+    per_community: int = 5,
+    after: Sequence[int] | int = (),
+) -> Parts:
+    """FED-PUB's overlapping clients: each is a random half of a METIS community.
+
+    Args:
+        source: The graph.
+        clients: A multiple of `per_community`.
+        seed: Seed of Python's generator, used in the order community, client.
+        per_community: How many clients share one community.
+        after: Client counts drawn before from the same stream; FED-PUB draws 10, 30 and 50 in
+            this order from one seed, so its 50 clients are `after=(10, 30)`.
+    """
+    check_whole("per_community", per_community, 1)
+    stream = python_random.Random(seed)
+    for count in (after,) if isinstance(after, int) else after:
+        check_whole("each number in after", count, 1)
+        _halves(source, count, per_community, stream)
+    return _halves(source, clients, per_community, stream)
+
+
+def _halves(
+    source: Source, clients: int, per_community: int, stream: python_random.Random
+) -> Parts:
+    if clients % per_community:
+        raise ConfigError(
+            f"partition 'metis-overlap' puts {per_community} clients on each community, so "
+            f"{clients} clients do not fit; use a multiple of {per_community}, or set per_community"
+        )
+    communities = clients // per_community
+    if communities > source.num_nodes // 2:
+        raise DataError(
+            f"partition 'metis-overlap' needs two nodes per community, but '{source.name}' has "
+            f"{source.num_nodes} nodes for {communities} communities; "
+            f"use at most {source.num_nodes // 2 * per_community} clients"
+        )
+    parts = _metis_clients(source, communities, False)
+    if min(map(len, parts)) < 2:
+        raise DataError(
+            f"METIS left a community of one node when it cut '{source.name}' into {communities}, "
+            f"and half of one node is no client; use fewer than {clients} clients"
+        )
+    halves = [(ids.tolist(), len(ids) // 2) for ids in parts for _ in range(per_community)]
+    return [np.array(stream.sample(*half)) for half in halves]
 
 
 def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
-    """Louvain of scikit-network with Newman's modularity at resolution 1.
+    """Community of each node by Louvain of scikit-network, Newman's modularity, resolution 1.
 
     With a seed the nodes are visited in a random order; without one the answer is always the same,
-    as in OpenFGL. The edges are taken as they stand: hand over `source.undirected_simple()` unless
-    the degrees of the directed list are wanted.
+    as in OpenFGL. The degrees are those of the edges given: pass `source.undirected_simple()`
+    unless the degrees of the directed list are wanted.
     """
-    if source.edges.shape[1] == 0:
-        return np.arange(source.num_nodes)  # the library refuses a graph without edges
+    count, nodes = source.edges.shape[1], source.num_nodes
+    if count == 0:
+        return np.arange(nodes)  # the library refuses a graph without edges
     from sknetwork.clustering import Louvain
 
-    ones = np.ones(source.edges.shape[1])
-    shape = (source.num_nodes, source.num_nodes)
     # The library knows csr_matrix, not csr_array.
-    adjacency = sp.csr_matrix((ones, (source.edges[0], source.edges[1])), shape=shape)
+    adjacency = sp.csr_matrix((np.ones(count), tuple(source.edges)), shape=(nodes, nodes))
     algorithm = Louvain(
         resolution=1,
         modularity="newman",
@@ -39,11 +229,11 @@ def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
 
 
 def networkx_louvain(source: Source, seed: int) -> np.ndarray:
-    """Louvain of python-louvain on the undirected simple graph (FedTAD, FedATH, FedGTA).
+    """Community of each node by python-louvain on the undirected simple graph.
 
-    The public codes let it draw from NumPy's global generator right after seeding that; a
-    `RandomState` of the same seed is the same stream. The stream is used in the order of nodes and
-    neighbours, so both go in ascending. Slow on large graphs: pure Python.
+    The public codes (FedTAD, FedATH, FedGTA) let it draw from NumPy's global generator right after
+    seeding that; a `RandomState` of the same seed is the same stream. The stream is used in the
+    order of nodes and neighbours, so both go in ascending. Slow on large graphs: pure Python.
     """
     import community
     import networkx as nx
@@ -58,13 +248,10 @@ def networkx_louvain(source: Source, seed: int) -> np.ndarray:
 def metis_labels(
     source: Source, parts: int, recursive: bool | None, seed: int | None = None
 ) -> np.ndarray:
-    """METIS on the undirected simple graph with ascending neighbour lists.
+    """Part of each node by METIS on the undirected simple graph with ascending neighbour lists.
 
-    Args:
-        source: The graph.
-        parts: Number of parts; with few nodes per part METIS may leave some empty.
-        recursive: False is k-way; None is the library's rule, recursive bisection up to 8 parts.
-        seed: None is METIS's own constant seed, as in the papers.
+    With few nodes per part METIS may leave some empty. `recursive` False is k-way; None is the
+    library's rule, recursive bisection up to 8 parts. `seed` None is METIS's constant seed.
     """
     import pymetis
 
@@ -80,10 +267,13 @@ def metis_labels(
     return np.asarray(labels, dtype=np.int64)
 
 
-def groups_of(labels: np.ndarray) -> list[np.ndarray]:
+def groups_of(labels: np.ndarray) -> Parts:
     """The members of each label, ascending; labels in the order of their first member."""
     _, first, dense = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
+    rank = np.argsort(np.argsort(first))
     order = np.argsort(rank[dense], kind="stable")
     return np.split(order, np.cumsum(np.bincount(rank[dense]))[:-1])
+
+
+LOUVAIN = (louvain, louvain_openfgl, louvain_fedtad, louvain_fedgta, louvain_plus)
+METIS = (metis, metis_recursive, metis_overlap, metis_plus)

@@ -13,23 +13,14 @@ NoRoom = Callable[[np.ndarray, np.ndarray, int], int]
 
 @dataclass(frozen=True)
 class PackingRule:
-    """The numbers in which the public packings differ.
+    """The numbers in which the public packings differ."""
 
-    Attributes:
-        piece: No group is larger; a larger community is cut first.
-        room: A group fits while client and group together hold at most this many.
-        full: A client with this many gets nothing more.
-        no_room: Who takes a group that fits nowhere.
-        least: A client with fewer is topped up in the end.
-        duplicates: Such a group is stored twice (the fault of FedGTA's code).
-    """
-
-    piece: int
-    room: int
-    full: int
-    no_room: NoRoom
-    least: int = 1
-    duplicates: bool = False
+    piece: int  # no group is larger; a larger community is cut first
+    room: int  # a group fits while client and group together hold at most this many
+    full: int  # a client with this many gets nothing more
+    no_room: NoRoom  # who takes a group that fits nowhere
+    least: int = 1  # a client with fewer is topped up in the end
+    duplicates: bool = False  # such a group is stored twice (the fault of FedGTA's code)
 
 
 def smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
@@ -45,29 +36,26 @@ def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
 
 
 def mistaken_smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """What OpenFGL and FedTAD do instead of `smallest`, after 1001 steps of the cursor.
+    """The choice of OpenFGL and FedTAD instead of `smallest`, after 1001 steps of the cursor.
 
     Their search looks at the size under the cursor, which it moves itself, so each comparison is
     one client late: sizes 5, 3, 9 with the cursor on 9 give 9.
     """
-    held = sizes[open_clients]
-    seen = (cursor + 1001) % len(held)
-    least = np.inf
-    for candidate in range(len(held)):
-        if held[seen] < least:
-            least, seen = held[seen], candidate
+    open_sizes = sizes[open_clients]
+    seen, least = (cursor + 1001) % len(open_sizes), np.inf
+    for candidate in range(len(open_sizes)):
+        if open_sizes[seen] < least:
+            least, seen = open_sizes[seen], candidate
     return int(open_clients[seen])
 
 
 def cut(groups: Sequence[np.ndarray], piece: int) -> list[np.ndarray]:
     """Cut groups down to `piece` members: the first stay, the others form a group at the end."""
     result = list(groups)
-    place = 0
-    while place < len(result):
-        if len(result[place]) > piece:
-            result.append(result[place][piece:])
-            result[place] = result[place][:piece]
-        place += 1
+    for place, group in enumerate(result):  # which also meets the groups that it appends
+        if len(group) > piece:
+            result.append(group[piece:])
+            result[place] = group[:piece]
     return result
 
 
@@ -95,8 +83,8 @@ def pack(groups: Sequence[np.ndarray], clients: int, rule: PackingRule) -> list[
         sizes[taker] += len(group) * copies
         if taker in open_clients:
             cursor = int(np.searchsorted(open_clients, taker))
-    nobody = np.empty(0, dtype=np.int64)
-    return top_up([np.concatenate([nobody, *groups]) for groups in owned], rule.least)
+    none = np.empty(0, dtype=np.int64)
+    return top_up([np.concatenate([none, *groups]) for groups in owned], rule.least)
 
 
 def members(owner: np.ndarray, clients: int) -> list[np.ndarray]:
@@ -106,20 +94,16 @@ def members(owner: np.ndarray, clients: int) -> list[np.ndarray]:
 
 
 def top_up(parts: Sequence[np.ndarray], least: int = 1) -> list[np.ndarray]:
-    """Let whoever has fewer than `least` share evenly with the client that is then the largest.
+    """Let each client with fewer than `least` share evenly with the then largest client.
 
     The largest gives its last members. Nothing changes where everybody has enough, and with `least`
-    up to half of the mean size nobody is left with fewer.
+    up to half of the mean size each client ends with that many.
     """
     result = list(parts)
-    sizes = np.array([len(ids) for ids in result])
     for client in range(len(result)):
-        if sizes[client] < least:
-            largest = int(np.argmax(sizes))
-            given = (len(result[largest]) - len(result[client])) // 2
-            keep = len(result[largest]) - given
+        if len(result[client]) < least:
+            largest = int(np.argmax([len(ids) for ids in result]))
+            keep = len(result[largest]) - (len(result[largest]) - len(result[client])) // 2
             result[client] = np.concatenate([result[client], result[largest][keep:]])
             result[largest] = result[largest][:keep]
-            sizes[client] += given
-            sizes[largest] = keep
     return result

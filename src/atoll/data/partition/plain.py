@@ -1,12 +1,16 @@
-"""The two partitions without a model behind them: by chance, and by a column of the data."""
+"""Partitions without communities: by chance, by a column, or with skewed labels or graphs."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError
+from atoll.data.partition.checks import check_compat, check_flag, check_positive, check_whole
 from atoll.data.partition.packing import members
 from atoll.data.source import GraphSet, Source
+
+TRIES = 100  # OpenFGL's number
+CHUNK = 50  # graphs that GCFL hands out in file order before it draws
 
 
 def random(source: Source | GraphSet, clients: int, seed: int) -> list[np.ndarray]:
@@ -20,19 +24,18 @@ def column(
 ) -> list[np.ndarray]:
     """One client for each value of a node column, values ascending; the seed has no effect."""
     del seed
-    there = ", ".join(sorted(source.columns)) or "none"
     if not name or name not in source.columns:
         raise ConfigError(
             f"partition 'column:{name or 'NAME'}' needs a node column of '{source.name}'; "
-            f"its columns are: {there}"
+            f"its columns are: {', '.join(sorted(source.columns)) or 'none'}"
         )
     values = np.asarray(source.columns[name])
-    missing = _missing(values)
-    if missing.any():
+    # NaN is the one value that differs from itself.
+    missing = np.flatnonzero([value is None or bool(value != value) for value in values])  # noqa: PLR0124
+    if missing.size:
         raise DataError(
-            f"column '{name}' of '{source.name}' has no value at node "
-            f"{int(np.flatnonzero(missing)[0])} ({int(missing.sum())} in all); "
-            f"fill it, every node needs a client"
+            f"column '{name}' of '{source.name}' has no value at node {int(missing[0])} "
+            f"({missing.size} in all); fill it, every node needs a client"
         )
     if values.dtype == object:
         values = values.astype(str)
@@ -45,8 +48,95 @@ def column(
     return members(owner, len(distinct))
 
 
-def _missing(values: np.ndarray) -> np.ndarray:
-    """True where a value is None or NaN; NaN is the one value that differs from itself."""
-    none = np.array([value is None for value in values], dtype=bool)
-    not_itself = np.asarray(values != values, dtype=bool)  # noqa: PLR0124
-    return np.asarray(none | not_itself)
+def dirichlet(
+    source: Source | GraphSet, clients: int, seed: int, *, alpha: float = 10.0, least: int = 5
+) -> list[np.ndarray]:
+    """Label skew: each class is shared out by Dirichlet(alpha), drawn again until all have `least`.
+
+    A small alpha is skewed, a large one even; unknown labels count as one more class.
+    """
+    check_whole("least", least, 1)
+    check_positive("alpha", alpha)
+    count = len(source.y)
+    if clients * least > count:
+        raise DataError(
+            f"partition 'dirichlet' gives each client at least {least} of the {count} members of "
+            f"'{source.name}', too few for {clients} clients; "
+            f"use at most {max(1, count // least)} clients, or a smaller least (dirichlet:least=1)"
+        )
+    rng = np.random.default_rng(seed)
+    for _ in range(TRIES):
+        owner = _draw_owners(source.y, clients, alpha, rng)
+        if np.bincount(owner, minlength=clients).min() >= least:
+            return members(owner, clients)
+    raise DataError(
+        f"partition 'dirichlet' with alpha = {alpha} left a client of '{source.name}' with fewer "
+        f"than {least} members in each of {TRIES} draws; use fewer than {clients} clients, "
+        f"a larger alpha or a smaller least"
+    )
+
+
+def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    owner = np.empty(len(y), dtype=np.int64)
+    sizes = np.zeros(clients, dtype=np.int64)
+    for label in np.unique(y):
+        ids = rng.permutation(np.flatnonzero(y == label))
+        still_open = sizes < len(y) / clients
+        share = rng.dirichlet(np.full(clients, alpha)) * still_open
+        if share.sum() == 0:  # a small alpha put everything on clients that are full
+            share = still_open.astype(float)
+        cuts = np.floor(np.cumsum(share / share.sum()) * len(ids)).astype(np.int64)
+        cuts[-1] = len(ids)
+        taken = np.diff(cuts, prepend=0)
+        owner[ids] = np.repeat(np.arange(clients), taken)
+        sizes += taken
+    return owner
+
+
+def feature_skew(source: GraphSet, clients: int, seed: int) -> list[np.ndarray]:
+    """Graphs sorted by their mean feature value, cut into equal runs; the seed has no effect."""
+    del seed
+    totals = np.bincount(
+        source.graph_of_node(), weights=source.x.sum(axis=1), minlength=source.num_graphs
+    )
+    return _runs(totals / np.maximum(np.diff(source.node_ptr) * source.num_features, 1), clients)
+
+
+def topology_skew(source: GraphSet, clients: int, seed: int) -> list[np.ndarray]:
+    """Graphs sorted by their mean degree, cut into equal runs; the seed has no effect."""
+    del seed
+    edges = np.bincount(source.graph_of_node()[source.edges[0]], minlength=source.num_graphs)
+    return _runs(edges / np.maximum(np.diff(source.node_ptr), 1), clients)
+
+
+def _runs(value: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Equal runs of the ids in ascending order of value; the last run takes the rest."""
+    length = len(value) // clients
+    return np.split(np.argsort(value, kind="stable"), length * np.arange(1, clients))
+
+
+def gcfl_oneds(
+    source: GraphSet, clients: int, seed: int, *, overlap: bool = False, compat: str | None = None
+) -> list[np.ndarray]:
+    """Up to 50 graphs each in file order, the remaining graphs to clients at random.
+
+    TU files are often sorted by class, so the first chunk makes label skew. GCFL uses the seed 123.
+    With `overlap` every client draws 50 to 149 graphs of the whole set instead; with
+    `compat="replacement"` it draws them with replacement, as GCFL does, so that one graph can be
+    in a client twice, for training and for testing.
+    """
+    check_flag("overlap", overlap)
+    check_compat(compat, "replacement")
+    if compat and not overlap:
+        raise ConfigError("compat 'replacement' of partition 'gcfl-oneds' needs overlap = true")
+    stream = np.random.RandomState(seed)
+    count = source.num_graphs
+    if overlap:
+        sizes = stream.randint(50, 150, size=clients)
+        if compat:
+            return [stream.choice(count, size=size, replace=True) for size in sizes]
+        return [stream.choice(count, size=min(size, count), replace=False) for size in sizes]
+    chunk = min(CHUNK, count // clients)
+    handed_out = np.repeat(np.arange(clients), chunk)
+    drawn = stream.randint(0, clients, size=count - len(handed_out))
+    return members(np.concatenate([handed_out, drawn]), clients)
