@@ -14,7 +14,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import make_graph
 from atoll.data.isolate import vary_federation
 from atoll.data.measure.heterogeneity import describe
-from atoll.data.measure.structure import undirected_pairs
+from atoll.data.source import undirected_pairs
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def federation() -> Federation:
 
 
 def pairs_of(graph) -> set[tuple[int, int]]:
-    return set(map(tuple, undirected_pairs(graph.edges.numpy(), graph.num_nodes).T.tolist()))
+    return set(map(tuple, undirected_pairs(graph.edges.numpy(), graph.num_nodes)[0].T.tolist()))
 
 
 def homophily(federation: Federation) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.data.client_graph import InducedSubgraphs
-from atoll.data.prepare import largest_component, row_normalized, undirected, words_normalized
+from atoll.data.prepare import largest_component, row_normalized, words_normalized
 from atoll.data.source import Source
 
 
@@ -22,7 +22,7 @@ def graph(n: int, edges: list[tuple[int, int]], **more) -> Source:
 
 def test_undirected_keeps_one_weight_for_both_directions() -> None:
     source = graph(3, [(0, 1), (1, 0), (2, 2), (1, 2)], weight=np.float32([5, 7, 1, 3]))
-    found = undirected(source)
+    found = source.undirected_simple()
     assert found.edges.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert found.weight.tolist() == [5, 5, 3, 3]
 
@@ -82,8 +82,8 @@ def test_induced_keeps_exactly_the_edges_inside(n, edges, data) -> None:
     edges=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
 )
 def test_undirected_is_idempotent_and_symmetric(n, edges) -> None:
-    once = undirected(graph(n, [(u % n, v % n) for u, v in edges]))
-    twice = undirected(once)
+    once = graph(n, [(u % n, v % n) for u, v in edges]).undirected_simple()
+    twice = once.undirected_simple()
     assert np.array_equal(once.edges, twice.edges)
     pairs = set(map(tuple, once.edges.T.tolist()))
     assert pairs == {(v, u) for u, v in pairs}

@@ -40,50 +40,36 @@ _MAX_HEADER = 1 << 28
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a federation's file says about itself.
-
-    Attributes:
-        name: The data set's own name.
-        clients: How many.
-        features: Width of the features.
-        classes: Number of classes.
-        metric: What this data set is scored by.
-        task: What is predicted, by its name in `TASKS`.
-        numbers: Each client's own number.
-        batch_sizes: Training graphs in one step, by client; 0 for all at once.
-        about: How the federation was made: data, partition, split, seed, protocol, and more.
-    """
+    """The description in a federation's file."""
 
     name: str
     clients: int
     features: int
     classes: int
     metric: str
-    task: str
-    numbers: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
-    about: dict[str, Any]
+    task: str  # by its name in `TASKS`
+    numbers: tuple[int, ...]  # each client's own number
+    batch_sizes: tuple[int, ...]  # training graphs in one step, by client; 0 for all at once
+    about: dict[str, Any]  # how it was made: data, partition, split, seed, protocol, and more
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
-    """Write a federation into one file, which must not exist yet; it appears whole or not at all.
+    """Write a federation into one new file, which appears whole or not at all.
 
-    Args:
-        federation: The clients; no views, no padding.
-        path: Where to; without a suffix it gets `.atoll`.
+    A path without a suffix gets `.atoll`. The graphs must have neither views nor padding.
     """
     path = new_file(path)
     graphs = list(federation.graphs)
     header = Header(
-        federation.name,
-        len(graphs),
-        federation.features,
-        federation.classes,
-        federation.metric,
-        federation.task.name,
-        federation.numbers,
-        (batch_size_of(federation.batching),) * len(graphs),
-        dict(federation.about),
+        name=federation.name,
+        clients=len(graphs),
+        features=federation.features,
+        classes=federation.classes,
+        metric=federation.metric,
+        task=federation.task.name,
+        numbers=federation.numbers,
+        batch_sizes=(batch_size_of(federation.batching),) * len(graphs),
+        about=dict(federation.about),
     )
     text = json.dumps(msgspec.structs.asdict(header))
     metadata = {"format": _FORMAT, "version": str(_VERSION), "header": text}
@@ -101,7 +87,7 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
 
 
 def new_file(path: str | Path) -> Path:
-    """Where a federation can be written: what exists is never written over."""
+    """The file to write a federation to; an existing one is refused."""
     path = Path(path).expanduser()
     path = path if path.suffix else path.with_suffix(SUFFIX)
     if path.exists():
@@ -113,12 +99,15 @@ def _arrays(graphs: list[Graph]) -> dict[str, Tensor]:
     def joined(name: str, dtype: torch.dtype, dim: int = 0) -> Tensor:
         return torch.cat([getattr(graph, name).to(dtype) for graph in graphs], dim)
 
+    role = torch.full((sum(graph.num_nodes for graph in graphs),), UNUSED, dtype=torch.int8)
+    for number, name in ((TRAIN, "train"), (VAL, "val"), (TEST, "test")):
+        role[joined(name, torch.float32) > 0] = number
     arrays = {
         "nodes": _starts([graph.num_nodes for graph in graphs]),
         "edges": _starts([graph.edges.shape[1] for graph in graphs]),
         "edge": joined("edges", torch.int32, 1),
         "y": joined("y", torch.int32),
-        "role": torch.cat([_roles(graph) for graph in graphs]),
+        "role": role,
         "id": joined("ids", torch.int32),
         **_features(graphs),
     }
@@ -132,11 +121,11 @@ def _arrays(graphs: list[Graph]) -> dict[str, Tensor]:
 
 
 def _features(graphs: list[Graph]) -> dict[str, Tensor]:
-    """Each client's as it has them: rows with their zeros, or the entries of rows without."""
+    """Each client's features in its own form: rows with their zeros, or the entries of rows."""
     dense = [graph.x for graph in graphs if isinstance(graph.x, Tensor)]
     sparse = [graph.x for graph in graphs if isinstance(graph.x, Sparse)]
-    has = [isinstance(graph.x, Sparse) for graph in graphs]
-    arrays = {"sparse": torch.tensor(has).to(torch.uint8)}
+    is_sparse = [isinstance(graph.x, Sparse) for graph in graphs]
+    arrays = {"sparse": torch.tensor(is_sparse).to(torch.uint8)}
     if dense:
         arrays["x"] = torch.cat(dense)
     if sparse:
@@ -152,13 +141,6 @@ def _starts(counts: list[int]) -> Tensor:
     return torch.tensor([0, *counts]).cumsum(0)
 
 
-def _roles(graph: Graph) -> Tensor:
-    role = torch.full_like(graph.y, UNUSED, dtype=torch.int8)
-    for number, mask in ((TRAIN, graph.train), (VAL, graph.val), (TEST, graph.test)):
-        role[mask > 0] = number
-    return role
-
-
 def is_federation_file(name: str | Path) -> bool:
     """Whether data of this name are a federation in one file, by its suffix or its first bytes."""
     try:
@@ -172,7 +154,7 @@ def is_federation_file(name: str | Path) -> bool:
 
 
 def read_header(path: str | Path) -> Header:
-    """What a federation's file says about itself; the arrays are not touched."""
+    """The description in a federation's file; the arrays are not touched."""
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
@@ -222,11 +204,9 @@ def memory_needed(path: str | Path) -> int:
 
 
 def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
-    """The federation in a file that `save_federation` wrote.
+    """The federation in a file of `save_federation`, which must not change while it is in use.
 
-    Args:
-        path: The file; it must stay as it is while the federation is in use.
-        lazy: Make a client's graph when it is asked for, and do not keep it.
+    With `lazy` a client's graph is made whenever it is read, and not kept.
     """
     path = Path(path).expanduser()
     header = read_header(path)
@@ -255,44 +235,37 @@ class _Parts:
 
     def __init__(self, path: Path, header: Header, arrays: Mapping[str, Tensor]) -> None:
         self.path, self.header, self.arrays = path, header, arrays
-        sparse = arrays["sparse"].bool()
-        nodes = arrays["nodes"]
-        sizes = nodes.diff()
+        sparse, sizes = arrays["sparse"].bool(), arrays["nodes"].diff()
         # Rows of dense and of sparse features are counted apart, and so are sparse clients.
         self.dense_rows = _starts((sizes * ~sparse).tolist())
         self.sparse_rows = _starts((sizes * sparse).tolist())
         self.sparse_before = _starts(sparse.long().tolist())
-        self._check(sparse)
+        for name, shape in self._shapes(sparse).items():
+            found = tuple(arrays[name].shape)
+            if found != shape:
+                raise _damaged(path, f"array '{name}' has shape {found}, not {shape}")
+        if any(bool((arrays[name].diff() < 0).any()) for name in ("nodes", "edges")):
+            raise _damaged(path, "its clients overlap")
 
-    def _check(self, sparse: Tensor) -> None:
+    def _shapes(self, sparse: Tensor) -> dict[str, tuple[int, ...]]:
+        """The shapes that the arrays must have."""
         arrays, clients = self.arrays, self.header.clients
         nodes = int(arrays["nodes"][-1])
-        expected = {
-            "nodes": (clients + 1,),
-            "edges": (clients + 1,),
+        shapes = {
+            **dict.fromkeys(("nodes", "edges"), (clients + 1,)),
             "sparse": (clients,),
             "edge": (2, int(arrays["edges"][-1])),
             **dict.fromkeys(("y", "role", "id"), (nodes,)),
         }
         if not bool(sparse.all()):
-            expected["x"] = (int(self.dense_rows[-1]), self.header.features)
+            shapes["x"] = (int(self.dense_rows[-1]), self.header.features)
         if bool(sparse.any()):
-            entries = int(arrays["entries"][-1])
-            expected.update(
-                entries=(int(sparse.sum()) + 1,),
-                x_count=(int(self.sparse_rows[-1]),),
-                x_column=(entries,),
-                x_value=(entries,),
-            )
+            shapes["entries"] = (int(sparse.sum()) + 1,)
+            shapes["x_count"] = (int(self.sparse_rows[-1]),)
+            shapes["x_column"] = shapes["x_value"] = (int(arrays["entries"][-1]),)
         if TASKS[self.header.task].many_graphs:
-            expected["root"] = (nodes,)
-        for name, shape in expected.items():
-            if tuple(arrays[name].shape) != shape:
-                raise _damaged(
-                    self.path, f"array '{name}' has shape {tuple(arrays[name].shape)}, not {shape}"
-                )
-        if any(bool((arrays[name].diff() < 0).any()) for name in ("nodes", "edges")):
-            raise _damaged(self.path, "its clients overlap")
+            shapes["root"] = (nodes,)
+        return shapes
 
     def graph(self, client: int) -> Graph:
         """One client's graph."""

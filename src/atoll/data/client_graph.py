@@ -1,8 +1,8 @@
-"""What a client owns as tensors: a subgraph of one graph, or some graphs of a set end to end.
+"""A client's data as tensors: a subgraph of one graph, or some graphs of a set end to end.
 
 The sets of a group differ in features and classes. All clients then have as many columns as the
-widest set and as many classes as the richest, and `Graph.has_features` and `Graph.has_classes` say
-what a client really has.
+widest set and as many classes as the richest; `Graph.has_features` and `Graph.has_classes` mark
+those of a client.
 """
 
 from __future__ import annotations
@@ -32,27 +32,21 @@ class InducedSubgraphs:
         self.first = np.concatenate([[0], np.cumsum(degree)])
         self.place = np.full(source.num_nodes, -1, dtype=np.int64)
 
-    def edges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the edges inside `ids`, ascending, and their ends counted in `ids`."""
-        source = self.source
-        counts = self.first[ids + 1] - self.first[ids]
-        shift = np.repeat(self.first[ids] - (np.cumsum(counts) - counts), counts)
-        leaving = np.unique(self.by_source[shift + np.arange(shift.size)])
-        self.place[ids] = np.arange(ids.size)
-        ends = self.place[source.edges[:, leaving]]
-        self.place[ids] = -1
-        inside = ends[1] >= 0
-        return leaving[inside], np.ascontiguousarray(ends[:, inside])
-
     def part(self, ids: np.ndarray) -> Source:
         """The subgraph with the nodes `ids`, numbered in that order."""
-        source, (numbers, ends) = self.source, self.edges(ids)
+        source = self.source
+        leaving = _runs(self.first[ids], self.first[ids + 1] - self.first[ids])
+        numbers = np.unique(self.by_source[leaving])
+        self.place[ids] = np.arange(ids.size)
+        ends = self.place[source.edges[:, numbers]]
+        self.place[ids] = -1
+        inside = ends[1] >= 0
         return replace(
             source,
             x=source.x[ids],
-            edges=ends,
+            edges=np.ascontiguousarray(ends[:, inside]),
             y=source.y[ids],
-            weight=None if source.weight is None else source.weight[numbers],
+            weight=None if source.weight is None else source.weight[numbers[inside]],
             split=None if source.split is None else source.split[ids],
             columns={name: values[ids] for name, values in source.columns.items()},
         )
@@ -91,24 +85,21 @@ def joined_graphs(
     sizes = np.diff(source.node_ptr)[ids]
     starts = np.cumsum(sizes) - sizes
     nodes = _runs(source.node_ptr[ids], sizes)
-    root = np.repeat(starts, sizes)
     y = np.zeros(nodes.size, dtype=np.int64)
     y[starts] = np.maximum(source.y[ids], 0)
-
-    def mask(role: int) -> torch.Tensor:
-        chosen = np.zeros(nodes.size, dtype=bool)
-        chosen[starts] = (roles == role) & (source.y[ids] >= 0)
-        return torch.from_numpy(chosen)
-
+    masks = np.zeros((3, nodes.size), dtype=bool)
+    for mask, role in zip(masks, (TRAIN, VAL, TEST), strict=True):
+        mask[starts] = (roles == role) & (source.y[ids] >= 0)
+    train, val, test = torch.from_numpy(masks)
     return make_graph(
         _padded(source.x[nodes], width),
         torch.from_numpy(_edges(source, ids, starts)),
         torch.from_numpy(y),
-        train=mask(TRAIN),
-        val=mask(VAL),
-        test=mask(TEST),
+        train=train,
+        val=val,
+        test=test,
         ids=torch.from_numpy(nodes.astype(np.int32)),
-        root=torch.from_numpy(root),
+        root=torch.from_numpy(np.repeat(starts, sizes)),
         has_features=torch.arange(width) < source.num_features,
         has_classes=torch.arange(classes) < source.classes,
     )

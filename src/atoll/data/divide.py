@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from atoll.data.client_graph import InducedSubgraphs, joined_graphs
 from atoll.data.partition import Partition, divide
 from atoll.data.source import GraphGroup, GraphSet, Source, check_graph_set, check_source
 from atoll.data.spec import Value
-from atoll.data.split import Ratios
+from atoll.data.split import Parts, Ratios
 from atoll.data.split import split as assign_roles
 
 Data = Source | GraphSet | GraphGroup
@@ -46,12 +46,12 @@ def federate(
     Args:
         source: One graph, one set of graphs, or a group of sets.
         clients: How many; None where the recipe knows (a column, a group).
-        partition: Recipe of `data.partition`; by default "louvain" for a graph and "gcfl-oneds" for
-            a set. A group knows only "by-set".
+        partition: Recipe of `data.partition`; by default "louvain" for a graph, "gcfl-oneds" for a
+            set. A group knows only "by-set".
         split: Recipe of `data.split`.
         ratios: Shares for training, validation and testing; the recipe's own by default.
         seed: Seed of the split, and of the partition unless `partition_seed` is given.
-        partition_seed: Seed of the partition alone.
+        partition_seed: Seed of only the partition.
         allow: Names from `DEGENERATE` that are accepted.
         batch_size: Training graphs in one step, unless an experiment chooses; 0 takes all of a
             client's at once. One graph is never divided into batches.
@@ -62,28 +62,20 @@ def federate(
     first = seed if partition_seed is None else partition_seed
     parts = _divided(source, partition, clients, first, partition_options or {})
 
-    def draw(of: Source | GraphSet, owned: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def draw(of: Source | GraphSet, owned: Parts) -> list[np.ndarray]:
         return assign_roles(of, owned, split, seed, ratios, **(split_options or {}))
 
     if isinstance(source, GraphGroup):
         roles = [draw(one, [ids])[0] for one, ids in zip(source.sets, parts.parts, strict=True)]
     else:
         roles = draw(source, parts.parts)
+    graphs = _graphs(source, parts.parts, roles)
     sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(roles)
-    graphs = _graphs(source, parts, roles)
     for number, (one, ids, graph) in enumerate(zip(sets, parts.parts, graphs, strict=True)):
         items = f"{ids.size} {graph.task.plural} of '{one.name}'"
         check_client(f"client {number} of {len(graphs)} ({items})", graph, one.y[ids], allow)
-    classes = max(one.classes for one in sets)
-    about = {"split": split, **_about(source, parts, graphs)}
-    if not isinstance(source, Source):
-        about["batch_size"] = batch_size
-    return Federation(graphs, classes, source.name, (), sets[0].metric, batching, about)
-
-
-def _about(source: Data, parts: Partition, graphs: tuple[Graph, ...]) -> dict[str, object]:
-    """How a federation was made."""
     about: dict[str, object] = {
+        "split": split,
         "partition": parts.recipe,
         "clients": len(graphs),
         "sha1": parts.sha1,
@@ -92,14 +84,21 @@ def _about(source: Data, parts: Partition, graphs: tuple[Graph, ...]) -> dict[st
     }
     if isinstance(source, Source):
         named = {"class_names": list(source.class_names)} if source.class_names else {}
-        return {**about, "edges_total": int(source.edges.shape[1]), **named}
-    names = [one.name for one in _sets(source, len(graphs))]
-    return {**about, "sets": names, "graphs": list(parts.sizes)}
+        about |= {"edges_total": int(source.edges.shape[1]), **named}
+    else:
+        names = [one.name for one in sets]
+        about |= {"sets": names, "graphs": list(parts.sizes), "batch_size": batch_size}
+    classes = max(one.classes for one in sets)
+    return Federation(graphs, classes, source.name, (), sets[0].metric, batching, about)
 
 
-def _sets(source: GraphSet | GraphGroup, clients: int) -> tuple[GraphSet, ...]:
-    """The set that each client owns some graphs of, or all."""
-    return source.sets if isinstance(source, GraphGroup) else (source,) * clients
+def _graphs(source: Data, parts: Parts, roles: Parts) -> tuple[Graph, ...]:
+    if isinstance(source, Source):
+        return tuple(map(InducedSubgraphs(source).graph, parts, roles))
+    sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(parts)
+    width, classes = max(one.num_features for one in sets), max(one.classes for one in sets)
+    owned = zip(sets, parts, roles, strict=True)
+    return tuple(joined_graphs(one, ids, own, width, classes) for one, ids, own in owned)
 
 
 def _divided(
@@ -124,28 +123,8 @@ def _divided(
     return Partition(BY_SET, len(parts), seed, {}, parts)
 
 
-def _graphs(source: Data, parts: Partition, roles: list[np.ndarray]) -> tuple[Graph, ...]:
-    owned = zip(parts.parts, roles, strict=True)
-    if isinstance(source, Source):
-        cut = InducedSubgraphs(source)
-        return tuple(cut.graph(ids, own) for ids, own in owned)
-    sets = _sets(source, len(parts.parts))
-    width, classes = max(one.num_features for one in sets), max(one.classes for one in sets)
-    return tuple(
-        joined_graphs(one, ids, own, width, classes)
-        for one, (ids, own) in zip(sets, owned, strict=True)
-    )
-
-
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:
-    """Refuse a client that cannot take part, in one sentence that says what to do.
-
-    Args:
-        who: The client, in words.
-        graph: What it has.
-        labels: Labels of what it classifies; -1 where unknown.
-        allow: Names from `DEGENERATE` that are accepted.
-    """
+    """Refuse a client that cannot take part; `labels` are -1 where unknown."""
     if not bool(graph.train.any()):
         raise DataError(
             f"{who} has no training {graph.task}; use fewer clients, another partition or split, "

@@ -1,4 +1,4 @@
-"""A federation with one kind of heterogeneity alone (FedTAD, Section 3 and Fig. 1b).
+"""A federation with only one kind of heterogeneity (FedTAD, Section 3 and Fig. 1b).
 
     nodes           every client keeps its nodes and loses its edges
     topology        every client gets the nodes, labels and split of one client; client i gets
@@ -23,7 +23,7 @@ import torch
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
-from atoll.data.measure.structure import undirected_pairs
+from atoll.data.source import undirected_pairs
 
 VARY = ("none", "nodes", "topology", "class-topology")
 RATIO = 0.5
@@ -38,14 +38,10 @@ Allowed = Callable[[np.ndarray], np.ndarray]
 def vary_federation(
     federation: Federation, vary: str, *, client: int = 0, ratio: float = RATIO, seed: int = 0
 ) -> Federation:
-    """The federation with one kind of variation alone, or as it is for "none".
+    """The federation with only one kind of variation, or unchanged for "none".
 
-    Args:
-        federation: The clients; their graphs are undirected, both directions listed.
-        vary: One of `VARY`.
-        client: Number of the client whose nodes everybody gets, for the topology variations.
-        ratio: Random edges, as a share of that client's edges.
-        seed: Of the random edges, together with each client's number.
+    The graphs list both directions of each edge. For the topology variations everybody gets the
+    nodes of `client`, and `ratio` times its edges at random, by the seed and the clients' numbers.
     """
     if vary not in VARY:
         raise unknown("value of --vary", vary, VARY)
@@ -55,7 +51,10 @@ def vary_federation(
     if vary == "none":
         return federation
     if vary == "nodes":
-        graphs = [_without_edges(graph) for graph in federation.graphs]
+        graphs = [
+            replace(graph, edges=graph.edges[:, :0], edge_weight=graph.edge_weight[:0])
+            for graph in federation.graphs
+        ]
     else:
         base = federation.graphs[federation.numbers.index(client)]
         graphs = [
@@ -81,44 +80,32 @@ def check_client_number(federation: Federation, client: int) -> None:
         )
 
 
-def _without_edges(graph: Graph) -> Graph:
-    return replace(graph, edges=graph.edges[:, :0], edge_weight=graph.edge_weight[:0])
-
-
 def _perturbed(
     base: Graph, vary: str, place: int, clients: int, ratio: float, rng: np.random.Generator
 ) -> Graph:
     """The common graph with the random edges of the client at `place`."""
     if vary == "topology":
-        return _with_random_edges(base, place * ratio, _any_pair, rng)
+        anything = np.ones(1, dtype=bool)
+        return _with_random_edges(base, place * ratio, lambda _: anything, rng)
     known = ((base.train + base.val + base.test) > 0).numpy()
     labels = np.where(known, base.y.numpy(), -1)
     own = np.unique(labels[known])[place::clients]
-    # A client for which no class is left keeps the graph as it is.
-    share = ratio if own.size else 0.0
-    return _with_random_edges(base, share, _leaving(labels, own), rng)
-
-
-def _any_pair(pairs: np.ndarray) -> np.ndarray:
-    return np.ones(pairs.shape[1], dtype=bool)
-
-
-def _leaving(labels: np.ndarray, own: np.ndarray) -> Allowed:
-    """Pairs of two known classes, one of them among `own`."""
 
     def allowed(pairs: np.ndarray) -> np.ndarray:
+        """Whether both classes are known and differ, and one of them is among `own`."""
         ends = labels[pairs]
-        known = (ends >= 0).all(axis=0)
-        return np.asarray(known & (ends[0] != ends[1]) & np.isin(ends, own).any(axis=0))
+        differ = (ends >= 0).all(axis=0) & (ends[0] != ends[1])
+        return np.asarray(differ & np.isin(ends, own).any(axis=0))
 
-    return allowed
+    # A client for which no class is left keeps the graph unchanged.
+    return _with_random_edges(base, ratio if own.size else 0.0, allowed, rng)
 
 
 def _with_random_edges(
     graph: Graph, share: float, allowed: Allowed, rng: np.random.Generator
 ) -> Graph:
     """The graph with `share` times as many new edges as it has, between unconnected nodes."""
-    pairs = undirected_pairs(graph.edges.numpy(), graph.num_nodes)
+    pairs, _ = undirected_pairs(graph.edges.numpy(), graph.num_nodes)
     if pairs.shape[1] == 0:
         raise DataError(
             "the client in question has no edge, so that its topology cannot be varied; choose "
@@ -138,7 +125,7 @@ def _with_random_edges(
 def _draw_pairs(
     pairs: np.ndarray, nodes: int, wanted: int, allowed: Allowed, rng: np.random.Generator
 ) -> np.ndarray:
-    """So many distinct allowed pairs that are not there yet, uniformly drawn, (2, wanted)."""
+    """Distinct new allowed pairs, uniformly drawn, (2, wanted)."""
     found = pairs[0] * nodes + pairs[1]
     there = found.size
     # Known beforehand for any two nodes; noticed below where not every pair is allowed.

@@ -1,4 +1,4 @@
-"""What a protocol does to the whole graph before it is divided."""
+"""Preparations of the whole graph before it is divided, as a protocol lists them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.source import Source
 
 
-def undirected(source: Source) -> Source:
-    """Every edge in both directions, without self-loops and duplicates."""
-    return source.undirected_simple()
-
-
 def largest_component(source: Source) -> Source:
-    """The largest connected component alone; the lowest node number decides between equals."""
+    """Only the largest connected component; the lowest node number decides between equals."""
     n = source.num_nodes
     ones = np.ones(source.edges.shape[1], dtype=np.int8)
-    adjacency = sp.coo_array((ones, (source.edges[0], source.edges[1])), shape=(n, n))
+    adjacency = sp.coo_array((ones, tuple(source.edges)), shape=(n, n))
     _, label = connected_components(adjacency, directed=False)
     largest = np.flatnonzero(label == np.bincount(label).argmax())
     return InducedSubgraphs(source).part(largest)
@@ -47,7 +42,7 @@ def words_normalized(source: Source) -> Source:
 
 
 PREPARATIONS: dict[str, Callable[[Source], Source]] = {
-    "undirected": undirected,
+    "undirected": Source.undirected_simple,
     "largest-component": largest_component,
     "row-normalized": row_normalized,
     "words-normalized": words_normalized,

@@ -41,8 +41,18 @@ def both_directions(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarr
     return doubled[:, order], np.concatenate([first, first])[order]
 
 
+class _Features:
+    """The feature matrix that a graph and a set of graphs have."""
+
+    x: np.ndarray | sp.csr_array
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+
 @dataclass(frozen=True, eq=False)
-class Source:
+class Source(_Features):
     """One whole graph, before it is divided among owners."""
 
     name: str
@@ -61,10 +71,6 @@ class Source:
     def num_nodes(self) -> int:
         return int(self.x.shape[0])
 
-    @property
-    def num_features(self) -> int:
-        return int(self.x.shape[1])
-
     def undirected_simple(self) -> Source:
         """The same graph with every edge in both directions, without self-loops and duplicates."""
         if self.num_nodes == 0 or self.edges.shape[1] == 0:
@@ -76,7 +82,7 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class GraphSet:
+class GraphSet(_Features):
     """A set of small graphs with one label each, stored end to end."""
 
     name: str
@@ -90,10 +96,6 @@ class GraphSet:
     @property
     def num_graphs(self) -> int:
         return int(self.y.shape[0])
-
-    @property
-    def num_features(self) -> int:
-        return int(self.x.shape[1])
 
     def graph_of_node(self) -> np.ndarray:
         """The graph that each node belongs to, (N,)."""

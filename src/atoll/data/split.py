@@ -100,7 +100,7 @@ def _spread(count: int, ratios: Ratios) -> np.ndarray:
 
 def _evenly(count: int, share: float) -> np.ndarray:
     """True at round(share * count) of `count` places, evenly spread."""
-    return np.diff(np.floor(share * np.arange(count + 1) + 0.5)) > 0
+    return np.asarray(np.diff(np.floor(share * np.arange(count + 1) + 0.5)) > 0)
 
 
 def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:

@@ -1,13 +1,12 @@
 """Lagoon, the built-in data: several owners' parts of one citation-like graph.
 
 Every document has a class (its field), an owner (a library), a popularity, and a bag of words
-drawn from its field's vocabulary. It cites popular documents, mostly of its own field (homophily)
-and mostly of its own library. Four knobs make the owners differ: label skew (libraries
-specialise), topology skew (they cite differently), feature noise and size. Everything follows
-from the seed.
+drawn from its field's vocabulary. It cites popular documents, mostly of its field (homophily) and
+mostly of its library. Four knobs make the owners differ: label skew (libraries specialise),
+topology skew (they cite differently), feature noise and size. Everything follows from the seed.
 
-Archipelago is the same generator for scale: any number of owners, each with a small graph of its
-own and no edge to the others.
+Archipelago is the same generator for scale: any number of owners, each with a small graph and no
+edge to the others.
 """
 
 from __future__ import annotations
@@ -69,13 +68,11 @@ class Lagoon:
 
     def _check(self, who: str) -> None:
         for name in ("homophily", "label_skew", "topology_skew", "feature_noise", "own_library"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"{who}: {name} is {getattr(self, name)}; give a number from 0 to 1"
-                )
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ConfigError(f"{who}: {name} is {share}; give a number from 0 to 1")
         for name in ("nodes", "classes", "words", "words_per_node"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{who}: {name} is {getattr(self, name)}; give at least 1")
+            if (count := getattr(self, name)) < 1:
+                raise ConfigError(f"{who}: {name} is {count}; give at least 1")
         if not 0 < self.degree < self.nodes:
             raise ConfigError(
                 f"{who}: degree is {self.degree}; give a number above 0 and below the "
@@ -129,11 +126,11 @@ def built_in(text: str) -> type[Lagoon] | None:
 
 def parse_lagoon(text: str) -> Lagoon:
     """The knobs in `lagoon:homophily=0.3,nodes=5000`."""
-    name = text.partition(":")[0]
+    name, _, given = text.partition(":")
     made = BUILT_IN[name]
     kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(made) if f.init}
     knobs: dict[str, Any] = {}
-    for item in filter(None, text.partition(":")[2].split(",")):
+    for item in filter(None, given.split(",")):
         knob, _, value = (part.strip() for part in item.partition("="))
         if knob not in kinds:
             raise unknown(f"{name} knob", knob, kinds)
@@ -173,12 +170,10 @@ def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray
     weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
     orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])
     size = (y.size, knobs.words_per_node)
-    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random(size)).clip(
-        max=knobs.words - 1
-    )
+    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random(size))
     common = rng.random(size) < knobs.feature_noise
     topic = np.where(common, knobs.classes, y[:, None])
-    columns = orders[topic, rank].reshape(-1)
+    columns = orders[topic, rank.clip(max=knobs.words - 1)].reshape(-1)
     rows = np.repeat(np.arange(y.size), knobs.words_per_node)
     x = sp.csr_array((np.ones(rows.size, np.float32), (rows, columns)), shape=(y.size, knobs.words))
     x.sum_duplicates()
@@ -198,30 +193,19 @@ def _citations(
     library = np.where(inside, owner[source], rng.integers(owners, size=source.size))
     shift = rng.integers(1, max(knobs.classes, 2), size=source.size)
     field = np.where(same, y[source], (y[source] + shift) % knobs.classes)
-    return np.stack([source, _popular(library, field, owner, y, knobs.classes, rng)])
-
-
-def _popular(
-    library: np.ndarray,
-    field: np.ndarray,
-    owner: np.ndarray,
-    y: np.ndarray,
-    classes: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """For each citation a document of the wished library and field, by popularity."""
-    popularity = rng.pareto(2.5, size=y.size) + 0.1
-    group = owner * classes + y
+    # For each citation a document of the wished library and field, by popularity.
+    popularity = rng.pareto(2.5, size=n) + 0.1
+    group = owner * knobs.classes + y
     order = np.argsort(group, kind="stable")
     total = np.concatenate([[0.0], np.cumsum(popularity[order])])
     groups = int(group.max()) + 1
     first = np.searchsorted(group[order], np.arange(groups + 1))
-    wished = np.minimum(library * classes + field, groups - 1)
+    wished = np.minimum(library * knobs.classes + field, groups - 1)
     # A library without the field: cite anything of that library instead.
     low, high = first[wished], first[wished + 1]
     whole = np.searchsorted(owner[order], np.stack([library, library + 1]))
     empty = low == high
-    low, high = np.where(empty, whole[0], low), np.where(empty, whole[1], high)
+    low, high = np.where(empty, whole, (low, high))
     point = total[low] + rng.random(low.size) * (total[high] - total[low])
     place = np.searchsorted(total, point, side="right") - 1
-    return np.asarray(order[np.clip(place, low, np.maximum(high - 1, low))])
+    return np.stack([source, order[np.clip(place, low, np.maximum(high - 1, low))]])

@@ -22,11 +22,10 @@ from atoll.data.measure.structure import (
     compare_with_random,
     random_pairs,
     structure_statistics,
-    undirected_pairs,
     walk_patterns,
 )
 from atoll.data.public.registry import load_dataset
-from atoll.data.source import GraphSet, Source
+from atoll.data.source import GraphSet, Source, undirected_pairs
 
 FIVE = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 2, 3, 4]])
 
@@ -274,7 +273,7 @@ def test_random_pairs_are_simple_and_uniform() -> None:
 
 
 def test_comparison_with_random_graphs() -> None:
-    clique = undirected_pairs(np.array(list(itertools.combinations(range(8), 2))).T, 20)
+    clique, _ = undirected_pairs(np.array(list(itertools.combinations(range(8), 2))).T, 20)
     options = {"graphs": 15, "path_sources": 64}
     found = compare_with_random(clique, 20, rng=np.random.default_rng(0), **options)
     assert found.real[2:].tolist() == pytest.approx([0.4, 0.4])
@@ -282,7 +281,7 @@ def test_comparison_with_random_graphs() -> None:
     assert found.p[3] == pytest.approx(1 / 16)
     assert found.z == pytest.approx((found.real - found.mean) / found.std)
     # A complete graph is its own random graph: nothing varies, nothing is unusual.
-    whole = undirected_pairs(np.array(list(itertools.combinations(range(8), 2))).T, 8)
+    whole, _ = undirected_pairs(np.array(list(itertools.combinations(range(8), 2))).T, 8)
     found = compare_with_random(whole, 8, rng=np.random.default_rng(0), **options)
     assert np.isnan(found.z).all()
     assert found.p[1:].tolist() == [1, 1, 1]
@@ -387,7 +386,7 @@ def test_gcfls_table_1_comes_out_for_ptc_mr(real_data: Callable[[str], Path]) ->
     owner = graphs.graph_of_node()[graphs.edges[0]]
     for number, (first, last) in enumerate(itertools.pairwise(graphs.node_ptr.tolist())):
         nodes = last - first
-        pairs = undirected_pairs(graphs.edges[:, owner == number] - first, nodes)
+        pairs, _ = undirected_pairs(graphs.edges[:, owner == number] - first, nodes)
         rows.append(structure_statistics(pairs, nodes, path_sources=512, rng=rng))
     # The paper counts the kurtosis of a regular graph as zero.
     found = np.nan_to_num(np.array(rows)).mean(axis=0)

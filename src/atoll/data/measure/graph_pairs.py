@@ -5,7 +5,7 @@ Jensen-Shannon divergence between the distributions of the cosine similarity of 
 graphs. Both in nats, averaged over pairs of graphs, one from each of two clients, as in the paper's
 Table 2 and Fig. 3.
 
-What is not the paper's: of a client with many graphs some are drawn; walks have 5 steps and
+Departures from the paper: of a client with many graphs some are drawn; walks have 5 steps and
 similarities common bins (`data.measure.heterogeneity` says why).
 """
 
@@ -17,77 +17,55 @@ import numpy as np
 
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
-from atoll.data.measure.heterogeneity import (
-    WALK_STEPS,
-    PlainGraph,
-    jensen_shannon,
-    plain_features,
-    similarity_histogram,
-)
-from atoll.data.measure.structure import anonymous_walks, undirected_pairs
+from atoll.data.measure import heterogeneity as measure
+from atoll.data.measure.heterogeneity import PlainGraph, jensen_shannon
+from atoll.data.source import undirected_pairs
 
 BINS = 40
 
 
 @dataclass(frozen=True, eq=False)
 class PairHeterogeneity:
-    """Means over pairs of graphs. K clients; NaN where there is no such pair.
+    """Means over pairs of graphs, (K, K); NaN where there is no such pair."""
 
-    Attributes:
-        structure: Jensen-Shannon distance, nats, (K, K); the diagonal within a client.
-        features: Jensen-Shannon divergence, nats, (K, K).
-    """
-
-    structure: np.ndarray
-    features: np.ndarray
+    structure: np.ndarray  # Jensen-Shannon distance, nats; the diagonal within a client
+    features: np.ndarray  # Jensen-Shannon divergence, nats
 
 
 def compare_graphs(
     federation: Federation, *, graphs: int = 20, walks: int = 2000, seed: int = 0
 ) -> PairHeterogeneity:
-    """Compare the graphs of every two clients.
+    """Compare the graphs of every two clients; one that classifies nodes has a single graph.
 
-    Args:
-        federation: The clients. One that classifies nodes has a single graph.
-        graphs: At most so many graphs of a client, drawn by the seed and the client's own number.
-        walks: Random walks in each graph.
-        seed: Of drawing and walking.
+    At most `graphs` graphs of a client are drawn, by the seed and the client's own number.
     """
     embedded, similar, owner = [], [], []
-    for place, (number, graph) in enumerate(
-        zip(federation.numbers, federation.graphs, strict=True)
-    ):
+    numbered = zip(federation.numbers, federation.graphs, strict=True)
+    for place, (number, graph) in enumerate(numbered):
         rng = np.random.default_rng([seed, number])
         for one in some_graphs(graph, graphs, rng):
-            embedded.append(
-                anonymous_walks(one.pairs, one.nodes, walks=walks, steps=WALK_STEPS, rng=rng)
-            )
-            similar.append(similarity_histogram(one, BINS))
+            embedded.append(one.anonymous_walks(walks, rng))
+            similar.append(measure.similarity_histogram(one, BINS))
             owner.append(place)
-    clients = np.array(owner)
-    nats = np.log(2)
+    clients, size, nats = np.array(owner), len(federation), np.log(2)
     distance = np.sqrt(nats * jensen_shannon(np.stack(embedded)))
     divergence = nats * jensen_shannon(np.stack(similar))
-    size = len(federation)
     return PairHeterogeneity(_means(distance, clients, size), _means(divergence, clients, size))
 
 
 def some_graphs(graph: Graph, count: int, rng: np.random.Generator) -> list[PlainGraph]:
     """Some of a client's small graphs, or its only one."""
-    real, x = graph.real.cpu().numpy() > 0, plain_features(graph.x)
-    ends = graph.edges.cpu().numpy()
-    ends = ends[:, (graph.edge_weight.cpu().numpy() != 0) & real[ends].all(axis=0)]
+    x, (real, ends) = measure.plain_features(graph.x), measure.real_edges(graph)
     # A client that classifies nodes has one graph, whose root might be any node.
     root = np.zeros(real.size, np.int64) if graph.root is None else graph.root.cpu().numpy()
     roots = np.unique(root[real])
-    drawn = np.sort(rng.choice(roots, min(count, roots.size), replace=False))
     place, found = np.empty(real.size, dtype=np.int64), []
-    for one in drawn:
+    for one in np.sort(rng.choice(roots, min(count, roots.size), replace=False)):
         nodes = np.flatnonzero((root == one) & real)
         place[nodes] = np.arange(nodes.size)
-        pairs = undirected_pairs(place[ends[:, root[ends[0]] == one]], nodes.size)
+        pairs, _ = undirected_pairs(place[ends[:, root[ends[0]] == one]], nodes.size)
         # Neither labels nor roles are compared.
-        found.append(PlainGraph(nodes.size, pairs, np.zeros(nodes.size), x[nodes], (0, 0, 0)))
+        found.append(PlainGraph(nodes.size, pairs, x[nodes], np.zeros(nodes.size)))
     return found
 
 

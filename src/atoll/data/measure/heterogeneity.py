@@ -9,32 +9,29 @@
 - Embeddings of a trained model (FedATH Fig. 1b): Wasserstein distance within a class.
 
 All divergences are in bits, from 0 (equal) to 1 (nothing in common), so that they can be compared.
-Departures from GCFL's code: it lists the counts of distinct similarities without saying which
-similarity each belongs to, so that unlike values are compared; here the bins are common to all
-clients. It averages over pairs of graphs; here a client is one graph (`data.measure.graph_pairs`
-compares the graphs of clients that have many, as the paper does). It joins walks of 3 to 7 steps;
-here there are 5 steps, hence 52 anonymous walks.
+Departures from GCFL's code: it lists the counts of distinct similarities without the similarities,
+so that unlike values are compared; here the bins are common to all clients. It averages over pairs
+of graphs; here a client is one graph (`data.measure.graph_pairs` follows the paper). It joins walks
+of 3 to 7 steps; here there are 5 steps, hence 52 anonymous walks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import scipy.sparse as sp
+from numpy import ndarray
 from scipy.special import rel_entr
 from torch import Tensor
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse
-from atoll.data.measure.structure import (
-    Comparison,
-    anonymous_walks,
-    compare_with_random,
-    undirected_pairs,
-)
+from atoll.data.measure.structure import Comparison, anonymous_walks, compare_with_random
+from atoll.data.source import undirected_pairs
 
 WALK_STEPS = 5
 """Steps of an anonymous walk; there are 52 such walks."""
@@ -45,48 +42,28 @@ _CHUNK = 1 << 16  # pairs whose features are multiplied at once
 
 @dataclass(frozen=True, eq=False)
 class Heterogeneity:
-    """What `describe` finds. K clients, C classes; NaN where a number is not defined.
-
-    Attributes:
-        name: The data set's name.
-        clients: Each client's own number, (K,).
-        nodes: Nodes, (K,).
-        roles: Training, validation and test nodes, (K, 3).
-        edges: Undirected pairs of different nodes, (K,).
-        isolated: Nodes without a neighbour, (K,).
-        mean_degree: Mean number of neighbours, (K,).
-        labels: Nodes of each class, (K, C).
-        homophily: Share of the pairs whose nodes have one class, (K,).
-        class_homophily: FedTAD's Eq. 2, (K, C); NaN where no pair touches the class.
-        edges_total: Edges of the whole graph; NaN when the federation does not know.
-        edges_lost: Those that no client has.
-        label_divergence: Between label distributions, (K, K).
-        feature_divergence: Between distributions of connected nodes' feature similarity, (K, K).
-            Two clients with 450 pairs each, drawn from one distribution, differ by about 0.015.
-        structure_divergence: Between anonymous-walk embeddings, (K, K).
-        similarity: Histogram of the feature similarity from -1 to 1, (K, B), rows summing to one.
-        walks: Anonymous-walk embeddings, (K, 52), in the order of `walk_patterns(5)`.
-        shape: GCFL's Table 1 and the random graphs, (K, 4) each.
-    """
+    """The measures of `describe`. K clients, C classes; NaN where a number is not defined."""
 
     name: str
-    clients: np.ndarray
-    nodes: np.ndarray
-    roles: np.ndarray
-    edges: np.ndarray
-    isolated: np.ndarray
-    mean_degree: np.ndarray
-    labels: np.ndarray
-    homophily: np.ndarray
-    class_homophily: np.ndarray
-    edges_total: float
-    edges_lost: float
-    label_divergence: np.ndarray
-    feature_divergence: np.ndarray
-    structure_divergence: np.ndarray
-    similarity: np.ndarray
-    walks: np.ndarray
-    shape: Comparison
+    clients: ndarray  # each client's own number, (K,)
+    nodes: ndarray  # (K,)
+    roles: ndarray  # training, validation and test nodes, (K, 3)
+    edges: ndarray  # undirected pairs of different nodes, (K,)
+    isolated: ndarray  # nodes without a neighbour, (K,)
+    mean_degree: ndarray  # (K,)
+    labels: ndarray  # nodes of each class, (K, C)
+    homophily: ndarray  # share of the pairs whose nodes have one class, (K,)
+    class_homophily: ndarray  # FedTAD's Eq. 2, (K, C); NaN where no pair touches the class
+    edges_total: float  # edges of the whole graph; NaN when the federation does not know
+    edges_lost: float  # those that no client has
+    label_divergence: ndarray  # between label distributions, (K, K)
+    # Between distributions of connected nodes' feature similarity, (K, K). Two clients with 450
+    # pairs each, drawn from one distribution, differ by about 0.015.
+    feature_divergence: ndarray
+    structure_divergence: ndarray  # between anonymous-walk embeddings, (K, K)
+    similarity: ndarray  # histogram of the feature similarity from -1 to 1, (K, B); rows sum to 1
+    walks: ndarray  # anonymous-walk embeddings, (K, 52), in the order of `walk_patterns(5)`
+    shape: Comparison  # GCFL's Table 1 and the random graphs, (K, 4) each
 
     @property
     def edges_lost_share(self) -> float:
@@ -94,12 +71,12 @@ class Heterogeneity:
         return self.edges_lost / self.edges_total if self.edges_total else float("nan")
 
     @property
-    def gcfl_structure(self) -> np.ndarray:
+    def gcfl_structure(self) -> ndarray:
         """Structure heterogeneity in the unit of GCFL's Table 2: JS distance in nats, (K, K)."""
         return np.asarray(np.sqrt(_NATS * self.structure_divergence))
 
     @property
-    def gcfl_feature(self) -> np.ndarray:
+    def gcfl_feature(self) -> ndarray:
         """Feature heterogeneity in the unit of GCFL's Table 2: JS divergence in nats, (K, K)."""
         return np.asarray(_NATS * self.feature_divergence)
 
@@ -109,68 +86,70 @@ class PlainGraph:
     """One graph without padding, as NumPy arrays; labels are -1 where unknown."""
 
     nodes: int
-    pairs: np.ndarray
-    labels: np.ndarray
-    x: np.ndarray | sp.csr_array
-    roles: tuple[int, int, int]
+    pairs: ndarray
+    x: ndarray | sp.csr_array
+    labels: ndarray
+    roles: tuple[int, int, int] = (0, 0, 0)
+
+    def anonymous_walks(self, walks: int, rng: np.random.Generator) -> ndarray:
+        """The graph's embedding by walks of `WALK_STEPS` steps."""
+        return anonymous_walks(self.pairs, self.nodes, walks=walks, steps=WALK_STEPS, rng=rng)
 
 
 def describe(
     federation: Federation,
     *,
     seed: int = 0,
-    walks: int = 20_000,
-    random_graphs: int = 20,
-    path_sources: int = 512,
-    feature_bins: int = 40,
+    walks: int = 20_000,  # random walks per client for its anonymous-walk embedding
+    random_graphs: int = 20,  # with which each client is compared; 0 for none
+    path_sources: int = 512,  # nodes from which shortest paths are counted, if there are more
+    feature_bins: int = 40,  # of the feature similarity, from -1 to 1
 ) -> Heterogeneity:
-    """Measure how the clients of a federation differ.
+    """Measure how the clients of a federation differ; weights and edge directions have no effect.
 
     Draws come from generators keyed by `seed` and the client's own number, so that the order of the
     clients does not matter.
-
-    Args:
-        federation: The clients; their weights and edge directions are not looked at.
-        seed: Seed of the walks, the random graphs and the drawn sources.
-        walks: Random walks per client for its anonymous-walk embedding.
-        random_graphs: Random graphs that each client is compared with; 0 for none.
-        path_sources: Nodes from which shortest paths are counted; all when there are no more.
-        feature_bins: Bins of the feature similarity, from -1 to 1.
     """
     _check(0, seed=seed, random_graphs=random_graphs)
     _check(1, walks=walks, path_sources=path_sources, feature_bins=feature_bins)
-    clients, classes = _read(federation), federation.classes
-    numbered = list(zip(federation.numbers, clients, strict=True))
+    clients, classes, numbers = _read(federation), federation.classes, federation.numbers
     labels = np.stack([np.bincount(c.labels[c.labels >= 0], minlength=classes) for c in clients])
     similarity = np.stack([similarity_histogram(client, feature_bins) for client in clients])
-    walked = np.stack([_walk(client, walks, _rng(seed, number, 0)) for number, client in numbered])
-    homophily = [_homophily(client, classes) for client in clients]
-    shapes = [
-        _shape(client, random_graphs, path_sources, _rng(seed, number, 1))
-        for number, client in numbered
-    ]
+    walked, shapes = [], []
+    for number, client in zip(numbers, clients, strict=True):
+        walk_rng, shape_rng = (np.random.default_rng([seed, number, use]) for use in (0, 1))
+        walked.append(client.anonymous_walks(walks, walk_rng))
+        shape = compare_with_random(
+            client.pairs,
+            client.nodes,
+            graphs=random_graphs,
+            path_sources=path_sources,
+            rng=shape_rng,
+        )
+        shapes.append([shape.real, shape.mean, shape.std, shape.z, shape.p])
+    overall, by_class = zip(*(_homophily(client, classes) for client in clients), strict=True)
     nodes = np.array([client.nodes for client in clients])
     edges = np.array([client.pairs.shape[1] for client in clients])
     total, lost = _edges_lost(federation)
     return Heterogeneity(
         name=federation.name,
-        clients=np.array(federation.numbers),
+        clients=np.array(numbers),
         nodes=nodes,
         roles=np.array([client.roles for client in clients]),
         edges=edges,
         isolated=np.array([c.nodes - np.unique(c.pairs).size for c in clients]),
         mean_degree=2 * edges / nodes,
         labels=labels,
-        homophily=np.array([overall for overall, _ in homophily]),
-        class_homophily=np.stack([by_class for _, by_class in homophily]),
+        homophily=np.array(overall),
+        class_homophily=np.stack(by_class),
         edges_total=total,
         edges_lost=lost,
         label_divergence=jensen_shannon(labels),
         feature_divergence=jensen_shannon(similarity),
-        structure_divergence=jensen_shannon(walked),
+        structure_divergence=jensen_shannon(np.stack(walked)),
         similarity=similarity,
-        walks=walked,
-        shape=_stack(shapes),
+        walks=np.stack(walked),
+        shape=Comparison(*np.stack(shapes, axis=1)),
     )
 
 
@@ -180,11 +159,7 @@ def _check(least: int, **options: int) -> None:
             raise ConfigError(f"{option} is {value}; give a whole number from {least} on")
 
 
-def _rng(seed: int, number: int, purpose: int) -> np.random.Generator:
-    return np.random.default_rng([seed, number, purpose])
-
-
-def jensen_shannon(counts: np.ndarray) -> np.ndarray:
+def jensen_shannon(counts: ndarray) -> ndarray:
     """Jensen-Shannon divergence in bits between every two rows, (K, B) -> (K, K).
 
     Rows are scaled to sum to one; a row without any count is NaN against every other.
@@ -202,67 +177,45 @@ def jensen_shannon(counts: np.ndarray) -> np.ndarray:
 
 def _read(federation: Federation) -> list[PlainGraph]:
     """The clients' real nodes and edges as NumPy arrays."""
-    selected = [
-        (graph.train + graph.val + graph.test).cpu().numpy() > 0 for graph in federation.graphs
-    ]
+    graphs = federation.graphs
+    selected = [(graph.train + graph.val + graph.test).cpu().numpy() > 0 for graph in graphs]
     # A graph stores an unknown label as zero. Nodes outside every mask that are *all* of class zero
     # are taken as unlabelled; if some are not, a split left out nodes whose labels are known.
-    left_out = np.concatenate(
-        [
-            graph.y.cpu().numpy()[(graph.real.cpu().numpy() > 0) & ~mask]
-            for graph, mask in zip(federation.graphs, selected, strict=True)
-        ]
-    )
-    unlabelled = not left_out.any() and any(mask.any() for mask in selected)
-    return [
-        _read_client(graph, mask if unlabelled else np.ones_like(mask))
-        for graph, mask in zip(federation.graphs, selected, strict=True)
+    left_out = [
+        graph.y.cpu().numpy()[(graph.real.cpu().numpy() > 0) & ~mask]
+        for graph, mask in zip(graphs, selected, strict=True)
     ]
+    unlabelled = not any(y.any() for y in left_out) and any(mask.any() for mask in selected)
+    clients = []
+    for graph, mask in zip(graphs, selected, strict=True):
+        real, ends = real_edges(graph)
+        if not real.any():
+            raise DataError("a client has no nodes; leave it out of the federation")
+        nodes, place = int(real.sum()), np.cumsum(real) - 1
+        pairs, _ = undirected_pairs(place[ends], nodes)
+        y = graph.y.cpu().numpy()
+        labels = np.where(mask, y, -1) if unlabelled else y
+        roles = int(graph.train.sum()), int(graph.val.sum()), int(graph.test.sum())
+        clients.append(PlainGraph(nodes, pairs, plain_features(graph.x)[real], labels[real], roles))
+    return clients
 
 
-def _read_client(graph: Graph, known: np.ndarray) -> PlainGraph:
+def real_edges(graph: Graph) -> tuple[ndarray, ndarray]:
+    """Which nodes are real, (N,) bool, and the edges between them, (2, E)."""
     real = graph.real.cpu().numpy() > 0
-    place = np.cumsum(real) - 1
     ends, weight = graph.edges.cpu().numpy(), graph.edge_weight.cpu().numpy()
-    ends = ends[:, (weight != 0) & real[ends].all(axis=0)]
-    labels = np.where(known, graph.y.cpu().numpy(), -1)
-    nodes = int(real.sum())
-    if nodes == 0:
-        raise DataError("a client has no nodes; leave it out of the federation")
-    return PlainGraph(
-        nodes=nodes,
-        pairs=undirected_pairs(place[ends], nodes),
-        labels=labels[real],
-        x=plain_features(graph.x)[real],
-        roles=(int(graph.train.sum()), int(graph.val.sum()), int(graph.test.sum())),
-    )
+    return real, ends[:, (weight != 0) & real[ends].all(axis=0)]
 
 
-def plain_features(x: Tensor | Sparse) -> np.ndarray | sp.csr_array:
-    """Features as NumPy or SciPy has them."""
+def plain_features(x: Tensor | Sparse) -> ndarray | sp.csr_array:
+    """Features as NumPy or SciPy stores them."""
     if isinstance(x, Sparse):
         entries = (x.values.cpu().numpy(), (x.rows.cpu().numpy(), x.columns.cpu().numpy()))
         return sp.csr_array(entries, shape=x.shape)
     return x.cpu().numpy()
 
 
-def _walk(client: PlainGraph, walks: int, rng: np.random.Generator) -> np.ndarray:
-    return anonymous_walks(client.pairs, client.nodes, walks=walks, steps=WALK_STEPS, rng=rng)
-
-
-def _shape(client: PlainGraph, graphs: int, sources: int, rng: np.random.Generator) -> Comparison:
-    return compare_with_random(
-        client.pairs, client.nodes, graphs=graphs, path_sources=sources, rng=rng
-    )
-
-
-def _stack(shapes: list[Comparison]) -> Comparison:
-    return Comparison(
-        **{f.name: np.stack([getattr(one, f.name) for one in shapes]) for f in fields(Comparison)}
-    )
-
-
-def _homophily(client: PlainGraph, classes: int) -> tuple[float, np.ndarray]:
+def _homophily(client: PlainGraph, classes: int) -> tuple[float, ndarray]:
     """Edge homophily, overall and class-wise (FedTAD Eq. 2), over pairs with two known labels."""
     first, second = client.labels[client.pairs]
     known = (first >= 0) & (second >= 0)
@@ -275,7 +228,7 @@ def _homophily(client: PlainGraph, classes: int) -> tuple[float, np.ndarray]:
     return float(same.mean()) if same.size else float("nan"), by_class
 
 
-def similarity_histogram(client: PlainGraph, bins: int) -> np.ndarray:
+def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
     """Shares of the cosine similarities of connected nodes' features (GCFL §4.1), (B,).
 
     Pairs with a node that has no features at all have no cosine and are left out.
@@ -299,10 +252,9 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
     total = federation.about.get("edges_total")
     if total is None:
         return float("nan"), float("nan")
-    ids = [graph.ids.cpu().numpy().astype(np.int64) for graph in federation.graphs]
-    ends = [i[graph.edges.cpu().numpy()] for i, graph in zip(ids, federation.graphs, strict=True)]
+    owned = np.concatenate([graph.ids.cpu().numpy() for graph in federation.graphs])
+    ends = [graph.ids.long()[graph.edges].cpu().numpy() for graph in federation.graphs]
     source, target = np.concatenate(ends, axis=1)
-    owned = np.concatenate(ids)
     width = int(owned.max(initial=0)) + 1
     keys = source * width + target
     if np.unique(owned).size < owned.size:
@@ -316,8 +268,8 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
 
 
 def embedding_distance(
-    embeddings: Sequence[np.ndarray],
-    labels: Sequence[np.ndarray],
+    embeddings: Sequence[ndarray],
+    labels: Sequence[ndarray],
     *,
     samples: int = 200,
     order: int = 1,
@@ -325,8 +277,9 @@ def embedding_distance(
 ) -> float:
     """Average Wasserstein distance between embeddings of one class at different clients.
 
-    FedATH, Fig. 1b; the mean over all classes and all pairs of clients that both have the class.
-    The paper names neither the order nor the ground distance: here Euclidean, order 1.
+    FedATH, Fig. 1b; the mean over all classes and all pairs of clients that both have the class,
+    NaN without such a pair. The paper names neither the order nor the ground distance: here
+    Euclidean, order 1.
 
     Args:
         embeddings: One array per client, (N_k, D).
@@ -334,9 +287,6 @@ def embedding_distance(
         samples: At most this many nodes per client and class, drawn without replacement.
         order: 1 for the earth mover's distance, 2 for the root of the mean squared distance.
         seed: Seed of the drawing.
-
-    Returns:
-        The distance; NaN when no class occurs at two clients.
     """
     if order not in (1, 2) or samples < 1:
         raise ConfigError(
@@ -344,7 +294,7 @@ def embedding_distance(
         )
     if len(embeddings) != len(labels):
         raise DataError(f"{len(embeddings)} arrays of embeddings came with {len(labels)} of labels")
-    groups: dict[int, list[np.ndarray]] = {}
+    groups: dict[int, list[ndarray]] = {}
     for number, (vectors, classes) in enumerate(zip(embeddings, labels, strict=True)):
         if vectors.shape[:1] != classes.shape:
             raise DataError(
@@ -357,16 +307,12 @@ def embedding_distance(
                 rng = np.random.default_rng([seed, number, label])
                 rows = rng.choice(rows, samples, replace=False)
             groups.setdefault(label, []).append(np.asarray(vectors[rows], dtype=np.float64))
-    distances = [
-        _wasserstein(first, second, order)
-        for members in groups.values()
-        for place, first in enumerate(members)
-        for second in members[place + 1 :]
-    ]
+    pairs = [pair for members in groups.values() for pair in combinations(members, 2)]
+    distances = [_wasserstein(first, second, order) for first, second in pairs]
     return float(np.mean(distances)) if distances else float("nan")
 
 
-def _wasserstein(first: np.ndarray, second: np.ndarray, order: int) -> float:
+def _wasserstein(first: ndarray, second: ndarray, order: int) -> float:
     try:
         import ot
     except ImportError as error:

@@ -1,7 +1,6 @@
 """The shape of one graph: the statistics of GCFL's Table 1 and its anonymous walks.
 
-Everything here reads a simple undirected graph: no self-loops, no double edges, no directions, no
-weights. A graph is given as its pairs, (2, P) with the smaller node number first.
+A graph is given as its `undirected_pairs`: no self-loops, double edges, directions or weights.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 import scipy.sparse as sp
+from numpy import ndarray
 from scipy.sparse.csgraph import connected_components
 
 STATISTICS = (
@@ -27,14 +27,7 @@ is the mean over nodes, 0 for a node with fewer than two neighbours.
 """
 
 
-def undirected_pairs(edges: np.ndarray, nodes: int) -> np.ndarray:
-    """The distinct pairs of different nodes that directed edges (2, E) connect, (2, P)."""
-    low, high = edges.min(axis=0, initial=nodes), edges.max(axis=0, initial=0)
-    keys = np.unique(low[low != high].astype(np.int64) * nodes + high[low != high])
-    return np.stack([keys // max(nodes, 1), keys % max(nodes, 1)])
-
-
-def adjacency(pairs: np.ndarray, nodes: int) -> sp.csr_array:
+def adjacency(pairs: ndarray, nodes: int) -> sp.csr_array:
     """The symmetric 0/1 matrix of the pairs, (N, N)."""
     rows, columns = np.concatenate([pairs, pairs[::-1]], axis=1)
     ones = np.ones(rows.size, dtype=np.int64)
@@ -42,16 +35,12 @@ def adjacency(pairs: np.ndarray, nodes: int) -> sp.csr_array:
 
 
 def structure_statistics(
-    pairs: np.ndarray, nodes: int, *, path_sources: int, rng: np.random.Generator
-) -> np.ndarray:
+    pairs: ndarray, nodes: int, *, path_sources: int, rng: np.random.Generator
+) -> ndarray:
     """The four numbers of `STATISTICS`; NaN where one is not defined.
 
-    Args:
-        pairs: The graph, (2, P).
-        nodes: How many nodes it has, N.
-        path_sources: Shortest paths are counted from all nodes of the largest component, or from
-            this many drawn ones when it is larger.
-        rng: Draws those.
+    Shortest paths are counted from all nodes of the largest component, or from `path_sources` drawn
+    ones when it is larger.
     """
     matrix = adjacency(pairs, nodes)
     parts, part = connected_components(matrix, directed=False)
@@ -67,7 +56,7 @@ def structure_statistics(
     )
 
 
-def degree_kurtosis(degrees: np.ndarray) -> float:
+def degree_kurtosis(degrees: ndarray) -> float:
     """Pearson's kurtosis of the degrees; NaN when all are equal."""
     from scipy.stats import kurtosis
 
@@ -99,7 +88,7 @@ def mean_path_length(matrix: sp.csr_array, sources: int, rng: np.random.Generato
     return float(total / (chosen.size * (size - 1)))
 
 
-def clustering(pairs: np.ndarray, nodes: int) -> float:
+def clustering(pairs: ndarray, nodes: int) -> float:
     """Mean over nodes of the share of their neighbour pairs that are connected."""
     degrees = np.bincount(pairs.ravel(), minlength=nodes)
     order = np.empty(nodes, dtype=np.int64)
@@ -116,7 +105,7 @@ def clustering(pairs: np.ndarray, nodes: int) -> float:
     return float((triangles / np.maximum(possible, 1)).mean())
 
 
-def random_pairs(nodes: int, count: int, rng: np.random.Generator) -> np.ndarray:
+def random_pairs(nodes: int, count: int, rng: np.random.Generator) -> ndarray:
     """A uniformly drawn graph with that many nodes and pairs (Erdős–Rényi's first model)."""
     number = rng.choice(nodes * (nodes - 1) // 2, count, replace=False, shuffle=False)
     # Pair number h (h - 1) / 2 + l is (l, h); the root may be off by one after rounding.
@@ -128,29 +117,23 @@ def random_pairs(nodes: int, count: int, rng: np.random.Generator) -> np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A graph's `STATISTICS` next to those of random graphs with as many nodes and edges.
+    """A graph's `STATISTICS` next to mean and std over random graphs of as many nodes and edges.
 
-    Arrays are (4,) for one graph and (K, 4) for the clients of a federation.
-
-    Attributes:
-        real: The graph's own.
-        mean: Mean over the random graphs.
-        std: Standard deviation over the random graphs.
-        z: (real - mean) / std; NaN where the random graphs do not differ.
-        p: Two-sided Monte Carlo p-value: the share of graphs, the real one counted, that lie at
-            least as far from the mean; at least 1 / (graphs + 1). GCFL prints p-values over the
-            graphs of a data set without naming the test; a client is one graph.
+    Arrays are (4,) for one graph and (K, 4) for the clients of a federation. `p` is a two-sided
+    Monte Carlo p-value: the share of graphs, the real one counted, that lie at least as far from
+    the mean; at least 1 / (graphs + 1). GCFL prints p-values over the graphs of a data set without
+    naming the test; a client is one graph.
     """
 
-    real: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-    z: np.ndarray
-    p: np.ndarray
+    real: ndarray
+    mean: ndarray
+    std: ndarray
+    z: ndarray  # (real - mean) / std; NaN where the random graphs do not differ
+    p: ndarray
 
 
 def compare_with_random(
-    pairs: np.ndarray, nodes: int, *, graphs: int, path_sources: int, rng: np.random.Generator
+    pairs: ndarray, nodes: int, *, graphs: int, path_sources: int, rng: np.random.Generator
 ) -> Comparison:
     """Compare a graph with `graphs` random ones of as many nodes and edges (GCFL Table 1)."""
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
@@ -159,9 +142,8 @@ def compare_with_random(
         other = random_pairs(nodes, pairs.shape[1], rng)
         row[:] = structure_statistics(other, nodes, path_sources=path_sources, rng=rng)
     if graphs < 2:
-        nothing = np.full(real.size, np.nan)
-        mean = drawn[0] if graphs else nothing
-        return Comparison(real, mean, nothing, nothing, nothing)
+        unknown = np.full(real.size, np.nan)
+        return Comparison(real, drawn[0] if graphs else unknown, unknown, unknown, unknown)
     mean, std = drawn.mean(axis=0), drawn.std(axis=0, ddof=1)
     # Equal numbers can have a mean that differs from them in the last digit.
     varies = std > 1e-12
@@ -186,15 +168,12 @@ def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
 
 
 def anonymous_walks(
-    pairs: np.ndarray, nodes: int, *, walks: int, steps: int, rng: np.random.Generator
-) -> np.ndarray:
+    pairs: ndarray, nodes: int, *, walks: int, steps: int, rng: np.random.Generator
+) -> ndarray:
     """How often each of `walk_patterns` occurs among random walks: the graph's embedding.
 
     Ivanov and Burnaev, "Anonymous Walk Embeddings", ICML 2018. Walks start at a uniformly drawn
-    node that has a neighbour; NaN for a graph without edges.
-
-    Returns:
-        Shares that sum to one, one per pattern.
+    node that has a neighbour. The shares sum to one; they are NaN for a graph without edges.
     """
     patterns = walk_patterns(steps)
     if pairs.shape[1] == 0:
@@ -202,8 +181,7 @@ def anonymous_walks(
     matrix = adjacency(pairs, nodes)
     degrees = np.diff(matrix.indptr)
     at = rng.choice(np.flatnonzero(degrees), walks)
-    path = np.empty((walks, steps + 1), dtype=at.dtype)
-    names = np.zeros((walks, steps + 1), dtype=np.int64)
+    path, names = np.zeros((2, walks, steps + 1), dtype=np.int64)
     path[:, 0] = at
     fresh = np.ones(walks, dtype=np.int64)  # the name of the next new node
     for step in range(1, steps + 1):

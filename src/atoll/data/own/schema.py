@@ -50,12 +50,12 @@ class OwnOptions:
     `duplicate_edges` merge them; "error" allows them, because many files list both directions.
     """
 
+    directed: bool | None = None  # None asks the schema, whose default is undirected
+    owner: str | None = None  # a node column of owners, kept out of the features
     dangling: str = "error"  # an edge to a node that is not there: "error" or "drop"
     duplicate_nodes: str = "error"  # an id given twice: "error", or "first" keeps the first row
     self_loops: str = "drop"  # "drop", "keep" or "error"
     duplicate_edges: str = "drop"  # the first stays; or "keep", "sum" (of weights) or "error"
-    directed: bool | None = None  # None asks the schema, whose default is undirected
-    owner: str | None = None  # a node column of owners, kept out of the features
     max_categories: int = 1000  # the most distinct texts that one column may hold
 
     def __post_init__(self) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.core.errors import ConfigError, unknown
+from atoll.data.spec import Value
 
 
-def options_of(recipe: Callable[..., object]) -> dict[str, object]:
+def options_of(recipe: Callable[..., object]) -> dict[str, Value | None]:
     """A recipe's options with their defaults: its keyword-only arguments."""
     parameters = inspect.signature(recipe).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
