@@ -30,33 +30,21 @@ BATCH_SIZE = 128
 def federate(
     source: Data,
     *,
-    clients: int | None = None,
-    partition: str | None = None,
+    clients: int | None = None,  # None where the recipe knows (a column, a group)
+    partition: str | None = None,  # by default "louvain" for a graph, "gcfl-oneds" for a set
     split: str = "stratified",
-    ratios: Ratios | None = None,
-    seed: int = 0,
+    ratios: Ratios | None = None,  # of training, validation and testing; by default the recipe's
+    seed: int = 0,  # of the split, and of the partition unless `partition_seed` is given
     partition_seed: int | None = None,
-    allow: Collection[str] = (),
-    batch_size: int = BATCH_SIZE,
+    allow: Collection[str] = (),  # names from `DEGENERATE` that are accepted
+    batch_size: int = BATCH_SIZE,  # training graphs in one step; 0 for all of a client's at once
     partition_options: Options | None = None,
     split_options: Options | None = None,
 ) -> Federation:
     """Divide a graph or a set of graphs among clients, or give each a set, and all of it roles.
 
-    Args:
-        source: One graph, one set of graphs, or a group of sets.
-        clients: How many; None where the recipe knows (a column, a group).
-        partition: Recipe of `data.partition`; by default "louvain" for a graph, "gcfl-oneds" for a
-            set. A group knows only "by-set".
-        split: Recipe of `data.split`.
-        ratios: Shares for training, validation and testing; the recipe's own by default.
-        seed: Seed of the split, and of the partition unless `partition_seed` is given.
-        partition_seed: Seed of only the partition.
-        allow: Names from `DEGENERATE` that are accepted.
-        batch_size: Training graphs in one step, unless an experiment chooses; 0 takes all of a
-            client's at once. One graph is never divided into batches.
-        partition_options: Further options of the partition recipe.
-        split_options: Further options of the split recipe.
+    `partition` and `split` are recipes of `data.partition` and `data.split`; a group knows only the
+    partition "by-set". One graph is never divided into batches.
     """
     batching = WHOLE if isinstance(source, Source) else batching_of(batch_size)
     first = seed if partition_seed is None else partition_seed

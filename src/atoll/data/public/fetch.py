@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from atoll.core.errors import AtollError, ConfigError, DataError
+from atoll.data.public import untrusted
 from atoll.data.public.registry import (
     DATASETS,
     DatasetInfo,
@@ -26,21 +27,13 @@ from atoll.data.public.registry import (
     load_dataset,
     missing_files,
 )
-from atoll.data.public.untrusted import (
-    MAX_BYTES,
-    check_pickles,
-    check_published,
-    loader_class,
-    parse_sums,
-    quiet,
-    sha256,
-    unpack,
-    workspace,
-)
+from atoll.data.public.untrusted import MAX_BYTES, sha256, unpack
 from atoll.data.source import GraphSet, Source
 
 TIMEOUT_SECONDS = 30.0
 SUMS = "SHA256SUMS"
+_HTTP_ERRORS = urllib.error.URLError, http.client.HTTPException
+_NETWORK_ERRORS = *_HTTP_ERRORS, ssl.SSLError, TimeoutError, ConnectionError
 
 Progress = Callable[[str], None]
 """Called with one line of text for every step."""
@@ -61,17 +54,13 @@ def fetch(
         root: The data root; see `data_root`.
         mirror: A folder or an http(s) address; default `ATOLL_MIRROR`, else the public source.
         force: Replace a set that is there. An incomplete one is always replaced.
-        progress: Told about every step.
+        progress: Called at every step.
 
     Returns:
         The folder of the set.
-
-    Raises:
-        ConfigError: No such data set, or something that cannot be a mirror.
-        DataError: It could not be got, is not what it should be, or could not be stored.
     """
     info, base = dataset_info(name), data_root(root)
-    say = progress or _silent
+    say = progress or (lambda _: None)
     home = base / info.home
     if not force and not missing_files(info, base):
         say(f"{info.name} is already in {home}")
@@ -79,13 +68,13 @@ def fetch(
     source = str(mirror or os.environ.get("ATOLL_MIRROR") or "")
     local = _local_archive(info, source)
     try:
-        with workspace(base) as work:
+        with untrusted.workspace(base) as work:
             new = work / "new"
             if not source:
                 _from_public(info, new, say)
             else:
                 archive = local or _download_archive(info, source, work, say)
-                _check_sum(archive, _sums(source, work))
+                _check_sum(archive, source, work)
                 say(f"unpacking {archive.name}")
                 unpack(archive, new, PurePosixPath(info.home))
             _verify(info, new)
@@ -100,23 +89,18 @@ def fetch(
 
 def check(
     root: str | Path | None = None,
-    names: Iterable[str] | None = None,
+    names: Iterable[str] = tuple(DATASETS),
     *,
     progress: Progress | None = None,
 ) -> list[tuple[str, bool, str | None]]:
-    """Load what is present and compare its counts with the published ones.
-
-    Args:
-        root: The data root; see `data_root`.
-        names: Which sets; default all of `DATASETS`.
-        progress: Told which set is being loaded.
+    """Load the sets that are present and compare their counts with the published ones.
 
     Returns:
         For every set its name, whether all its files are there, and what is wrong with it or None.
     """
-    base, say = data_root(root), progress or _silent
+    base, say = data_root(root), progress or (lambda _: None)
     report: list[tuple[str, bool, str | None]] = []
-    for name in DATASETS if names is None else names:
+    for name in names:
         info = dataset_info(name)
         absent = missing_files(info, base)
         if absent:
@@ -125,7 +109,12 @@ def check(
             continue
         say(f"loading {info.name}")
         try:
-            problem = _difference(info, counts(load_dataset(info.name, base)))
+            found = counts(load_dataset(info.name, base))
+            wrong = [kind for kind in found if getattr(info, kind) not in (None, found[kind])]
+            problem = None
+            if wrong:
+                kind, published = wrong[0], getattr(info, wrong[0])
+                problem = f"has {found[kind]} {kind}, but {published} were published"
         except AtollError as error:
             problem = str(error)
         report.append((info.name, True, problem))
@@ -142,18 +131,6 @@ def counts(data: Source | GraphSet) -> dict[str, int]:
         "classes": data.classes,
         "graphs": data.num_graphs if isinstance(data, GraphSet) else 1,
     }
-
-
-def _difference(info: DatasetInfo, found: dict[str, int]) -> str | None:
-    for kind, number in found.items():
-        published = getattr(info, kind)
-        if published is not None and number != published:
-            return f"has {number} {kind}, but {published} were published"
-    return None
-
-
-def _silent(_: str) -> None:
-    """Take no notice."""
 
 
 def _local_archive(info: DatasetInfo, source: str) -> Path | None:
@@ -188,7 +165,7 @@ def _download_archive(info: DatasetInfo, source: str, work: Path, say: Progress)
 
 
 def _download(url: str, target: Path) -> bool:
-    """Store what an address holds; False if it holds nothing."""
+    """Store the content of an address; False if it has none."""
     request = urllib.request.Request(url, headers={"User-Agent": "atoll"})
     try:
         with (
@@ -206,29 +183,21 @@ def _download(url: str, target: Path) -> bool:
         if error.code in (404, 410):
             return False
         raise DataError(f"{url} answered {error.code} {error.reason}") from error
-    except (
-        urllib.error.URLError,
-        http.client.HTTPException,
-        ssl.SSLError,
-        TimeoutError,
-        ConnectionError,
-    ) as error:
+    except _NETWORK_ERRORS as error:
         reason = getattr(error, "reason", error)
         raise DataError(f"cannot reach {url} ({reason}); check the network connection") from error
     return True
 
 
-def _sums(source: str, work: Path) -> dict[str, str]:
-    """The mirror's list of SHA-256 by file name; empty where it has none."""
-    path = work / SUMS if _is_url(source) else Path(source).expanduser() / SUMS
-    if _is_url(source) and not _download(f"{source.rstrip('/')}/{SUMS}", path):
-        return {}
+def _check_sum(archive: Path, source: str, work: Path) -> None:
+    """Refuse an archive whose SHA-256 differs from the mirror's list, where it has one."""
+    path = Path(source).expanduser() / SUMS
+    if _is_url(source):
+        path = work / SUMS
+        _download(f"{source.rstrip('/')}/{SUMS}", path)
     if not path.is_file():
-        return {}
-    return parse_sums(path.read_text(encoding="utf-8", errors="replace"))
-
-
-def _check_sum(archive: Path, sums: dict[str, str]) -> None:
+        return
+    sums = untrusted.parse_sums(path.read_text(encoding="utf-8", errors="replace"))
     wanted = sums.get(archive.name)
     if wanted is not None and (found := sha256(archive)) != wanted:
         raise DataError(
@@ -256,9 +225,9 @@ def _from_public(info: DatasetInfo, target: Path, say: Progress) -> None:
     folder = target / info.folder
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with quiet():
+        with untrusted.quiet():
             # Without processing: nothing may be unpickled before it was checked.
-            loader_class(info.loader, _process=stop)(root=str(folder), **info.arguments)
+            untrusted.loader_class(info.loader, _process=stop)(root=str(folder), **info.arguments)
     except _Downloaded:
         return
     except AtollError:
@@ -280,12 +249,12 @@ def _verify(info: DatasetInfo, new: Path) -> None:
             f"{info.home}/{absent[0]}; try another mirror"
         )
     for file in info.files:
-        check_published(new / info.home / file)
-    check_pickles(new / info.home)
+        untrusted.check_published(new / info.home / file)
+    untrusted.check_pickles(new / info.home)
 
 
 def _place(new: Path, home: Path, old: Path) -> None:
-    """Move a finished set into place; what was there goes to the work folder, and with it."""
+    """Move a finished set into place; an earlier one goes to the work folder, which is deleted."""
     home.parent.mkdir(parents=True, exist_ok=True)
     if home.exists():
         os.replace(home, old)

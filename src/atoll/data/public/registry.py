@@ -12,6 +12,7 @@ import csv
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -23,18 +24,9 @@ import scipy.sparse as sp
 
 from atoll.core.errors import AtollError, ConfigError, DataError, unknown
 from atoll.core.task import GRAPHS, NODES
+from atoll.data import source as sources
 from atoll.data.public.untrusted import OGB_CLASS, open_raw
-from atoll.data.source import (
-    TEST,
-    TRAIN,
-    UNUSED,
-    VAL,
-    GraphGroup,
-    GraphSet,
-    Source,
-    check_graph_set,
-    check_source,
-)
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source
 from atoll.data.spec import Value, parse_recipe
 
 if TYPE_CHECKING:
@@ -42,117 +34,72 @@ if TYPE_CHECKING:
 
 SPARSE_BELOW = 0.1
 """Features with a smaller share of non-zero entries are kept sparse."""
-
 FEATURES = ("own", "degree")
-"""What the nodes of a set of graphs are described by."""
-
+"""Features of the nodes in a set of graphs: labels, attributes or degrees; or always degrees."""
 MAX_DEGREE_BYTES = 4 * 2**30
-"""The largest one-hot degree matrix that is made without being asked for."""
-
+"""The largest one-hot degree matrix without an explicit `max_degree`."""
 _FILES = resources.files("atoll.data.public")
-
-
-class Loader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a class of PyG or OGB finds its raw files; `loaders.toml` explains the fields."""
-
-    origin: str
-    licence: str
-    home: str
-    files: tuple[str, ...]
-    arguments: dict[str, str | bool]
-    folder: str | None = None
-
-
-_LOADERS = msgspec.convert(
-    tomllib.loads(_FILES.joinpath("loaders.toml").read_text(encoding="utf-8")), dict[str, Loader]
-)
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One public data set; counts are the published ones, as its loader gives them.
+    """One public data set; published counts are over all graphs, and None outside the table."""
 
-    Attributes:
-        name: The name that users type; matched without regard to case.
-        loader: Name of the PyG or OGB class, or "structure" for the one set that has none.
-        label: What the authors, and that class, call the set.
-        nodes: Nodes, over all graphs; this and the next four are None outside the table.
-        edges: Directed edges, over all graphs.
-        features: Columns of the node features.
-        classes: Classes of nodes, or of graphs.
-        graphs: Number of graphs, 1 for a node set.
-        max_degree: Where degrees stand in for missing features, the largest that has a column.
-        metric: "accuracy" or "auc".
-    """
-
-    name: str
-    loader: str
-    label: str
+    name: str  # that users type, in any case
+    loader: str  # name of the PyG or OGB class, or "structure" for the one set that has none
+    label: str  # the authors' name, and that class's
+    origin: str  # who published it
+    licence: str  # terms of use, in a few words
+    folder: str  # the loader class's `root`, below the data root
+    home: str  # the folder that holds `raw/`, below the data root
+    files: tuple[str, ...]  # that must be there, below `home`
+    arguments: dict[str, str | bool]  # of the loader class, besides `root`
     nodes: int | None = None
-    edges: int | None = None
+    edges: int | None = None  # directed
     features: int | None = None
-    classes: int | None = None
-    graphs: int | None = 1
-    max_degree: int | None = None
-    metric: str = "accuracy"
+    classes: int | None = None  # of nodes, or of graphs
+    graphs: int | None = None  # 1 for a node set
+    max_degree: int | None = None  # the largest with a column, where degrees are the features
+    metric: str = "accuracy"  # or "auc"
 
     @property
     def task(self) -> str:
-        """What is predicted, by its name in `TASKS`."""
+        """The task's name in `TASKS`."""
         return (GRAPHS if self.loader == "TUDataset" else NODES).name
-
-    @property
-    def _loader(self) -> Loader:
-        return _LOADERS[self.loader]
-
-    @property
-    def arguments(self) -> dict[str, str | bool]:
-        """Keyword arguments of the loader class, besides `root`."""
-        given = self._loader.arguments.items()
-        return {k: self._fill(v) if isinstance(v, str) else v for k, v in given}
-
-    @property
-    def folder(self) -> str:
-        """The loader class's `root`, below the data root."""
-        return self._loader.folder or self.loader
-
-    @property
-    def home(self) -> str:
-        """The set's own folder below the data root: the one that holds `raw/`."""
-        return str(PurePosixPath(self.folder) / self._fill(self._loader.home))
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files that must be there, below `home`."""
-        return tuple(map(self._fill, self._loader.files))
 
     @property
     def archive(self) -> str:
         """Name of this set's archive in a mirror."""
         return f"{self.name.removeprefix('tu:')}.tar.xz"
 
-    @property
-    def licence(self) -> str:
-        """Terms of use, in a few words."""
-        return self._loader.licence
 
-    @property
-    def origin(self) -> str:
-        """Who published it."""
-        return self._loader.origin
-
-    def _fill(self, pattern: str) -> str:
-        low = self.label.lower()
-        return pattern.format(label=self.label, low=low, short=low[:3], under=low.replace("-", "_"))
+def _read_text(name: str) -> str:
+    return _FILES.joinpath(name).read_text(encoding="utf-8")
 
 
-def _read_datasets() -> dict[str, DatasetInfo]:
-    lines = _FILES.joinpath("datasets.csv").read_text(encoding="utf-8").splitlines()
-    rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(lines)]
-    return {row["name"]: msgspec.convert(row, DatasetInfo, strict=False) for row in rows}
+_LOADERS = tomllib.loads(_read_text("loaders.toml"))
+"""How each class of PyG or OGB finds its raw files; the file explains the fields."""
 
 
-DATASETS = _read_datasets()
+def _make_info(row: Mapping[str, str]) -> DatasetInfo:
+    """A row of the table, with its loader's patterns filled in."""
+    label, low = row["label"], row["label"].lower()
+
+    def fill(value: object) -> object:
+        if isinstance(value, str):
+            under = low.replace("-", "_")
+            return value.format(label=label, low=low, short=low[:3], under=under)
+        if isinstance(value, list):
+            return [fill(one) for one in value]
+        return {key: fill(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    filled = {"folder": row["loader"]} | {k: fill(v) for k, v in _LOADERS[row["loader"]].items()}
+    home = str(PurePosixPath(str(filled["folder"])) / str(filled["home"]))
+    return msgspec.convert({**filled, **row, "home": home}, DatasetInfo, strict=False)
+
+
+_ROWS = csv.DictReader(_read_text("datasets.csv").splitlines())
+DATASETS = {row["name"]: _make_info({k: v for k, v in row.items() if v}) for row in _ROWS}
 """Every set with published counts; any other TUDataset is `tu:NAME`.
 
 An accuracy on `ogbn-arxiv-structure` means nothing: it has no features.
@@ -188,7 +135,7 @@ def dataset_info(name: str) -> DatasetInfo:
         return info
     # The name becomes a folder and a file name, so it must not be able to leave the data root.
     if plain != given and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", plain):
-        return DatasetInfo(f"tu:{plain}", "TUDataset", plain, graphs=None)
+        return _make_info({"name": f"tu:{plain}", "loader": "TUDataset", "label": plain})
     sentence = str(unknown("data set", given, _BY_LOWER))
     raise ConfigError(f"{sentence} (any other TUDataset is written 'tu:NAME')")
 
@@ -206,7 +153,7 @@ def plain_name(text: str) -> str:
 
 
 def task_of_data(text: str) -> str:
-    """What is predicted in the data of this name, as a user types it."""
+    """The name of the task in the data of this name, as a user types it."""
     name = plain_name(text).lower()
     if name.startswith("tu:") or sets_of_group(name):
         return GRAPHS.name
@@ -214,9 +161,8 @@ def task_of_data(text: str) -> str:
 
 
 def data_root(given: str | Path | None = None) -> Path:
-    """Where data sets lie: the folder given, else `ATOLL_DATA`, else `~/.cache/atoll/data`."""
-    chosen = given or os.environ.get("ATOLL_DATA") or Path("~/.cache/atoll/data")
-    return Path(chosen).expanduser()
+    """The folder of data sets: the one given, else `ATOLL_DATA`, else `~/.cache/atoll/data`."""
+    return Path(given or os.environ.get("ATOLL_DATA") or "~/.cache/atoll/data").expanduser()
 
 
 def missing_files(info: DatasetInfo, root: str | Path | None = None) -> list[str]:
@@ -238,23 +184,16 @@ def load_dataset(
     features: str = "own",
     max_degree: int | None = None,
 ) -> Source | GraphSet:
-    """Load a public data set from its raw files; never downloads.
+    """Load a public data set (one graph, or a set of graphs) from its raw files; never downloads.
 
     Args:
         name: A name in `DATASETS` in any case, or `tu:NAME`.
         root: The data root; see `data_root`.
         split_index: Which of the published splits, where there are several.
         features: For a set of graphs "own", its node labels (else attributes, else degrees), or
-            "degree", one-hot degrees whatever else there is.
-        max_degree: Where degrees are the features, the largest with a one-hot column of its own;
+            "degree", one-hot degrees in any case.
+        max_degree: Where degrees are the features, the largest with a separate one-hot column;
             larger ones share it. Default: the published value, else the set's largest degree.
-
-    Returns:
-        A `Source` (one graph) or a `GraphSet` (many graphs with one label each).
-
-    Raises:
-        ConfigError: No such set, split or package.
-        DataError: The raw files are absent or cannot be read.
     """
     info, base = dataset_info(name), data_root(root)
     if features not in FEATURES:
@@ -267,29 +206,26 @@ def load_dataset(
         )
     try:
         if info.loader == "structure":
-            return check_source(_structure(info, base / info.home, split_index))
+            return sources.check_source(_structure(info, base / info.home, split_index))
         paths = base / info.folder, base / info.home
         with open_raw(info.loader, info.arguments, *paths) as dataset:
             if info.task == GRAPHS.name:
                 _roles(info, [], split_index)  # graph sets come without splits
-                return check_graph_set(_graph_set(info, dataset, features, max_degree))
-            return check_source(_source(info, dataset, split_index))
+                return sources.check_graph_set(_graph_set(info, dataset, features, max_degree))
+            return sources.check_source(_source(info, dataset, split_index))
     except (AtollError, MemoryError):
         raise
     except Exception as error:  # other packages raise anything at all on a damaged file
+        reason = str(error).splitlines()[0] if str(error) else "no reason"
         raise DataError(
             f"data set '{info.name}' in {base / info.home} cannot be read "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason'})"
-            f"; remove that folder and run: atoll data fetch {info.name}"
+            f"({type(error).__name__}: {reason}); remove that folder and run: "
+            f"atoll data fetch {info.name}"
         ) from error
 
 
 def load_group(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    features: str = "own",
-    max_degree: int | None = None,
+    name: str, root: str | Path | None, *, features: str, max_degree: int | None
 ) -> GraphGroup:
     """Load GCFL's group of data sets with this name, or sets joined by "+"; options as for each."""
     sets, base = sets_of_group(name), data_root(root)
@@ -316,7 +252,6 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
         masks = [np.isin(np.arange(y.size), order[part]) for part in ("train", "valid", "test")]
     elif "train_mask" in data:
         masks = [data[f"{part}_mask"].numpy() for part in ("train", "val", "test")]
-    columns = {"year": data.node_year.reshape(-1).numpy()} if "node_year" in data else {}
     return Source(
         name=info.name,
         x=x,
@@ -324,7 +259,7 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
         y=y,
         classes=int(y.max()) + 1,
         split=_roles(info, masks, split_index),
-        columns=columns,
+        columns={"year": data.node_year.reshape(-1).numpy()} if "node_year" in data else {},
         metric=info.metric,
     )
 
@@ -371,21 +306,17 @@ def _graph_set(
     data, slices = dataset._data, dataset.slices  # the storage itself; iterating would copy it
     if data.y is None or data.y.is_floating_point() or data.y.dim() != 1:
         raise DataError(f"data set '{info.name}' has no single class per graph; choose another set")
-    own = "x" in slices  # without features PyG keeps the sizes instead
-    node_ptr = slices["x"].numpy() if own else np.cumsum([0, *data._num_nodes])
+    # Without features PyG keeps the sizes instead.
+    node_ptr = slices["x"].numpy() if "x" in slices else np.cumsum([0, *data._num_nodes])
     # Trailing graphs without an edge are left out of PyG's edge slices.
     edge_ptr = np.full(node_ptr.size, data.edge_index.shape[1])
     edge_ptr[: slices["edge_index"].numel()] = slices["edge_index"].numpy()
     edges = data.edge_index.numpy() + np.repeat(node_ptr[:-1], np.diff(edge_ptr))
-    attributes = dataset.num_node_attributes
-    if features == "degree":
+    labels, attributes = dataset.num_node_labels, dataset.num_node_attributes
+    if features == "degree" or not (labels or attributes):
         x = _degree_one_hot(info, edges, int(node_ptr[-1]), max_degree)
-    elif dataset.num_node_labels:
-        x = data.x.numpy()[:, attributes:]  # GCFL's choice: one-hot labels without attributes
-    elif attributes:
-        x = data.x.numpy()
-    else:
-        x = _degree_one_hot(info, edges, int(node_ptr[-1]), max_degree)
+    else:  # GCFL's choice: one-hot labels without attributes
+        x = data.x.numpy()[:, attributes if labels else 0 :]
     return GraphSet(
         name=info.name,
         x=np.ascontiguousarray(x, dtype=np.float32),
@@ -402,12 +333,13 @@ def _degree_one_hot(
 ) -> np.ndarray:
     degree = np.bincount(edges[0], minlength=nodes)
     top = info.max_degree or int(degree.max(initial=0)) if max_degree is None else max_degree
+    size = nodes * (top + 1) * 4
     if top < 0:
         raise ConfigError(f"max_degree is {top}; give a number from 0 on")
-    if max_degree is None and nodes * (top + 1) * 4 > MAX_DEGREE_BYTES:
+    if max_degree is None and size > MAX_DEGREE_BYTES:
         raise DataError(
             f"data set '{info.name}' has degrees up to {top}, which one-hot would "
-            f"take {nodes * (top + 1) * 4 / 2**30:.0f} GiB; give a smaller max_degree"
+            f"take {size / 2**30:.0f} GiB; give a smaller max_degree"
         )
     x = np.zeros((nodes, top + 1), dtype=np.float32)
     x[np.arange(nodes), np.minimum(degree, top)] = 1

@@ -1,8 +1,8 @@
-"""What comes from outside: bytes, pickles, archives, and other packages' loaders.
+"""Untrusted input: bytes, pickles, archives, and other packages' loaders.
 
-A mirror is somebody else's machine. Nothing of an archive is believed: not its bytes (SHA-256), not
-its paths, not its sizes, and not the pickles that some published sets consist of. PyG's and OGB's
-classes read the raw files, but may not download, print, or leave a half-written cache behind.
+A mirror is a foreign machine. Atoll checks an archive's bytes (SHA-256), its paths, its sizes, and
+the pickles that some published sets consist of. PyG's and OGB's classes read the raw files, but may
+not download, print, or leave a half-written cache behind.
 """
 
 from __future__ import annotations
@@ -87,28 +87,25 @@ def check_published(path: Path) -> None:
         )
 
 
-def check_pickle(path: Path) -> None:
-    """Refuse a pickle that names anything but arrays, sparse matrices, lists and dictionaries.
-
-    Unpickling calls whatever the file names. Reading the opcodes calls nothing.
-    """
-    try:
-        for opcode, argument, _ in pickletools.genops(path.read_bytes()):
-            if opcode.name in _NAMING_OPCODES and argument not in _PICKLED_NAMES:
-                raise DataError(
-                    f"the file {path.name} is a pickle that names "
-                    f"'{str(argument).replace(' ', '.')}', which a data set has no use for and "
-                    "which could run code; do not use this file"
-                )
-    except (ValueError, pickle.UnpicklingError) as error:
-        raise DataError(f"the file {path.name} is not a complete pickle: {error}") from error
-
-
 def check_pickles(home: Path) -> None:
-    """Check every pickle among a set's raw files; Planetoid alone has any."""
-    for file in sorted(home.glob("raw/ind.*")):
-        if not file.name.endswith(".test.index"):  # its one text file
-            check_pickle(file)
+    """Refuse pickles that name anything but arrays, sparse matrices, lists and dictionaries.
+
+    Unpickling calls whatever the file names; reading the opcodes calls nothing. Only Planetoid has
+    pickles among its raw files.
+    """
+    for path in sorted(home.glob("raw/ind.*")):
+        if path.name.endswith(".test.index"):  # its one text file
+            continue
+        try:
+            for opcode, argument, _ in pickletools.genops(path.read_bytes()):
+                if opcode.name in _NAMING_OPCODES and argument not in _PICKLED_NAMES:
+                    raise DataError(
+                        f"the file {path.name} is a pickle that names "
+                        f"'{str(argument).replace(' ', '.')}', which a data set has no use for and "
+                        "which could run code; do not use this file"
+                    )
+        except (ValueError, pickle.UnpicklingError) as error:
+            raise DataError(f"the file {path.name} is not a complete pickle: {error}") from error
 
 
 class _BoundedXZ(lzma.LZMAFile):
@@ -124,26 +121,18 @@ class _BoundedXZ(lzma.LZMAFile):
 def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
     """Unpack a `.tar.xz` below `target`, which must be empty and private.
 
-    Args:
-        archive: The archive.
-        target: The folder to unpack in.
-        inside: The only folder, relative to `target`, that the archive may fill.
-
-    Raises:
-        DataError: It is no archive, or holds something that a data set has no business to hold.
+    The archive may only fill the folder `inside`, relative to `target`.
     """
     total = 0
     try:
         with _BoundedXZ(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for count, member in enumerate(tar, start=1):
-                problem = _member_problem(member, inside)
+                _check_member(member, inside)
                 total += member.size
-                if problem is None and total > MAX_BYTES:
-                    problem = f"unpacks to more than {MAX_BYTES / 2**30:.3g} GiB"
-                if problem is None and count > MAX_MEMBERS:
-                    problem = f"holds more than {MAX_MEMBERS} files"
-                if problem is not None:
-                    raise DataError(problem)
+                if total > MAX_BYTES:
+                    raise DataError(f"unpacks to more than {MAX_BYTES / 2**30:.3g} GiB")
+                if count > MAX_MEMBERS:
+                    raise DataError(f"holds more than {MAX_MEMBERS} files")
                 tar.extract(member, target, filter="data")
             while stream.read(2**20):  # to the end, where the compressed stream proves itself whole
                 pass
@@ -155,22 +144,23 @@ def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
         ) from error
 
 
-def _member_problem(member: tarfile.TarInfo, inside: PurePosixPath) -> str | None:
-    """Why this member may not be unpacked, or None."""
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or re.match(r"[A-Za-z]:", member.name) or "\\" in member.name:
-        return f"holds the absolute or foreign path '{member.name}'"
+def _check_member(member: tarfile.TarInfo, inside: PurePosixPath) -> None:
+    """Refuse a file of an archive that a data set has no business to hold."""
+    name, path = member.name, PurePosixPath(member.name)
+    if path.is_absolute() or re.match(r"[A-Za-z]:", name) or "\\" in name:
+        raise DataError(f"holds the absolute or foreign path '{name}'")
     if ".." in path.parts:
-        return f"holds the path '{member.name}', which leaves the target folder"
+        raise DataError(f"holds the path '{name}', which leaves the target folder")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
         # No published set has links; a link is how an archive writes where it may not.
-        return f"holds '{member.name}', which is neither a file nor a folder (a link or a device)"
+        kind = "neither a file nor a folder (a link or a device)"
+        raise DataError(f"holds '{name}', which is {kind}")
     if not path.is_relative_to(inside) and not (member.isdir() and inside.is_relative_to(path)):
-        return f"holds '{member.name}', but this set belongs in '{inside}'"
+        raise DataError(f"holds '{name}', but this set belongs in '{inside}'")
     folders = {part.casefold() for part in path.parts}
     if path.suffix.lower() in _LOADED_BY_UNPICKLING or "processed" in folders:
-        return f"holds '{member.name}', a cache that loading would unpickle; only raw files belong"
-    return None
+        why = "a cache that loading would unpickle; only raw files belong"
+        raise DataError(f"holds '{name}', {why}")
 
 
 @contextmanager
@@ -208,10 +198,8 @@ def _is_stale(entry: Path) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -250,23 +238,22 @@ def open_raw(
 ) -> Iterator[InMemoryDataset]:
     """Let a PyG or OGB class read raw files, or the cache that it made of them.
 
-    The class writes its cache in a private folder, from where it is moved into place: an
-    interruption or a second process never meets half a cache. Where the data folder is read-only
-    the cache goes to a folder of the user.
-
-    Args:
-        loader: Name of the class.
-        arguments: What it is called with, besides `root`.
-        root: The folder that the class takes as `root`.
-        home: The folder, at or below `root`, that holds `raw/`.
+    The class gets `root`; `home`, at or below it, holds `raw/`. The class writes its cache in a
+    private folder, from where it is moved into place: an interruption or a second process never
+    meets half a cache. Where the data folder is read-only the cache goes to a folder of the user.
     """
     relative = home.relative_to(root)
     cache = "geometric_data_processed.pt" if loader == OGB_CLASS else "data.pt"
     with ExitStack() as stack:
         with quiet():
             cls = loader_class(loader, download=_refuse_download)
-        if loader == OGB_CLASS:
-            stack.enter_context(_ogb_cache_readable())
+        if loader == OGB_CLASS:  # torch's restricted unpickler must read whole PyG objects
+            import torch
+            from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+            from torch_geometric.data.storage import GlobalStorage
+
+            allowed = [DataEdgeAttr, DataTensorAttr, GlobalStorage]
+            stack.enter_context(torch.serialization.safe_globals(allowed))
         if not (home / "processed" / cache).is_file() and not _writable(home):
             root = _shelf(home, stack)
             _link_raw(home, root / relative)
@@ -284,17 +271,6 @@ def open_raw(
         with quiet():
             dataset = cls(root=str(root), **arguments)
         yield dataset
-
-
-@contextmanager
-def _ogb_cache_readable() -> Iterator[None]:
-    """Let torch's restricted unpickler read what OGB 1.3.6 saves: whole PyG objects."""
-    import torch
-    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.storage import GlobalStorage
-
-    with torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage]):
-        yield
 
 
 def _refuse_download(_: object) -> None:
