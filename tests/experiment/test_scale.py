@@ -12,7 +12,6 @@ import torch
 
 from atoll.core.tree import num_bytes
 from atoll.data.archive import load_federation, save_federation
-from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.divide import federate
 from atoll.data.synthetic import Archipelago, make_lagoon
 from atoll.engines.buckets import MOST_NODES, make_buckets, outline
@@ -97,18 +96,6 @@ def test_lazy_clients_give_the_same_numbers_and_are_not_kept(tmp_path: Path) -> 
         found = Experiment(method(federation), federation, rounds=3, fraction=0.7, chunk=8).run()
         runs.append(np.stack(found.history.scores["deployed"]))
     np.testing.assert_array_equal(*runs)
-
-
-def test_subgraphs_keep_edges_and_their_order_also_where_clients_overlap() -> None:
-    source = make_lagoon(Archipelago(own_library=0.5), 3, 1)
-    rng = np.random.default_rng(0)
-    induced = InducedSubgraphs(source)
-    for _ in range(5):
-        ids = rng.permutation(source.num_nodes)[: source.num_nodes // 2]
-        inside = np.isin(source.edges, ids).all(0)
-        numbers, ends = induced.edges(ids)
-        np.testing.assert_array_equal(numbers, np.flatnonzero(inside))
-        np.testing.assert_array_equal(ids[ends], source.edges[:, inside])
 
 
 def test_long_tables_become_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
