@@ -1,4 +1,4 @@
-"""`atoll data`: fetching and checking data sets."""
+"""`atoll data` and `atoll partition`: data sets, and one file that every command trains from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from atoll.experiment import problem
 
 MIRROR = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -43,3 +45,116 @@ def test_fetch_check_and_use(cli, tmp_path: Path) -> None:
 def test_fetching_from_a_mirror_that_is_not_there(cli) -> None:
     found = cli("data", "fetch", "cora", "--mirror", "nowhere", code=2).stderr
     assert found == "error: the mirror nowhere is not there; give a folder or an http(s) address\n"
+
+
+LAGOON = ("--data", "lagoon:nodes=200", "--clients", 3)
+SHORT = ("--rounds", 2, "--json", "--quiet")
+
+
+def divided(cli, *more: object) -> Path:
+    out = Path("three.atoll")
+    result = cli("partition", *LAGOON, *more, "--out", out)
+    assert "3 clients" in result.stdout
+    assert "saved in three.atoll" in result.stdout
+    return out
+
+
+def same(one: Path, two: Path) -> None:
+    for name in ("metrics.csv", "ledger.csv"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedgta"])
+def test_a_run_from_the_file_gives_the_numbers_of_the_direct_run(
+    cli, monkeypatch: pytest.MonkeyPatch, method: str, lazy: bool
+) -> None:
+    if lazy:
+        monkeypatch.setattr(problem, "available_memory", lambda: 0)
+    path = divided(cli, "--seed", 4)
+    more = ("--seed", 4, "--fraction", 0.6, "--chunk", 2)
+    cli("run", method, *LAGOON, *SHORT, *more, "--out", "direct")
+    shown = cli("run", method, "--data", path, *SHORT, *more, "--out", "file")
+    same(Path("direct"), Path("file"))
+    found = json.loads(shown.stdout)
+    assert (found["clients"], found["partition"], found["split"]) == (
+        3, "column:owner", "stratified",
+    )  # fmt: skip
+    about = json.loads(Path("file/result.json").read_text())["federation"]
+    assert (about["data"], about["seed"], about["protocol"]) == ("lagoon:nodes=200", 4, "strict")
+
+
+def test_the_file_brings_its_protocol(cli) -> None:
+    path = divided(cli, "--protocol", "fedtad", "--partition", "louvain-fedtad")
+    direct = (*LAGOON, "--protocol", "fedtad", "--partition", "louvain-fedtad")
+    cli("run", *direct, *SHORT, "--out", "direct")
+    cli("run", "--data", path, *SHORT, "--out", "file")
+    same(Path("direct"), Path("file"))
+    assert json.loads(Path("file/result.json").read_text())["protocol"] == "fedtad"
+
+
+def test_a_stopped_run_from_a_file_resumes(cli) -> None:
+    path = divided(cli)
+    cli("run", "--data", path, *SHORT, "--out", "whole")
+    Path("whole/result.json").unlink()
+    cli("run", "--resume", "whole", "--json", "--quiet")
+    assert Path("whole/result.json").exists()
+
+
+def test_people_read_where_clients_come_from(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = divided(cli)
+    shown = cli("run", "--data", path, "--rounds", 1, "--seeds", 2).stdout.replace("\n", "")
+    assert "three.atoll: lagoon in 3 clients (partition column:owner, split stratified" in shown
+    assert "every seed trains the same clients with the same split" in shown
+    assert "read when they are needed" not in shown
+    monkeypatch.setattr(problem, "available_memory", lambda: 1000)
+    shown = cli("run", "--data", path, "--rounds", 1).stdout.replace("\n", "")
+    assert "clients are read when they are needed" in shown
+
+
+def test_the_other_commands_take_the_file(cli) -> None:
+    path = divided(cli)
+    assert cli("inspect", "--data", path).stdout
+    one = cli("contribution", "--data", path, "--rounds", 2, "--json")
+    two = cli("contribution", *LAGOON, "--rounds", 2, "--json")
+    one, two = (json.loads(shown.stdout.splitlines()[-1]) for shown in (one, two))
+    assert one["groups"] == two["groups"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--clients", 5), "was divided with clients 3, but 5 was asked for; leave out --clients"),
+        (("--partition", "metis"), "was divided with partition column:owner, but metis was asked"),
+        (("--split", "random"), "was divided with split stratified, but random was asked for"),
+        (("--protocol", "openfgl"), "was divided with protocol strict, but openfgl was asked for"),
+        (("--own", "dangling=drop"), "--own is for data that are still to be divided"),
+        (("--batch-size", 3), "batch_size is for sets of graphs, but 'three.atoll' is one graph"),
+    ],
+)
+def test_a_run_cannot_divide_again(cli, arguments: tuple[object, ...], sentence: str) -> None:
+    path = divided(cli)
+    refused = cli("run", "--data", path, *arguments, code=2)
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1
+    assert sentence in refused.stderr
+
+
+def test_bad_files_and_names_are_one_sentence(cli) -> None:
+    path = divided(cli)
+    cut = Path("cut.atoll")
+    cut.write_bytes(path.read_bytes()[:-9])
+    Path("text.atoll").write_text("hello")
+    for arguments, sentence in (
+        (("run", "--data", "none.atoll"), "there is no federation 'none.atoll'"),
+        (("run", "--data", "text.atoll"), "'text.atoll' is not a federation that Atoll wrote"),
+        (("run", "--data", cut), "federation 'cut.atoll' is damaged (it is cut off"),
+        (("partition", *LAGOON, "--out", path), "'three.atoll' exists already; delete it"),
+        (("partition", "--data", path, "--out", "b.atoll"), "is divided already"),
+        (("partition", "--data", "croa", "--out", "b.atoll"), "did you mean 'cora'?"),
+    ):
+        refused = cli(*arguments, code=2)
+        assert refused.stderr.count("\n") == 1
+        assert sentence in refused.stderr
+    assert not Path("b.atoll").exists()
+    assert not Path("atoll-runs").exists()

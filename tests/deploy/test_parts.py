@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from atoll.cli import main
 from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError
 from atoll.deploy.audit import Audit, check_audit
 from atoll.deploy.coordinator import Order, order_text, read_order
@@ -315,45 +312,6 @@ def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
     assert kits["bank-a"].stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["provision", "--site", "a b", "--out", "{tmp}/k"], "cannot name a site"),
-        (["provision", "--site", "a", "--site", "a", "--out", "{tmp}/k"], "cannot name a site"),
-        (["provision", "--site", "server", "--out", "{tmp}/k"], "cannot name a site"),
-        (["provision", "--site", "a", "--out", "{tmp}"], "is not empty"),
-        (["server", "--kit", "{tmp}"], "is not a kit"),
-        (["site", "--kit", "{tmp}/site", "--data", "{tmp}/no"], "there is no"),
-        (["server", "--kit", "{tmp}/site"], "needs the server's kit"),
-        (["run", "--kit", "{tmp}/site"], "needs the administrator's kit"),
-        (["run", "--kit", "{tmp}/admin", "--quorum", "9"], "quorum is 9"),
-        (["run", "--kit", "{tmp}/admin", "--deadline", "0"], "deadline is 0"),
-        (["run", "nothing", "--kit", "{tmp}/admin"], "unknown method"),
-        (["run", "--kit", "{tmp}/admin", "--resume", "{tmp}/x"], "holds no federated run"),
-        (["run", "fedavg", "--kit", "{tmp}/admin", "--resume", "{tmp}/x"], "leave the rest out"),
-        (["demo", "--set", "x"], "--set takes key=value"),
-        (["demo", "--clients", "0"], "clients is 0"),
-    ],
-)
-def test_bad_input_gets_one_sentence(words, problem, tmp_path):
-    for name in ("site", "admin"):
-        (tmp_path / name).mkdir()
-        about = {"name": "site" if name == "site" else ADMIN, "org": "x", "host": "h", "port": 1,
-                 "sites": ["site"]}  # fmt: skip
-        (tmp_path / name / "kit.json").write_text(json.dumps(about))
-    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
-    done = CliRunner().invoke(main, ["federate", *words])
-    assert done.exit_code == 2, done.output
-    assert problem in done.output
-    assert "Traceback" not in done.output
-
-
-def test_help_does_not_import_nvflare_or_torch():
-    code = "import sys, atoll.cli; print([m for m in ('torch', 'nvflare') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
     log = Audit(tmp_path / "site" / "audit.jsonl")
     log.note("sent", run="r", bytes=70)
@@ -362,13 +320,6 @@ def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
     config = config_text(make_config(method="fedavg", rounds=1))
     one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
     assert one.job.sent == 70
-
-
-def test_a_protocol_for_graphs_can_be_ordered():
-    from atoll.cli.federate.session import make_order
-
-    config = make_config(method="fedavg", protocol="gcfl", rounds=2)
-    assert make_order(config, ("a", "b", "c"), None, 1.0).quorum == 2
 
 
 def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():

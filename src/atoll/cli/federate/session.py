@@ -19,7 +19,6 @@ from atoll.cli.common import fresh_folder
 from atoll.cli.options import PATH, option
 from atoll.core.errors import AtollError, ConfigError
 from atoll.deploy.kits import AboutKit, about_kit, need_nvflare
-from atoll.deploy.processes import Processes
 
 if TYPE_CHECKING:
     from atoll.deploy.coordinator import Order
@@ -147,6 +146,8 @@ def supervise(
 
 def foreground(name: str, command: list[str], kit: Path) -> None:
     """Run a process until it ends or Ctrl-C, and leave none behind."""
+    from atoll.deploy.processes import Processes
+
     with stopping(), Processes() as processes:
         process = processes.start(name, command, kit.resolve() / "atoll" / "output.log")
         try:

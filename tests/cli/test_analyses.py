@@ -1,9 +1,10 @@
-"""`atoll contribution`: table, JSON, files, help, and one sentence for every mistake."""
+"""`atoll contribution`, `clusters`, `tune-clusters`, `inspect`, `explain` and `similarity`."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,117 @@ def test_mistakes_are_one_sentence(cli, arguments, sentence: str | None) -> None
     assert result.stderr.count("\n") == 1
     if sentence is not None:
         assert result.stderr == f"error: {sentence}\n"
+
+
+def test_clusters_of_a_saved_run(cli) -> None:
+    data = ("--data", "lagoon:nodes=300", "--clients", 5, "--rounds", 4, "--set", "hidden=8")
+    eager = [word for text in ("eps1=1e9", "eps2=0", "min_round=1") for word in ("--set", text)]
+    cli("run", "gcfl", *data, *eager, "--out", "ours", "--quiet")
+    cli("run", "local", *data, "--out", "alone", "--quiet")
+    result = cli("clusters", "ours", "--against", "alone")
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines[:-1])) <= 80
+    assert "all 5 clients, eps1 1e+09, eps2 0" in lines
+    assert "least gain" in result.stdout
+    names = sorted(path.name for path in Path("ours/clusters").iterdir())
+    assert names == [
+        "accuracy.png", "clusters.json", "gains.png", "heterogeneity.png", "losses.png",
+        "norms.png", "tree.png",
+    ]  # fmt: skip
+    found = json.loads(cli("clusters", "ours", "--json", "--out", "there").stdout)
+    assert found == json.loads(Path("there/clusters.json").read_text())
+    assert found["baseline"] is None
+    for arguments in (("alone",), ("nowhere",), ("ours", "--seed", 9), ("ours", "--against", ".")):
+        refused = cli("clusters", *arguments, code=2)
+        assert refused.stdout == ""
+        assert refused.stderr.startswith("error: ")
+        assert refused.stderr.count("\n") == 1
+    assert not Path("nowhere").exists()
+
+
+TUNE = (
+    "tune-clusters", "--data", "lagoon:nodes=300", "--clients", 4, "--rounds", 8, "--epochs", 1,
+    "--set", "hidden=8",
+)  # fmt: skip
+
+
+def test_tuning_proposes_and_says_how_to_go_on(cli) -> None:
+    result = cli(*TUNE, "--set", "min_round=4", "--grid", "--out", "t")
+    lines = result.stdout.splitlines()
+    text = " ".join(result.stdout.split())
+    assert "gcfl without splits: lagoon:nodes=300, 4 clients, column:owner, 8 rounds" in text
+    assert "eps1 | eps2" in result.stdout
+    go_on = next(line for line in lines if line.startswith("  atoll run gcfl"))
+    assert max(len(line) for line in lines if line not in (go_on, lines[-1])) <= 80
+    run = cli(*shlex.split(go_on)[1:], "--rounds", 2, "--json", "--quiet")
+    assert json.loads(run.stdout)["method"] == "gcfl"
+    names = sorted(path.name for path in Path("t").iterdir())
+    assert names == ["norms.csv", "tune-clusters.json", "tune-clusters.png"]
+
+
+def test_tuning_takes_a_graph_of_your_own_and_prints_json(cli) -> None:
+    tune = ("tune-clusters", "--data", THREE_BANKS, "--partition", "column:bank", "--rounds", 8)
+    found = json.loads(cli(*tune, "--json").stdout)
+    assert len(found["clients"]) == 3
+    assert found["eps1"] > 0
+    assert f"--data {THREE_BANKS} --partition column:bank" in found["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("local",), "local does not split clusters; this command needs gcfl"),
+        (("--rounds", 3), "rounds is 3; give at least 8 to see where it ends"),
+        (("--set", "eps1"), "--set takes key=value, but got 'eps1'; write --set KEY=VALUE"),
+        (("--out", "file"), None),
+    ],
+)
+def test_mistakes_in_tuning_are_one_sentence(cli, arguments, sentence: str | None) -> None:
+    Path("file").write_text("")
+    result = cli(*TUNE, *arguments, code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    if sentence is not None:
+        assert result.stderr == f"error: {sentence}\n"
+
+
+def test_inspect_writes_plots_and_numbers(cli, tmp_path: Path) -> None:
+    options = ("inspect", "--data", "lagoon:nodes=150", "--clients", 3)
+    result = cli(*options, "--out", "look")
+    assert sorted(path.name for path in (tmp_path / "look").iterdir()) == [
+        "divergence.png", "heterogeneity.json", "homophily.png", "labels.png", "sizes.png",
+    ]  # fmt: skip
+    for path in (tmp_path / "look").glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((tmp_path / "look" / "heterogeneity.json").read_text())
+    assert numbers["about"]["clients"] == 3
+    assert "Clients of lagoon" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_inspect_takes_own_data(cli) -> None:
+    text = cli("inspect", "--data", THREE_BANKS).stdout
+    assert "Clients of three-banks" in text
+    assert "15 duplicate edges were dropped" in text
+    assert (
+        len(re.findall(r"^│ +\d │ +80 │", text, re.MULTILINE)) == 3
+    )  # by bank, as the schema says
+
+
+def test_the_edges_that_a_method_trusts(cli) -> None:
+    data = ("--data", "lagoon:nodes=150", "--clients", 2, "--rounds", 1, "--set", "hidden=8")
+    cli("run", "fedath", *data, "--out", "ours", "--quiet")
+    text = cli("explain", "ours").stdout
+    assert "one folder per client, summary.json and edges.png in ours/explain" in text
+    assert (Path("ours/explain/client-1/edges.csv")).exists()
+    cli("run", "fedavg", *data, "--out", "other", "--quiet")
+    assert cli("explain", "other", code=2).stderr.startswith("error: ")
+
+
+def test_similarities_beside_those_of_the_data(cli) -> None:
+    data = ("--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 1, "--set", "hidden=8")
+    cli("run", "fedpub", *data, "--out", "ours", "--quiet")
+    assert "fedpub" in cli("similarity", "ours").stdout
+    names = sorted(path.name for path in Path("ours/similarity").iterdir())
+    assert names == ["similarity.json", "similarity.png"]

@@ -1,11 +1,15 @@
-"""`atoll datasets`: the list and the pages."""
+"""`atoll datasets` and `atoll methods`: the lists and the pages."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+from rich.cells import cell_len
+
 from atoll.data.public.registry import DATASETS
+from atoll.methods import METHODS
 
 
 def test_data_sets_are_listed_whole(cli) -> None:
@@ -28,3 +32,22 @@ def test_a_data_sets_page(cli, tmp_path: Path) -> None:
         assert re.search(rf"^│ {knob} +│ [\d.]+ +│ [A-Z0]", text, re.MULTILINE)
     found = cli("datasets", "croa", code=2).stderr
     assert "unknown data set 'croa'; did you mean 'cora'?" in found
+
+
+def test_methods_are_listed_with_their_papers(cli) -> None:
+    text = cli("methods").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    for name in METHODS:
+        assert name in text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_page_says_everything(cli, name: str) -> None:
+    text = cli("methods", name.upper()).stdout
+    assert max(map(cell_len, text.splitlines())) <= 80  # α̂ is two characters and one column wide
+    for part in ("Wire, per client and round:", "Departures from the reference code:", "Paper:"):
+        assert part in text
+    for key in ("epochs", "hidden", "dropout", "lr", "weight_decay", "net", "optimizer"):
+        assert re.search(rf"^│ {key} +│ \S+ +│", text, re.MULTILINE)
+    # Line breaks of the source are not line breaks of the page.
+    assert not any(len(line) < 30 and line.endswith(" the") for line in text.splitlines())

@@ -1,0 +1,49 @@
+"""Steps of `atoll federate`: orders, signals and the lines about a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from atoll.cli.federate.session import make_order, stopping, supervise
+from atoll.deploy import coordinator
+from atoll.deploy import supervise as supervising
+from atoll.experiment.config import make_config
+
+
+def test_a_protocol_for_graphs_can_be_ordered() -> None:
+    config = make_config(method="fedavg", protocol="gcfl", rounds=2)
+    assert make_order(config, ("a", "b", "c"), None, 1.0).quorum == 2
+
+
+def test_sigterm_unwinds_like_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), stopping():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_each_line_about_a_job_is_printed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Job:
+        def __init__(self, *order: object, on_progress, **more: object) -> None:
+            self.on_progress = on_progress
+
+        def run(self) -> None:
+            first = {"round": 1, "rounds": 2, "validation": 0.5, "out": {"a": "slow"}}
+            for now in (first, first, {**first, "round": 2, "validation": None}):
+                self.on_progress(now)
+
+    monkeypatch.setattr(supervising, "Supervisor", Job)
+    monkeypatch.setattr(coordinator, "read_federated_result", lambda order, folder: "done")
+    session = order = SimpleNamespace()
+    assert supervise(session, order, Path("x"), quiet=False) == "done"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["a is left out: slow", "round 1 of 2, validation 50.0%", "round 2 of 2"]
+    supervise(session, order, Path("x"), quiet=True)
+    assert capsys.readouterr().err.splitlines() == ["a is left out: slow"]

@@ -1,0 +1,68 @@
+"""Steps that commands share: KEY=VALUE, folders, --resume, and a clean stop."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from atoll.cli import common
+from atoll.core.errors import ConfigError
+from atoll.experiment.run import Stopped
+
+
+def test_options_that_were_left_out_are_no_part_of_a_configuration() -> None:
+    given = {"rounds": 0, "data": None, "settings": ("mu=1", "lr = 0.1"), "own": ()}
+    assert common.chosen_options(given) == {"rounds": 0, "set": {"mu": "1", "lr": "0.1"}}
+    with pytest.raises(ConfigError, match="--set gives mu twice, 1 and 2; give it once"):
+        common.chosen_options({"settings": ("mu=1", "mu=2")})
+    with pytest.raises(ConfigError, match="--own takes key=value, but got '=3'"):
+        common.chosen_options({"own": ("=3",)})
+
+
+def test_the_command_line_replaces_a_file_and_adds_to_its_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('rounds = 5\nseeds = 2\n[set]\nmu = "1"\nhidden = "8"\n')
+    found = common.over_file(path, {"rounds": 9, "set": {"mu": "3"}})
+    assert found == {"rounds": 9, "seeds": 2, "set": {"mu": "3", "hidden": "8"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"batch_size": 0}, "--batch-size"),
+        ({"method": "fedavg"}, "METHOD 'fedavg'"),
+        ({"out": None, "methods": ("a",)}, "METHOD"),
+    ],
+)
+def test_nothing_stands_beside_resume(given: dict[str, object], named: str) -> None:
+    common.refuse_beside_resume("run", {"out": None, "methods": ()}, "--json")
+    sentence = f"with its own configuration, but {named} was given; leave everything out but --json"
+    with pytest.raises(ConfigError, match=sentence):
+        common.refuse_beside_resume("run", given, "--json")
+
+
+@pytest.mark.parametrize("stop", [Stopped(None, 0, 3), KeyboardInterrupt()])
+def test_a_stop_ends_the_command_after_a_report(stop: BaseException) -> None:
+    @click.command()
+    def work() -> None:
+        with common.stoppable(partial(print, "stopped by")):
+            raise stop
+
+    done = CliRunner().invoke(work)
+    assert done.exit_code == 130
+    assert done.output.startswith("stopped by ")
+
+
+def test_fresh_folders_have_safe_names_and_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    first = common.fresh_folder("fedavg-a/b:c")
+    assert first == Path("atoll-runs/now-fedavg-a-b-c")
+    first.mkdir(parents=True)
+    assert common.fresh_folder("fedavg-a/b:c").name == "now-fedavg-a-b-c-2"
