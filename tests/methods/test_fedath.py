@@ -121,11 +121,11 @@ def test_hsic_reaches_evaluator_through_the_causal_branch_only():
     # Holding the biased network's output fixed by hand must give the evaluator the same gradient.
     weight = method.edge_weights(networks, graph)
     loops = graph.views["loops"]
-    biased = method.gcn.on(weighted_gcn(loops, 1 - weight), networks["biased"], graph).detach()
+    biased = method.net.on(weighted_gcn(loops, 1 - weight), networks["biased"], graph).detach()
 
     def by_hand(evaluator):
         own = method.edge_weights({"evaluator": evaluator}, graph)
-        causal = method.gcn.on(weighted_gcn(loops, own), networks["causal"], graph)
+        causal = method.net.on(weighted_gcn(loops, own), networks["causal"], graph)
         log_p = torch.log_softmax(causal, -1).gather(-1, graph.y[:, None])[:, 0]
         ce = -(log_p * graph.train).sum() / graph.train.sum()
         return ce + method.lam * hsic(causal, biased, graph.real, method.hsic)
@@ -142,7 +142,7 @@ def test_graphs_with_almost_no_edges(edges, evaluator):
     index = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).T
     graph = make_graph(torch.rand(3, 4), index, torch.tensor([0, 1, 0]), train=torch.ones(3))
     graph = with_views(graph, method.views)
-    shared = {"causal": method.gcn.init(make_key(0))}
+    shared = {"causal": method.net.init(make_key(0))}
     reply, state = method.train(graph, shared, None, make_key(1))
     reply, state = method.train(graph, reply.model, state, make_key(2))
     assert all(torch.isfinite(leaf).all() for leaf in [*leaves(reply), *leaves(state)])
@@ -152,7 +152,7 @@ def test_graphs_with_almost_no_edges(edges, evaluator):
 def test_without_evaluator_a_client_uses_every_edge():
     method = FedATH(GCN(11, 3, hidden=5))
     graph = prepared(method)
-    model = {"causal": method.gcn.init(make_key(0))}
+    model = {"causal": method.net.init(make_key(0))}
     assert torch.allclose(method.predict(graph, model, None), method.net(model["causal"], graph))
 
 

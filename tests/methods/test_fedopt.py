@@ -158,9 +158,10 @@ def test_every_server_has_its_own_defaults_and_they_can_be_set() -> None:
     def built(**settings: Any) -> Any:
         return build_method(resolve(make_config(method="fedopt", set=settings))[0], 5, 3)
 
-    assert (built(server_optimizer="sgd")._lr, built(server_optimizer="sgd")._beta1) == (1, 0)
-    assert (built()._beta1, built(server_optimizer="adagrad")._beta1) == (0.9, 0)
-    assert (built(server_lr="0.5")._lr, built(server_beta1="0.25")._beta1) == (0.5, 0.25)
+    assert built(server_optimizer="sgd").server_rates == (1, 0)
+    assert built().server_rates == (0.03, 0.9)
+    assert built(server_optimizer="adagrad").server_rates == (0.1, 0)
+    assert built(server_lr="0.5", server_beta1="0.25").server_rates == (0.5, 0.25)
     assert built(lr="0.3").optimizer == SGD(0.3, 5e-4)
 
 

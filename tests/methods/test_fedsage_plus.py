@@ -144,7 +144,7 @@ def test_the_mean_over_neighbours_of_the_card(compat: str, mean: list[float]) ->
     graph = make_graph(x, torch.tensor([[0, 1], [1, 0]]), torch.zeros(2).long(), views=net.views)
     layer = {"neighbour": torch.eye(2), "self": torch.zeros(2, 2), "bias": torch.zeros(2)}
     used = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    made = FedSagePlus(net, compat=compat)._joined(torch.full((2, 2, 2), 0.5), used)
+    made = FedSagePlus(net, compat=compat)._joined(torch.full((2, 2, 2), 0.5), used, None)
     heard = mended_sage(net, [layer], graph, graph.real, made)
     assert heard.tolist() == [pytest.approx(mean), [1, 1]]
 
@@ -232,7 +232,7 @@ def test_a_generated_feature_reaches_its_node_unless_the_fault_is_on(compat: str
 
     def logits(x: Tensor) -> Tensor:
         around = made_neighbours(x, made.linked)
-        return mended_sage(method.sage, params, graph, graph.real, around)
+        return mended_sage(method.net, params, graph, graph.real, around)
 
     changed = made.x.clone()
     changed[node, 0] += 1
@@ -274,7 +274,7 @@ def test_what_nobody_hears_need_not_be_made(compat: str) -> None:
         one, two = (
             torch.func.vjp(
                 lambda p, made=made, noise=noise: mended_sage(
-                    method.sage, p, graph, graph.real, made, noise
+                    method.net, p, graph, graph.real, made, noise
                 ),
                 params,
             )
@@ -479,7 +479,7 @@ def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
         _, after = method.pull(graph, pull, state, make_key(99))
         lost = method._lost(graph, state.seed)
         found = method.neighgen.encode(state.generator, graph, lost.kept)
-        drawn = method._drawn(graph, lost, found, state.shown)
+        drawn = method._sample(graph, lost, found, state.shown)
         strangers = [method._strangers(g, 7, k) for g, k in zip(graphs, asked, strict=True)]
         candidates = [(graph.views["rows"][lost.index[drawn.nodes]], lost.there[drawn.nodes])]
         candidates += [one for j, one in enumerate(strangers) if j != i]

@@ -179,7 +179,7 @@ def test_without_distillation_only_the_base_is_left(base):
 
 def pseudo_graph(lesson, generator):
     noise = lesson.noise(make_key(4))
-    return lesson._graph(lesson.method.generator(generator, noise, lesson.labels))
+    return lesson.pseudo_graph(lesson.method.generator(generator, noise, lesson.labels))
 
 
 def test_distillation_brings_the_model_closer_to_its_teachers():
@@ -187,15 +187,15 @@ def test_distillation_brings_the_model_closer_to_its_teachers():
     models = [NET.init(make_key(i)) for i in range(3)]
     lesson = Lesson(method, stack(models[1:]), torch.full((2, CLASSES), 0.5), personal=False)
     generator = method.generator.init(make_key(9))
-    student, moments = models[0], method._distiller.init(models[0])
+    student, moments = models[0], method.distiller.init(models[0])
 
     def gap(student):
         graph = pseudo_graph(lesson, generator)
-        taught = lesson._answers(lesson.teachers, graph, None, many=True)
+        taught = lesson.answers(lesson.teachers, graph, None, many=True)
         said = method.predict(graph, student, None)
         return float(divergence(said, taught, lesson.weight, method.discrepancy))
 
-    corrected, _ = lesson.teach(generator, student, moments, lesson.noise(make_key(4)), make_key(4))
+    corrected, _ = lesson.teach(generator, student, moments, make_key(4))
     assert gap(corrected) < gap(student)
 
 
@@ -206,8 +206,8 @@ def test_the_generator_learns_nodes_that_the_teachers_recognise():
     lesson = Lesson(method, stack([model]), torch.ones(1, CLASSES), personal=False)
     generator = method.generator.init(make_key(9))
     trained, _ = lesson.make_harder(
-        generator, method._generator_optimizer.init(generator), model,
-        lesson.noise(make_key(4)), make_key(4),
+        generator, method.generator_optimizer.init(generator), model,
+        make_key(4),
     )  # fmt: skip
 
     def hits(generator):

@@ -168,11 +168,11 @@ def test_views_are_what_the_thinner_graph_would_give() -> None:
     assert 0 < int(columns.sum()) < FEATURES
     thin = make_graph(graph.x * columns, pairs[:, pairs[0] != pairs[1]], graph.y)  # type: ignore[operator]
     assert 0 < thin.edges.shape[1] < graph.edges.shape[1]
-    expected = method.gcn.embed(params, with_views(thin, method.net.views))
+    expected = method.net.embed(params, with_views(thin, method.net.views))
     found = method.embed_view(params, graph, key, 0.4, 0.5, training=False)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     whole = method.embed_view(params, graph, key, 0.0, 0.0, training=False)
-    torch.testing.assert_close(whole, method.gcn.embed(params, graph), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(whole, method.net.embed(params, graph), rtol=1e-12, atol=1e-12)
 
 
 def test_edges_go_whole_at_the_asked_rate_and_follow_ids() -> None:

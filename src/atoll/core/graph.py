@@ -167,6 +167,18 @@ class Graph:
         everywhere = self.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
         return everywhere.index_copy(0, self.roots, rows)
 
+    def tensor_view(self, name: str) -> Tensor:
+        """The view of this name, which is a tensor."""
+        view = self.views[name]
+        assert isinstance(view, Tensor)
+        return view
+
+    def sparse_view(self, name: str) -> Sparse:
+        """The view of this name, which is a sparse matrix."""
+        view = self.views[name]
+        assert isinstance(view, Sparse)
+        return view
+
     @property
     def task(self) -> Task:
         """What is predicted."""

@@ -21,6 +21,11 @@ Presets = Mapping[str, Settings]
 """Named settings."""
 
 
+def preset_table(*keys: str, **rows: tuple[Value, ...]) -> Presets:
+    """Presets that set the same keys: a row of values for each name."""
+    return {name: dict(zip(keys, row, strict=True)) for name, row in rows.items()}
+
+
 N = TypeVar("N", float, int)
 
 

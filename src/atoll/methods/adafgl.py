@@ -39,7 +39,7 @@ seeds, actor 28.7 / 28.6 on one), so the default is what makes sense.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -49,19 +49,27 @@ from torch.nn import functional
 from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
-from atoll.core.hyper import Epochs, OneOrMore, OptimizerState, Share, ShareBelowOne
+from atoll.core.hyper import OneOrMore, OptimizerState, Share, ShareBelowOne
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import Clients, client_step
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Presets, Real, Space, Whole
+from atoll.core.space import USUAL, Presets, Real, Settings, Space, Whole, preset_table
+from atoll.core.training import Training
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.adafgl import Adaptive, Surroundings, homophily
 from atoll.nn.views import gcn_adjacency
 
 HARD_SWITCH = 0.9
 """HCS from which the authors' code trusts the homophilous head alone."""
+
+FAULTS: Settings = {"double_softmax": True, "logit_mse": True, "inverted_rescale": True}
+STEPS = preset_table(
+    *("federated_rounds", "personal_epochs", "alpha", "beta", "threshold"),
+    reference=(100, 1, 0.05, 0.2, 0.999),
+    openfgl=(50, 1, 0.5, 0.0, 0.999),
+)
+"""What both public codes do, and how long and how far."""
 
 
 @record
@@ -91,14 +99,9 @@ class Private:
 
 @record
 class Server:
-    """What the server keeps.
+    """The global model; the best one so far and its score (`keep="best"`); who is in step 2, (N,).
 
-    Attributes:
-        model: The global one.
-        best: The best one so far (`keep="best"`).
-        score: How good that was.
-        ready: Who has begun step 2, (N,).
-        rule: The state of the aggregation rule.
+    `rule` is the state of the aggregation rule.
     """
 
     model: Tree
@@ -109,11 +112,9 @@ class Server:
 
 
 @dataclass(frozen=True)
-class AdaFGL(Method):
+class AdaFGL(Training):
     """Federated knowledge, then adaptive propagation on every client."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     federated_rounds: Annotated[OneOrMore, "rounds of step 1"] = 50
     personal_epochs: Annotated[OneOrMore, "epochs of a round of step 2"] = 4
     alpha: Annotated[Share, "α: how much the given edges count in S"] = 0.5
@@ -143,47 +144,17 @@ class AdaFGL(Method):
     deployed: ClassVar[str] = "personalised"
     presets: ClassVar[Presets] = {
         # The authors' code for 300 rounds, but for its network (ChebNet) and its choice of epochs.
-        "reference": {
-            "federated_rounds": 100,
-            "personal_epochs": 1,
-            "alpha": 0.05,
-            "beta": 0.2,
-            "threshold": 0.999,
-            "keep": "best",
-            "switch": "hard",
-            "double_softmax": True,
-            "logit_mse": True,
-            "inverted_rescale": True,
-        },
-        "openfgl": {
-            "federated_rounds": 50,
-            "personal_epochs": 1,
-            "alpha": 0.5,
-            "beta": 0.0,
-            "threshold": 0.999,
-            "double_softmax": True,
-            "logit_mse": True,
-            "inverted_rescale": True,
-            "optimizer_state": "keep",
-        },
+        "reference": {**STEPS["reference"], "keep": "best", "switch": "hard", **FAULTS},
+        "openfgl": {**STEPS["openfgl"], **FAULTS, "optimizer_state": "keep"},
     }
 
     @property
     def adaptive(self) -> Adaptive:
         """The networks of step 2, as wide as the federated one."""
-        return Adaptive(
-            self.net.features,
-            self.net.classes,
-            getattr(self.net, "hidden", 64),
-            getattr(self.net, "dropout", 0.5),
-            self.alpha,
-            self.beta,
-            self.hops,
-            self.threshold,
-            self.double_softmax,
-            self.inverted_rescale,
-            self.block,
-        )
+        net = self.net
+        width, rate = getattr(net, "hidden", 64), getattr(net, "dropout", 0.5)
+        shared = {f.name: getattr(self, f.name) for f in fields(Adaptive) if hasattr(self, f.name)}
+        return Adaptive(net.features, net.classes, width, rate, **shared)
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -199,12 +170,11 @@ class AdaFGL(Method):
     def round(self, server: Server, clients: Clients) -> Server:
         if clients.round < self.federated_rounds:
             return self._federated(server, clients)
-        # Where everybody takes part there is nothing to look up, and nothing to wait for.
-        known = (
-            clients.round > self.federated_rounds
-            if len(clients) == clients.total
-            else bool(server.ready[clients.positions].all())
-        )
+        # Where all clients take part there is nothing to look up, and nothing to wait for.
+        if len(clients) == clients.total:
+            known = clients.round > self.federated_rounds
+        else:
+            known = bool(server.ready[clients.positions].all())
         clients.map(self.train, ToAll(Empty() if known else Start(server.model)))
         return replace(server, ready=server.ready.index_fill(0, clients.positions, 1))
 
@@ -252,9 +222,8 @@ class AdaFGL(Method):
         """Step 1: train the received model. Step 2: train the client's own heads."""
         if isinstance(message, Start | Empty):
             return Empty(), self._personal(graph, message, state, key)
-
         moments = None if state is None else state.moments
-        model, moments = fit(self.loss, message, self.optimizer, moments, self.epochs, key, graph)
+        model, moments = self.fit(graph, message, moments, key)
         keeps = self.optimizer_state == "keep"
         return Update(model, graph.size("nodes")), Private(moments if keeps else None)
 
@@ -279,22 +248,15 @@ class AdaFGL(Method):
             trust = homophily(graph, self.net.classes, fold(key, "halves"))
             state = Private(None, message.model, self.adaptive.init(fold(key, "heads")), trust)
         if state is None or state.confidence is None:
-            return state  # it has not heard of the global model yet: wait
+            return state  # it has not received the global model yet: wait
         around = self.adaptive.surroundings(self.net(state.model, graph), graph)
 
         def loss(heads: Tree, graph: Graph, key: Tensor) -> Tensor:
             return self.heads_loss(heads, around, graph, key)
 
-        heads, moments = fit(
-            loss,
-            state.heads,
-            self.optimizer,
-            state.moments,
-            self.personal_epochs,
-            key,
-            graph,
-            needs_whole="adafgl propagates over the whole graph",
-        )
+        start = state.heads, self.optimizer, state.moments, self.personal_epochs
+        why = "adafgl propagates over the whole graph"
+        heads, moments = fit(loss, *start, key, graph, needs_whole=why)
         return replace(state, heads=heads, moments=moments)
 
     def heads_loss(

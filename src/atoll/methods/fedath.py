@@ -29,17 +29,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
-from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
-from atoll.core.graph import Graph, Sparse, View
-from atoll.core.hyper import Epochs, NonNegative
+from atoll.core.aggregate import Aggregate, Mean, Update
+from atoll.core.graph import Graph, View
+from atoll.core.hyper import NonNegative
 from atoll.core.losses import cross_entropy
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
+from atoll.core.method import client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space, preset_table
+from atoll.core.training import Averaging, require_net
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
 from atoll.nn.nets import GCN
@@ -61,11 +59,11 @@ class Private:
 
 
 @dataclass(frozen=True)
-class FedATH(Method):
+class FedATH(Averaging):
     """Causal and biased subgraphs."""
 
+    net: GCN  # both f^c and f^b
     optimizer: Optimizer = Adam(lr=1e-3)
-    epochs: Epochs = 3
     lam: Annotated[NonNegative, "λ: weight of the HSIC term"] = 0.1
     evaluator: Annotated[Literal["mlp", "gnn"], "network that scores the edges"] = "mlp"
     hsic: Annotated[Literal["trace/N", "trace/(N-1)^2"], "scale of HSIC"] = "trace/(N-1)^2"
@@ -84,68 +82,47 @@ class FedATH(Method):
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
         "from A Causal Perspective, ICML 2025"
     )
-    not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
-    presets: ClassVar[Presets] = {
+    presets: ClassVar[Presets] = preset_table(
+        *("evaluator", "hsic", "entropy", "lam", "hidden", "lr"),
         # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
-        "paper": {
-            "evaluator": "mlp",
-            "hsic": "trace/(N-1)^2",
-            "entropy": "mean",
-            "lam": 0.1,
-            "hidden": 64,
-            "lr": 1e-3,
-        },
+        paper=("mlp", "trace/(N-1)^2", "mean", 0.1, 64, 1e-3),
         # The public code's defaults, made for Cora: λ = 7 ruins Photo (docs/results/fedath.md).
-        "reference": {
-            "evaluator": "gnn",
-            "hsic": "trace/N",
-            "entropy": "sum",
-            "lam": 7.0,
-            "hidden": 512,
-            "lr": 1e-3,
-        },
-    }
+        reference=("gnn", "trace/N", "sum", 7.0, 512, 1e-3),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.net, GCN):
-            raise ConfigError("fedath weighs the edges of a gcn; use --set net=gcn")
-
-    @property
-    def gcn(self) -> GCN:
-        """The network behind both f^c and f^b."""
-        assert isinstance(self.net, GCN)
-        return self.net
+        require_net(self, GCN, "fedath weighs the edges of a gcn")
 
     @property
     def scorer(self) -> EdgeMLP | EdgeGNN:
         """The edge evaluator Φ."""
-        net = self.gcn
+        net = self.net
         if self.evaluator == "mlp":
             return EdgeMLP(net.features, net.hidden)
         return EdgeGNN(net.features, net.classes, net.hidden, net.dropout)
 
     @property
     def views(self) -> Mapping[str, View]:
-        return {**self.gcn.views, **self.scorer.views}
+        return {**self.net.views, **self.scorer.views}
 
-    def init(self, clients: Clients) -> Tree:
-        return first_server(
-            self.aggregate, {name: self._fresh(name, clients.key) for name in SHARED[self.share]}
-        )
+    def start(self, key: Tensor) -> Tree:
+        return {name: self._fresh(name, key) for name in SHARED[self.share]}
 
-    def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
+    def _fresh(self, name: str, key: Tensor) -> Tree:
+        network = self.scorer if name == "evaluator" else self.net
+        return network.init(fold(key, "init", name))
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
         networks = message if state is None else {**state.networks, **message}
         # A client that never trained has no evaluator yet: it uses every edge.
-        weight = self.edge_weights(networks, graph, key)
-        return self.gcn.on(weighted_gcn(_loops(graph), weight), networks["causal"], graph, key)
+        propagate = weighted_gcn(
+            graph.sparse_view("loops"), self.edge_weights(networks, graph, key)
+        )
+        return self.net.on(propagate, networks["causal"], graph, key)
 
     @client_step
     def train(
@@ -155,12 +132,8 @@ class FedATH(Method):
         kept = [name for name in SHARED["all"] if name not in shared]
         own = {name: self._fresh(name, key) for name in kept} if state is None else state.networks
         moments = None if state is None else state.moments
-
-        networks = {**shared, **own}
-        networks, moments = fit(
-            self.loss, networks, self.optimizer, moments, self.epochs, key, graph
-        )
-        reply = Update({name: networks[name] for name in shared}, graph.real.sum())
+        networks, moments = self.fit(graph, {**shared, **own}, moments, key)
+        reply = Update({name: networks[name] for name in shared}, graph.size("nodes"))
         return reply, Private({name: networks[name] for name in kept}, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
@@ -168,12 +141,12 @@ class FedATH(Method):
 
         One Adam over all networks takes the same steps as one Adam for each.
         """
-        loops = _loops(graph)
+        loops = graph.sparse_view("loops")
         weight = self.edge_weights(params, graph, key)
-        causal = self.gcn.on(weighted_gcn(loops, weight), params["causal"], graph, key)
+        causal = self.net.on(weighted_gcn(loops, weight), params["causal"], graph, key)
         rest = weighted_gcn(loops, 1 - weight.detach())
         noise = None if key is None else fold(key, "biased")
-        biased = self.gcn.on(rest, params["biased"], graph, noise)
+        biased = self.net.on(rest, params["biased"], graph, noise)
         total = cross_entropy(causal, graph)
         if self.use_entropy:
             total = total + negative_entropy(biased, graph.real, self.entropy)
@@ -187,7 +160,7 @@ class FedATH(Method):
     def edge_weights(self, networks: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """ω for every entry of the view `loops`, (E,); one where there is no evaluator."""
         if "evaluator" not in networks:
-            return torch.ones_like(_loops(graph).values)
+            return torch.ones_like(graph.sparse_view("loops").values)
         noise = None if key is None else fold(key, "evaluator")
         return torch.sigmoid(self.scorer(networks["evaluator"], graph, noise))
 
@@ -195,10 +168,6 @@ class FedATH(Method):
         """ω of every entry of `loops`, which `atoll explain` shows on the client's side."""
         networks = message if state is None else {**state.networks, **message}
         return self.edge_weights(networks, graph)
-
-    def _fresh(self, name: str, key: Tensor) -> Tree:
-        network = self.scorer if name == "evaluator" else self.gcn
-        return network.init(fold(key, "init", name))
 
 
 def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
@@ -216,9 +185,3 @@ def negative_entropy(logits: Tensor, real: Tensor, reading: str) -> Tensor:
     each = -log_p.sum(-1) if reading == "uniform" else (log_p.exp() * log_p).sum(-1)
     total = (each * real).sum()
     return total if reading == "sum" else total / real.sum()
-
-
-def _loops(graph: Graph) -> Sparse:
-    loops = graph.views["loops"]
-    assert isinstance(loops, Sparse)
-    return loops

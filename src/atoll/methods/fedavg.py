@@ -14,25 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
-from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, OptimizerState, WeightBy
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import Private, fit_received, init_shared
+from atoll.core.aggregate import Aggregate, Mean
+from atoll.core.hyper import OptimizerState, WeightBy
 from atoll.core.task import TASKS
-from atoll.core.tree import Tree
+from atoll.core.training import Averaging
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
-    """Federated averaging."""
+class FedAvg(Averaging):
+    """Federated averaging: `Averaging` has its server and its step."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
@@ -42,19 +33,3 @@ class FedAvg(Method):
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )
-    not_private: ClassVar[str] = ""
-
-    def init(self, clients: Clients) -> Tree:
-        return first_server(self.aggregate, init_shared(self.net, clients.key))
-
-    def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
-
-    @client_step
-    def train(
-        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
-    ) -> tuple[Update, Private]:
-        """Minimise the cross entropy on the training nodes, from the received model."""
-        model, own = fit_received(self, graph, received, state, key)
-        return Update(model, graph.size(self.weight_by)), own

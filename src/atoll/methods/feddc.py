@@ -37,26 +37,20 @@ from atoll.core.aggregate import Aggregate, Mean, aggregated, average, put, spre
 from atoll.core.errors import ConfigError
 from atoll.core.fit import num_steps
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
+from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
 from atoll.core.message import ToEach
-from atoll.core.method import Clients, Method, client_step
+from atoll.core.method import Clients, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL_SGD, OneOf, Presets, Real, Settings, Space
 from atoll.core.task import TASKS
+from atoll.core.training import Training
 from atoll.core.tree import Tree, record, take, tree_map
 
 
 @record
 class Server:
-    """What the server keeps.
-
-    Attributes:
-        model: w.
-        drift: Every client's h_i, stacked (N, ...).
-        slope: Every client's s_i, stacked (N, ...).
-        rule: The state of the aggregation rule.
-    """
+    """w; every client's h_i and s_i, stacked (N, ...); the state of the aggregation rule."""
 
     model: Tree
     drift: Tree
@@ -82,11 +76,10 @@ class Update:
 
 
 @dataclass(frozen=True)
-class FedDC(Method):
+class FedDC(Training):
     """Local drift, decoupled and corrected."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    epochs: Epochs = 3
     alpha: Annotated[NonNegative, "α: weight of the pull and of the drift"] = 0.01
     variant: Annotated[Literal["paper", "authors"], "which of the two published servers"] = "paper"
     weight_by: WeightBy = "uniform"
@@ -121,12 +114,10 @@ class FedDC(Method):
     def init(self, clients: Clients) -> Server:
         model = init_shared(self.net, clients.key)
         zeros = spread(tree_map(torch.zeros_like, model), clients.total)
-        rule = self.aggregate.init(model)
-        return Server(model, drift=zeros, slope=tree_map(torch.clone, zeros), rule=rule)
+        return Server(model, zeros, tree_map(torch.clone, zeros), self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        shift = self._shift(server)
-        message = Download(spread(server.model, clients.total), shift)
+        message = Download(spread(server.model, clients.total), self._shift(server))
         reply = clients.map(self.train, ToEach(message))
         drift, slope = self._followed(server, reply, clients.positions)
         if self.variant == "paper":
@@ -151,9 +142,9 @@ class FedDC(Method):
         far = self.optimizer.lr * reply.steps  # K η
         before = take(server.slope, present)
         update = tree_map(torch.sub, reply.model, server.model)
-        slope = tree_map(lambda d: -d / _beside(far, d), update)
+        slope = tree_map(lambda d: -d / _aligned(far, d), update)
         if self.compat in ("lagging-drift", "openfgl"):
-            update = tree_map(lambda s: -s * _beside(far, s), before)
+            update = tree_map(lambda s: -s * _aligned(far, s), before)
         if self.variant == "authors":
             mean = average(server.slope)
             slope = tree_map(lambda new, old, s: new + old - s, slope, before, mean)
@@ -166,19 +157,16 @@ class FedDC(Method):
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy with the pull and the shift."""
 
+        def corrected(grad: Tensor, theta: Tensor, w: Tensor, v: Tensor) -> Tensor:
+            return grad + self.alpha * (theta - w) + v
+
         def correct(grads: Tree, params: Tree) -> Tree:
-            return tree_map(
-                lambda g, theta, w, v: g + self.alpha * (theta - w) + v,
-                grads,
-                params,
-                received.model,
-                received.shift,
-            )
+            return tree_map(corrected, grads, params, received.model, received.shift)
 
         model, own = fit_received(self, graph, received.model, state, key, adjust=correct)
         return Update(model, num_steps(graph, self.epochs), graph.size(self.weight_by)), own
 
 
-def _beside(numbers: Tensor, stacked: Tensor) -> Tensor:
+def _aligned(numbers: Tensor, stacked: Tensor) -> Tensor:
     """One number for each client, (K,), shaped to multiply a stacked tensor, (K, ...)."""
     return numbers.reshape(-1, *[1] * (stacked.dim() - 1))

@@ -40,13 +40,12 @@ from torch import Tensor
 from atoll.core.aggregate import Aggregate, Mean, Update, aggregated, put, spread
 from atoll.core.dp import clipped
 from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
 from atoll.core.graph import Graph, View, sum_at
-from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
+from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
 from atoll.core.message import ToAll, ToEach
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import Clients, client_step
 from atoll.core.random import fold, make_key, uniform
+from atoll.core.training import Training
 from atoll.core.tree import Empty, Tree, leaves, record, tree_map
 from atoll.nn import views
 from atoll.nn.nets import GCN
@@ -84,7 +83,7 @@ class Embeddings:
 
 @record
 class Download:
-    """The global model and, if anybody has twins, theirs."""
+    """The global model and, if any node has twins, theirs."""
 
     model: Tree
     twins: Twins | None
@@ -101,13 +100,9 @@ class Private:
 
 @record
 class Server:
-    """What the server keeps.
+    """The global model; which twins the noted nodes are, (N, s), -1 for none; how many pairs.
 
-    Attributes:
-        model: The global one.
-        group: Which twins the noted nodes are, (N, s), -1 for none.
-        pairs: How many pairs of twins there are.
-        rule: The state of the aggregation rule.
+    `rule` is the state of the aggregation rule.
     """
 
     model: Tree
@@ -117,11 +112,10 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedGNN(Method):
+class FedGNN(Training):
     """Federated averaging with twins."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
+    net: GCN
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
     clip: Annotated[NonNegative, "longest update that is sent; 0 for any"] = 0.0
@@ -138,19 +132,11 @@ class FedGNN(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        convolutions = 0
-        if isinstance(self.net, GCN):
-            convolutions = self.net.layers - (self.net.head == "linear")
-        if convolutions < 2:
+        net = self.net
+        if not isinstance(net, GCN) or net.layers - (net.head == "linear") < 2:
             raise ConfigError("fedgnn widens the second convolution of a gcn; give it at least two")
         if self.epsilon and not self.clip:
             raise ConfigError("epsilon needs a bound on what is hidden; give clip as well")
-
-    @property
-    def gcn(self) -> GCN:
-        """The network."""
-        assert isinstance(self.net, GCN)
-        return self.net
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -174,20 +160,16 @@ class FedGNN(Method):
         return Server(model, group, pairs, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        message = self._exchange(server, clients)
+        message: ToAll | ToEach = ToAll(Download(server.model, None))
+        if server.group.shape[1]:
+            rows = clients.map(self.embed, ToAll(server.model)).rows
+            found = of_others(rows, server.group[clients.positions])
+            none = tree_map(lambda leaf: leaf.new_zeros(clients.total, *leaf.shape[1:]), found)
+            twins = put(none, clients.positions, found)
+            message = ToEach(Download(spread(server.model, clients.total), twins))
         reply = clients.map(self.train, message)
         model, rule = aggregated(self.aggregate, server, reply, clients.key)
         return replace(server, model=model, rule=rule)
-
-    def _exchange(self, server: Server, clients: Clients) -> ToAll | ToEach:
-        """What the participants train on: the model and, if anybody has twins, theirs."""
-        if not server.group.shape[1]:
-            return ToAll(Download(server.model, None))
-        rows = clients.map(self.embed, ToAll(server.model)).rows
-        found = of_others(rows, server.group[clients.positions])
-        nothing = tree_map(lambda leaf: leaf.new_zeros(clients.total, *leaf.shape[1:]), found)
-        twins = put(nothing, clients.positions, found)
-        return ToEach(Download(spread(server.model, clients.total), twins))
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
@@ -204,9 +186,7 @@ class FedGNN(Method):
     )
     def announce(self, graph: Graph, blank: Tensor, state: Tree, key: Tensor) -> Keys:
         """The keys of all nodes, and zeros up to the length that is asked for."""
-        keys = graph.views["neighbourhood"]
-        assert isinstance(keys, Tensor)
-        keys = keys[: len(blank), 0]
+        keys = graph.tensor_view("neighbourhood")[: len(blank), 0]
         return Keys(torch.cat([keys, keys.new_zeros(len(blank) - len(keys))]))
 
     @client_step
@@ -220,30 +200,21 @@ class FedGNN(Method):
     def embed(self, graph: Graph, model: Tree, state: Private, key: Tensor) -> Embeddings:
         """The first layer at the nodes that have twins."""
         place, used = _places(state, graph)
-        return Embeddings(torch.relu(self.gcn.embed(model[:2], graph))[place] * used.unsqueeze(-1))
+        return Embeddings(torch.relu(self.net.embed(model[:2], graph))[place] * used.unsqueeze(-1))
 
     @client_step
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy on the widened graph."""
-        own = Private(None, None, None) if state is None else state
-        own = replace(own, twins=received.twins)
+        own = replace(state or Private(None, None, None), twins=received.twins)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return graph.task.loss(self.widened(params, graph, own, key), graph)
 
-        moments = None if self.optimizer_state == "reset" else own.moments
-        model, moments = fit(
-            loss,
-            received.model,
-            self.optimizer,
-            moments,
-            self.epochs,
-            key,
-            graph,
-            needs_whole="fedgnn adds neighbours to the whole graph",
-        )
+        why = "fedgnn adds neighbours to the whole graph"
+        start = received.model, own.moments
+        model, moments = self.fit(graph, *start, key, loss=loss, needs_whole=why)
         model = self.hidden(model, received.model, fold(key, "privacy"))
         return Update(model, graph.size(self.weight_by)), replace(own, moments=moments)
 
@@ -253,24 +224,23 @@ class FedGNN(Method):
         """Logits with twins as further neighbours in the second layer, (N, C)."""
         if own is None or own.twins is None:
             return self.net(params, graph, key)
-        adjacency, degree = graph.views["gcn"], graph.views["gcn_degree"]
-        assert isinstance(degree, Tensor)
+        adjacency, degree = graph.views["gcn"], graph.tensor_view("gcn_degree")
         place, used = _places(own, graph)
         more = torch.zeros_like(degree).index_add(0, place, own.twins.count * used)
         degree = degree.clamp(min=0)
         # Degrees grow on both sides of the adjacency, which then is S Â S.
         shrink = torch.where(more > 0, (degree / (degree + more).clamp(min=1)).sqrt(), 1.0)
+        shrink = shrink.unsqueeze(-1)
         share = own.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
 
         def propagate(z: Tensor) -> Tensor:
-            inside = shrink.unsqueeze(-1) * matmul(adjacency, shrink.unsqueeze(-1) * z)
+            inside = shrink * matmul(adjacency, shrink * z)
             return inside.index_add(0, place, share @ params[1]["weight"])
 
-        h = self.gcn.onward(
-            params[1], self.gcn.embed(params[:2], graph, key), 1, propagate, graph, key
-        )
-        for number, layer in enumerate(params[2:], start=2):
-            h = self.gcn.onward(layer, h, number, partial(matmul, adjacency), graph, key)
+        h = self.net.embed(params[:2], graph, key)
+        for number, layer in enumerate(params[1:], start=1):
+            spread_over = propagate if number == 1 else partial(matmul, adjacency)
+            h = self.net.onward(layer, h, number, spread_over, graph, key)
         return h
 
     def hidden(self, model: Tree, start: Tree, key: Tensor) -> Tree:
@@ -278,13 +248,15 @@ class FedGNN(Method):
         if not self.clip:
             return model
         update = clipped(tree_map(torch.sub, model, start), self.clip)
+        if not self.epsilon:
+            return tree_map(torch.add, update, start)
         number = iter(range(len(leaves(update))))
 
         def noisy(leaf: Tensor, before: Tensor) -> Tensor:
             noise = laplace(fold(key, next(number)), tuple(leaf.shape), leaf.dtype)
             return before + leaf + self.scale * noise
 
-        return tree_map(noisy if self.epsilon else torch.add, update, start)
+        return tree_map(noisy, update, start)
 
 
 def _places(own: Private, graph: Graph) -> tuple[Tensor, Tensor]:

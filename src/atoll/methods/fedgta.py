@@ -35,13 +35,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.aggregate import cosines, mix, put, spread
-from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
-from atoll.core.hyper import Epochs, OneOrMore, OptimizerState, Positive, Share
+from atoll.core.hyper import OneOrMore, OptimizerState, Positive, Share
 from atoll.core.message import ToEach
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import Clients, client_step
 from atoll.core.space import USUAL, OneOf, Real, Space, Whole
+from atoll.core.training import Mixing, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import views
 from atoll.nn.ops import matmul
@@ -66,11 +65,9 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedGTA(Method):
+class FedGTA(Mixing):
     """Topology-aware averaging."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     threshold: Annotated[float, "cosine of moments above which two clients average"] = 0.5
     moments: Annotated[
         Literal["origin", "central", "hybrid"], "which moments describe a client"
@@ -107,10 +104,6 @@ class FedGTA(Method):
     not_private: ClassVar[str] = (
         "its clients also send moments of their soft labels, and the server compares them"
     )
-    not_averaging: ClassVar[str] = (
-        "every client gets a mixture of models, weighted by how alike the clients are"
-    )
-    deployed: ClassVar[str] = "personalised"
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -120,45 +113,36 @@ class FedGTA(Method):
 
     def init(self, clients: Clients) -> Server:
         models = spread(self.net.init(clients.key), clients.total)
-        never = torch.full((clients.total, clients.total), torch.nan, device=clients.key.device)
-        never = never.to(torch.get_default_dtype())
-        return Server(models, never, never.clone())
+        return Server(models, unmet(clients), unmet(clients))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToEach(server.models))
+        reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
         alike = cosines(reply.moments)
         weight = personal_weights(alike, reply.confidence, self.threshold)
-        present = clients.positions
-        similarity, weights = server.similarity.clone(), server.weights.clone()
-        similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
-        weights[present.unsqueeze(-1), present] = weight.to(weights.dtype)
-        models = put(server.models, present, mix(reply.model, weight))
-        return Server(models, similarity, weights)
+        return Server(
+            put(server.models, present, mix(reply.model, weight)),
+            put_pairs(server.similarity, present, alike),
+            put_pairs(server.weights, present, weight),
+        )
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
         return {"similarity": server.similarity, "mixing": server.weights}
 
-    def deploy(self, server: Server) -> ToEach:
-        return ToEach(server.models)
-
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise the cross entropy, then describe what the new model predicts."""
-        moments = None if self.optimizer_state == "reset" else state
-        model, moments = fit(self.loss, received, self.optimizer, moments, self.epochs, key, graph)
+        model, moments = self.fit(graph, received, state, key)
         return Update(model, *self.describe(self.net(model, graph), graph)), moments
 
     def describe(self, logits: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """H and M of a client, from its logits (N, C)."""
         truth = functional.one_hot(graph.y, logits.shape[-1]).to(logits.dtype)
-        train, degree = graph.train.unsqueeze(-1), graph.views["degree"]
-        assert isinstance(degree, Tensor)
         walked = torch.stack(self.propagated(torch.softmax(logits, -1), truth, graph))
         p, q = (torch.softmax(walked / t, -1) for t in (1.0, self.temperature))
-        p, q = (torch.where(train > 0, truth, soft) for soft in (p, q))
+        p, q = (torch.where(graph.train.unsqueeze(-1) > 0, truth, soft) for soft in (p, q))
         sure = (1 / math.e + torch.xlogy(q[-1], q[-1])).sum(-1)
         share = graph.real / graph.real.sum()
-        return degree @ sure, self.mixed_moments(p, share)
+        return graph.tensor_view("degree") @ sure, self.mixed_moments(p, share)
 
     def propagated(self, soft: Tensor, truth: Tensor, graph: Graph) -> list[Tensor]:
         """Y after every step of the propagation, or only after the last, (N, C) each.
@@ -167,17 +151,16 @@ class FedGTA(Method):
         has as many columns, and would cost as many products.
         """
         train, found = graph.train.unsqueeze(-1), []
-        known = torch.where(train > 0, truth, soft)
-        if self.propagation == "openfgl":
-            known = soft * train
-        adjacency = graph.views["bare" if self.propagation == "openfgl" else "gcn"]
+        openfgl = self.propagation == "openfgl"
+        known = soft * train if openfgl else torch.where(train > 0, truth, soft)
+        adjacency = graph.views["bare" if openfgl else "gcn"]
         spreads = 1 - self.alpha if self.propagation == "paper" else self.alpha
         y = known
         for _ in range(self.steps):
             y = spreads * matmul(adjacency, y) + (1 - spreads) * known
             if self.propagation == "authors":
                 y = y + train * known
-            elif self.propagation == "openfgl":
+            elif openfgl:
                 y = y.clamp(0, 1)
             found.append(y)
         return found if self.moments_of == "all" else found[-1:]

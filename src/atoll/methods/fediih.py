@@ -46,26 +46,18 @@ import torch
 from torch import Tensor
 
 from atoll.core.aggregate import average, mix, put, spread
-from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
-from atoll.core.graph import Graph, Sparse
+from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs, OneOrMore, Positive, Sharpness, ZeroOrMore
 from atoll.core.losses import cross_entropy
 from atoll.core.message import ToEach
-from atoll.core.method import Clients, Method, client_step
+from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole, preset_table
+from atoll.core.training import Mixing, mixing_of, put_pairs, require_net, unmet
 from atoll.core.tree import Tree, record
+from atoll.nn import vgae
 from atoll.nn.disengcn import DisenGCN
-from atoll.nn.vgae import (
-    adjacency_loss,
-    gaussian_kl,
-    js_by_sampling,
-    js_of_moments,
-    log_normal,
-    node_normal,
-)
 
 
 @record
@@ -103,9 +95,10 @@ class Private:
 
 
 @dataclass(frozen=True)
-class FedIIH(Method):
+class FedIIH(Mixing):
     """Inter- and intra-heterogeneity."""
 
+    net: DisenGCN
     optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
     epochs: Epochs = 1
     tau: Sharpness = 10.0
@@ -153,44 +146,23 @@ class FedIIH(Method):
         "its clients also send mean and variance of their factors, and the server compares them"
     )
     nets: ClassVar[tuple[str, ...]] = ("disengcn",)
-    not_averaging: ClassVar[str] = (
-        "every client gets a mixture of models, weighted by how alike the clients are"
-    )
-    deployed: ClassVar[str] = "personalised"
-    presets: ClassVar[Presets] = {
+    presets: ClassVar[Presets] = preset_table(
+        *("trains_encoder", "heads", "js", "prior", "elbo_sums", "statistics"),
         # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
         # and little else; the defaults, which differ from the code in q's dropout, learn.
-        "paper": {
-            "trains_encoder": "elbo",
-            "heads": "separate",
-            "js": "monte-carlo",
-            "prior": "paper",
-            "elbo_sums": "sum",
-            "statistics": "no-dropout",
-        },
+        paper=("elbo", "separate", "monte-carlo", "paper", "sum", "no-dropout"),
         # What the public code computes.
-        "reference": {
-            "trains_encoder": "ce",
-            "heads": "shared",
-            "js": "moments",
-            "prior": "code",
-            "elbo_sums": "mean",
-            "statistics": "code",
-        },
-    }
+        reference=("ce", "shared", "moments", "code", "mean", "code"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.net, DisenGCN):
-            raise ConfigError("fediih shares the factors of a disengcn; use --set net=disengcn")
+        require_net(self, DisenGCN, "fediih shares the factors of a disengcn")
 
     @property
     def disengcn(self) -> DisenGCN:
         """The network; without disentangling, one factor of the same width."""
-        assert isinstance(self.net, DisenGCN)
-        if self.disentangle:
-            return self.net
-        return replace(self.net, factors=1, hidden=self.net.width)
+        return self.net if self.disentangle else replace(self.net, factors=1, hidden=self.net.width)
 
     @property
     def uses_elbo(self) -> bool:
@@ -200,31 +172,21 @@ class FedIIH(Method):
     def init(self, clients: Clients) -> Server:
         net, key = self.disengcn, clients.key
         alpha = torch.zeros(net.width, dtype=torch.get_default_dtype(), device=key.device)
-        # Pairs that have not met yet have no similarity.
-        shape = (net.factors, clients.total, clients.total)
-        alike = torch.full(shape, torch.nan, dtype=alpha.dtype)
-        return Server(spread(net.init(key), clients.total), alpha, alike.to(key.device))
+        return Server(spread(net.init(key), clients.total), alpha, unmet(clients, net.factors))
 
     def round(self, server: Server, clients: Clients) -> Server:
         alpha = spread(server.alpha, clients.total) if self.uses_elbo else None
         reply = clients.map(self.train, ToEach(Download(server.models, alpha)))
-        alike = self.similarities(reply, clients)
-        beta = torch.softmax(self.tau * alike, dim=-1)
-        present = clients.positions
-        models = put(server.models, present, separate_federation(reply.model, beta))
-        pairs = server.similarity.movedim(0, -1)
-        pairs = pairs.index_put((present.unsqueeze(-1), present), alike.movedim(0, -1))
-        alpha = self.global_factors(reply, server.alpha)
-        return Server(models, alpha, pairs.movedim(-1, 0))
+        alike, present = self.similarities(reply, clients), clients.positions
+        mixed = separate_federation(reply.model, torch.softmax(self.tau * alike, dim=-1))
+        return Server(
+            put(server.models, present, mixed),
+            self.global_factors(reply, server.alpha),
+            put_pairs(server.similarity, present, alike),
+        )
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
-        # The weights of each client's mixture follow from the last known similarities.
-        known = server.similarity.nan_to_num(nan=-torch.inf)
-        mixing = torch.softmax(self.tau * known, dim=-1)
-        return {"similarity": server.similarity, "mixing": mixing}
-
-    def deploy(self, server: Server) -> ToEach:
-        return ToEach(server.models)
+        return mixing_of(server.similarity, self.tau)
 
     @client_step
     def train(
@@ -238,7 +200,7 @@ class FedIIH(Method):
             return self.whole_loss(params, received.alpha, graph, key)
 
         params = {"model": received.model, "latent": latent}
-        params, moments = fit(loss, params, self.optimizer, moments, self.epochs, key, graph)
+        params, moments = self.fit(graph, params, moments, key, loss=loss)
         described = self.describe(params, graph, fold(key, "statistics"))
         return Update(params["model"], *described), Private(params["latent"], moments)
 
@@ -266,17 +228,16 @@ class FedIIH(Method):
         mean, log_variance = self.posterior(latent, h, graph, key)
         z, draw = mean, None
         if key is not None:
-            noise = node_normal(fold(key, "z"), graph.ids, mean.shape[-1], mean.dtype)
+            noise = vgae.node_normal(fold(key, "z"), graph.ids, mean.shape[-1], mean.dtype)
             z, draw = mean + torch.exp(0.5 * log_variance) * noise, fold(key, "pairs")
-        edges = graph.views["neighbours"]
-        assert isinstance(edges, Sparse)
-        error = adjacency_loss(edges, z, graph.real, graph.ids, draw, self.pairs)
+        edges = graph.sparse_view("neighbours")
+        error = vgae.adjacency_loss(edges, z, graph.real, graph.ids, draw, self.pairs)
         centre, width = torch.zeros_like(alpha), 0.0
         tie = centre.sum()
         if self.hierarchy:
             centre, width = latent["alpha"], math.log(self.factor_variance)
             tie = self._alpha_terms(centre, alpha)
-        each = gaussian_kl(mean, log_variance, centre, width) * graph.real.unsqueeze(-1)
+        each = vgae.gaussian_kl(mean, log_variance, centre, width) * graph.real.unsqueeze(-1)
         nodes = graph.real.sum()
         if self.elbo_sums == "sum":
             return error + (each.sum() + tie) / nodes**2
@@ -286,8 +247,8 @@ class FedIIH(Method):
         """What ties α̂ to α̃, and its prior."""
         code, narrow = self.prior == "code", math.log(self.factor_variance)
         wide = narrow if code else math.log(self.alpha_variance)
-        tie = gaussian_kl(own, torch.full_like(own, narrow), shared, wide).sum()
-        return tie + log_normal(own).sum() * (1 if code else -1)
+        tie = vgae.gaussian_kl(own, torch.full_like(own, narrow), shared, wide).sum()
+        return tie + vgae.log_normal(own).sum() * (1 if code else -1)
 
     def posterior(
         self, latent: Tree, h: Tensor, graph: Graph, key: Tensor | None
@@ -315,16 +276,16 @@ class FedIIH(Method):
         return (share @ mean).reshape(shape), (share @ log_variance).reshape(shape)
 
     def similarities(self, reply: Update, clients: Clients) -> Tensor:
-        """S among the participants, (K, P, P); one without inference: everybody is alike."""
+        """S among the participants, (K, P, P); one without inference: all clients are alike."""
         if reply.mean is None or reply.log_variance is None:
             bias: Tensor = reply.model["encoder"]["bias"]
             return bias.new_ones(self.disengcn.factors, len(clients), len(clients))
         found = []
         for k, q in enumerate(zip(reply.mean.unbind(1), reply.log_variance.unbind(1), strict=True)):
             if self.js == "moments":
-                found.append(js_of_moments(*q))
+                found.append(vgae.js_of_moments(*q))
             else:
-                found.append(js_by_sampling(*q, fold(clients.key, "js", k), self.samples))
+                found.append(vgae.js_by_sampling(*q, fold(clients.key, "js", k), self.samples))
         return (1 - torch.stack(found) / math.log(2)).to(reply.mean.dtype)
 
     def global_factors(self, reply: Update, before: Tensor) -> Tensor:
@@ -345,11 +306,9 @@ class FedIIH(Method):
 
 
 def separate_federation(models: Tree, beta: Tensor) -> Tree:
-    """Everyone's own mixture of the stacked models, with another matrix for each factor.
+    """Each client's own mixture of the stacked models of a DisenGCN, (P, ...), factor by factor.
 
-    Args:
-        models: Parameters of a DisenGCN, stacked, (P, ...).
-        beta: Who listens to whom, (K, P, P); rows add up to one.
+    `beta` has a matrix for each factor, (K, P, P), whose rows add up to one.
     """
     encoder, classifier = models["encoder"], models["classifier"]
     factors = len(beta)

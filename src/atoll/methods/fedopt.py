@@ -31,15 +31,14 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
-from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
+from atoll.core.aggregate import Aggregate, Mean, aggregated
+from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
+from atoll.core.method import Clients
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL_SGD, OneOf, Real, Settings, Space
 from atoll.core.task import TASKS
+from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
 
 SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1, 0)}
@@ -57,11 +56,10 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedOpt(Method):
+class FedOpt(Averaging):
     """Adaptive federated optimization."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    epochs: Epochs = 3
     server_optimizer: Annotated[
         Literal["adam", "yogi", "adagrad", "sgd"], "how the server steps"
     ] = "adam"
@@ -87,22 +85,17 @@ class FedOpt(Method):
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
-    not_private: ClassVar[str] = ""
     for_graphs: ClassVar[Settings] = {"lr": 0.03}
 
     @property
-    def _lr(self) -> float:
-        default = SERVER_OPTIMIZERS[self.server_optimizer][0]
-        return default if self.server_lr is None else self.server_lr
-
-    @property
-    def _beta1(self) -> float:
-        default = SERVER_OPTIMIZERS[self.server_optimizer][1]
-        return default if self.server_beta1 is None else self.server_beta1
+    def server_rates(self) -> tuple[float, float]:
+        """η_s and β1."""
+        lr, beta1 = SERVER_OPTIMIZERS[self.server_optimizer]
+        lr = lr if self.server_lr is None else self.server_lr
+        return lr, beta1 if self.server_beta1 is None else self.server_beta1
 
     def init(self, clients: Clients) -> Server:
-        model = init_shared(self.net, clients.key)
-        square = None
+        model, square = self.start(clients.key), None
         if self.server_optimizer != "sgd":
             square = tree_map(lambda x: torch.full_like(x, self.tau**2), model)
         mean = tree_map(torch.zeros_like, model)
@@ -115,7 +108,7 @@ class FedOpt(Method):
 
     def step(self, server: Server, target: Tree) -> Server:
         """One step of the server in the direction of the mean model."""
-        lr, beta1 = self._lr, self._beta1
+        lr, beta1 = self.server_rates
         if self.server_optimizer == "sgd" and not beta1:
             # x + η_s (target - x), and with η_s = 1 the target to the last bit.
             model = tree_map(lambda x, y: torch.lerp(x, y, lr), server.model, target)
@@ -136,11 +129,3 @@ class FedOpt(Method):
         if self.server_optimizer == "yogi":
             return v - share * new * torch.sign(v - new)
         return torch.lerp(v, new, share)
-
-    @client_step
-    def train(
-        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
-    ) -> tuple[Update, Private]:
-        """Minimise the cross entropy on the training nodes, from the received model."""
-        model, own = fit_received(self, graph, received, state, key)
-        return Update(model, graph.size(self.weight_by)), own

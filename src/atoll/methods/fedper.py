@@ -25,17 +25,15 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from atoll.core import private_layers as layers
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
+from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, OptimizerState, WeightBy, ZeroOrMore
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import fit_received, init_shared, private_names, whole_params
+from atoll.core.hyper import OptimizerState, WeightBy, ZeroOrMore
+from atoll.core.method import client_step
 from atoll.core.random import fold, make_key
 from atoll.core.space import USUAL, Space, Whole
 from atoll.core.task import TASKS
+from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
 
 
@@ -48,11 +46,9 @@ class Private:
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(Averaging):
     """Federated averaging of the first layers."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     personal: Annotated[ZeroOrMore, "K_P: number of layers that never leave a client"] = 1
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
@@ -63,47 +59,37 @@ class FedPer(Method):
     paper: ClassVar[str] = (
         "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
     )
-    not_private: ClassVar[str] = ""
     deployed: ClassVar[str] = "personalised"
 
-    def init(self, clients: Clients) -> Tree:
-        return first_server(self.aggregate, self._fresh(clients.key)[0])
-
-    def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
+    def start(self, key: Tensor) -> Tree:
+        return self._cut(super().start(key))[0]
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
-        if state is None:
-            personal, own = self._fresh(make_key(0, graph.real.device))[1], None
-        else:
-            personal, own = state.personal, state.own
-        params = whole_params(self.net, graph, rejoin(message, personal), own)
-        return self.net(params, graph, key)
+        personal, own = self._kept(state, make_key(0, graph.real.device))
+        return super().predict(graph, rejoin(message, personal), own, key)
 
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy over base and personal layers together."""
-        if state is None:
-            personal, before = self._fresh(fold(key, "personal"))[1], None
-        else:
-            personal, before = state.personal, state.own
-        model, own = fit_received(self, graph, rejoin(received, personal), before, key)
-        base, personal = cut(model, self._count)
+        personal, before = self._kept(state, fold(key, "personal"))
+        model, own = layers.fit_received(self, graph, rejoin(received, personal), before, key)
+        base, personal = self._cut(model)
         return Update(base, graph.size(self.weight_by)), Private(personal, own)
 
-    @property
-    def _count(self) -> int:
-        """Personal layers beside those that the network keeps private anyway."""
-        return max(self.personal - 1, 0) if private_names(self.net) else self.personal
+    def _kept(self, state: Private | None, key: Tensor) -> tuple[Tree, layers.Private | None]:
+        """The client's personal layers, fresh ones before its first visit, and the rest."""
+        if state is None:
+            return self._cut(super().start(key))[1], None
+        return state.personal, state.own
 
-    def _fresh(self, key: Tensor) -> tuple[Tree, Tree]:
-        """A new base and new personal layers."""
-        return cut(init_shared(self.net, key), self._count)
+    def _cut(self, params: Tree) -> tuple[Tree, Tree]:
+        """Base and personal layers; the first personal one may be the network's private layers."""
+        private = bool(layers.private_names(self.net))
+        return cut(params, max(self.personal - private, 0))
 
 
 def cut(params: Tree, count: int) -> tuple[Tree, Tree]:

@@ -38,25 +38,18 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.core import private_layers as layers
 from atoll.core.aggregate import Aggregate, Mean, combine
 from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, NonNegative, OptimizerState, WeightBy
+from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
 from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step, embedder
-from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import (
-    Private,
-    init_private,
-    init_shared,
-    join_parts,
-    private_part,
-    shared_part,
-)
+from atoll.core.method import Clients, client_step, embedder
+from atoll.core.private_layers import Private
 from atoll.core.random import make_key
 from atoll.core.space import USUAL, Real, Space
 from atoll.core.task import CLASSIFICATIONS
+from atoll.core.training import Training
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 
@@ -80,13 +73,13 @@ class Update:
 
 @record
 class Server:
-    """What the server keeps and sends.
+    """What the server keeps and, but for the state of the rule, sends.
 
     Attributes:
         start: The seed of the common initial model; with `share_weights`, the model.
         prototypes: (C, h); None before the first round.
         known: One for the classes that have a prototype, (C,).
-        rule: The state of the aggregation rule, which is not sent.
+        rule: The state of the aggregation rule.
     """
 
     start: Tree
@@ -96,11 +89,9 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedProto(Method):
+class FedProto(Training):
     """Federated prototype learning."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     lam: Annotated[NonNegative, "λ: weight of the pull towards the prototypes"] = 1.0
     pull: Annotated[Literal["nodes", "classes", "prototypes"], "what the pull averages"] = "nodes"
     aggregation: Annotated[Literal["owners", "counts", "paper"], "weights of a prototype mean"] = (
@@ -141,7 +132,7 @@ class FedProto(Method):
     def init(self, clients: Clients) -> Server:
         if not self.share_weights:
             return Server(clients.key, None, None)
-        model = init_shared(self.net, clients.key)
+        model = layers.init_shared(self.net, clients.key)
         return Server(model, None, None, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
@@ -150,15 +141,14 @@ class FedProto(Method):
         found = aggregate(reply.prototypes, reply.mass, self.aggregation, diluted)
         known = (reply.mass > 0).any(0).to(found.dtype)
         if diluted is not None:
-            known = torch.ones_like(known)  # there a class that nobody brings is at zero, too
+            known = torch.ones_like(known)  # there a class without an owner is at zero, too
         if server.prototypes is not None and server.known is not None:
             found = torch.where(known.unsqueeze(-1) > 0, found, server.prototypes)
             known = torch.maximum(known, server.known)
-        if not self.share_weights or reply.size is None:
-            return Server(server.start, found, known)
-        start, rule = combine(
-            self.aggregate, server.start, reply.model, reply.size, clients.key, server.rule
-        )
+        start, rule = server.start, server.rule
+        if self.share_weights and reply.size is not None:
+            models = reply.model, reply.size
+            start, rule = combine(self.aggregate, start, *models, clients.key, rule)
         return Server(start, found, known, rule)
 
     def deploy(self, server: Server) -> ToAll:
@@ -187,35 +177,29 @@ class FedProto(Method):
         self, graph: Graph, received: Server, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Train the client's own model towards the prototypes; describe its classes."""
-        net, classes = embedder(self.net), self.net.classes
+        net = embedder(self.net)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             z = net.embed(params, graph, key)
             error = graph.task.loss(net.logits(params, z, graph, key), graph)
             if received.prototypes is None or received.known is None:
                 return error
-            roles = graph.at_roots(graph.y), graph.at_roots(graph.train)
-            return error + self.lam * pull(
-                z, *roles, received.prototypes, received.known, self.pull
-            )
+            rows = z, graph.at_roots(graph.y), graph.at_roots(graph.train)
+            return error + self.lam * pull(*rows, received.prototypes, received.known, self.pull)
 
         params = self._params(graph, received, state, key)
-        moments = None if state is None or self.optimizer_state == "reset" else state.moments
-        model, moments = fit(loss, params, self.optimizer, moments, self.epochs, key, graph)
-        z, mask = net.embed(model, graph), graph.at_roots(graph.train)
-        prototypes, mass = class_means(z, graph.at_roots(graph.y), mask, classes)
+        moments = None if state is None else state.moments
+        model, moments = self.fit(graph, params, moments, key, loss=loss)
+        rows = net.embed(model, graph), graph.at_roots(graph.y), graph.at_roots(graph.train)
+        prototypes, mass = class_means(*rows, self.net.classes)
         if self.aggregation == "owners":
             mass = (mass > 0).to(mass.dtype)
         sized = self.share_weights or self.compat == "diluted-prototypes"
-        reply = Update(
-            prototypes,
-            mass,
-            shared_part(self.net, model) if self.share_weights else None,
-            graph.size(self.weight_by) if sized else None,
-        )
-        return reply, Private(
-            private_part(self.net, model) if self.share_weights else model, moments
-        )
+        size = graph.size(self.weight_by) if sized else None
+        if not self.share_weights:
+            return Update(prototypes, mass, None, size), Private(model, moments)
+        shared, own = layers.shared_part(self.net, model), layers.private_part(self.net, model)
+        return Update(prototypes, mass, shared, size), Private(own, moments)
 
     def _params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
         """The client's model; before it has trained, the common start and layers by the key."""
@@ -225,9 +209,9 @@ class FedProto(Method):
         if common is None:
             raise ConfigError("fedproto's clients upload no model; use --set share_weights=true")
         if not self.share_weights:
-            common = init_shared(self.net, common)
-        own = init_private(self.net, graph, key) if state is None else state.layers
-        return join_parts(common, own)
+            common = layers.init_shared(self.net, common)
+        own = layers.init_private(self.net, graph, key) if state is None else state.layers
+        return layers.join_parts(common, own)
 
 
 def members(y: Tensor, mask: Tensor, classes: int) -> Tensor:
@@ -263,11 +247,7 @@ def pull(
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
     """Clients' prototypes (K, C, h) and masses (K, C) -> the global ones, (C, h).
 
-    Args:
-        prototypes: Zero where a client does not own a class.
-        mass: Flags or counts.
-        kind: As `FedProto.aggregation`.
-        diluted: The clients' sizes, (K,), for OpenFGL's mean over owners and others alike.
+    With `diluted`, the clients' sizes (K,), it is OpenFGL's mean over owners and others alike.
     """
     if diluted is not None:
         return torch.einsum("k,kch->ch", diluted / diluted.sum(), prototypes)

@@ -36,14 +36,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.aggregate import average, cosines, mix, put, spread
-from atoll.core.fit import fit
 from atoll.core.graph import Graph, make_graph
 from atoll.core.hyper import Epochs, NonNegative, Sharpness
 from atoll.core.message import ToEach
-from atoll.core.method import Clients, Method, Net, client_step, embedder
+from atoll.core.method import Clients, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space
+from atoll.core.space import USUAL, OneOf, Presets, Real, Settings, Space
+from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
 from atoll.nn.nets import GCN
@@ -51,6 +51,8 @@ from atoll.nn.ops import matmul
 
 BLOCKS, BLOCK_SIZE, EDGE_PROBABILITY = 5, 100, 0.1
 """The random graph on which models are compared."""
+
+PAPER: Settings = {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1}
 
 
 @record
@@ -79,7 +81,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedPUB(Method):
+class FedPUB(Mixing):
     """Personalised subgraph federated learning."""
 
     optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
@@ -103,56 +105,29 @@ class FedPUB(Method):
     not_private: ClassVar[str] = (
         "its clients also send how they answer to a probe, and the server compares them"
     )
-    not_averaging: ClassVar[str] = (
-        "every client gets a mixture of models, weighted by how alike the clients are"
-    )
-    deployed: ClassVar[str] = "personalised"
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
-    presets: ClassVar[Presets] = {
-        "paper": {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1},
-        "reference": {
-            "layers": 3,
-            "head": "linear",
-            "hidden": 128,
-            "tau": 3.0,
-            "epochs": 1,
-            "regularizers": "off",
-        },
-    }
+    presets: ClassVar[Presets] = {"paper": PAPER, "reference": {**PAPER, "regularizers": "off"}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         embedder(self.net)
 
     def init(self, clients: Clients) -> Server:
-        total, device = clients.total, clients.key.device
-        alike = torch.full(
-            (total, total), torch.nan, dtype=torch.get_default_dtype(), device=device
-        )
-        nobody = torch.zeros(total, dtype=torch.bool, device=device)
-        return Server(spread(self.net.init(clients.key), total), nobody, alike)
+        never = torch.zeros(clients.total, dtype=torch.bool, device=clients.key.device)
+        return Server(spread(self.net.init(clients.key), clients.total), never, unmet(clients))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToEach(server.models))
-        alike, present = cosines(reply.embedding), clients.positions
-        models = put(
-            server.models, present, mix(reply.model, torch.softmax(self.tau * alike, dim=-1))
-        )
+        reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
+        alike = cosines(reply.embedding)
+        mixed = mix(reply.model, torch.softmax(self.tau * alike, dim=-1))
+        models = put(server.models, present, mixed)
         seen = server.seen.index_fill(0, present, True)
         if len(clients) < clients.total:
             models = _where(seen, models, average(reply.model))
-        similarity = server.similarity.clone()
-        similarity[present.unsqueeze(-1), present] = alike.to(similarity.dtype)
-        return Server(models, seen, similarity)
+        return Server(models, seen, put_pairs(server.similarity, present, alike))
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
-        # The weights of each client's mixture follow from the last known similarities.
-        known = server.similarity.nan_to_num(nan=-torch.inf)
-        mixing = torch.softmax(self.tau * known, dim=-1)
-        return {"similarity": server.similarity, "mixing": mixing}
-
-    def deploy(self, server: Server) -> ToEach:
-        return ToEach(server.models)
+        return mixing_of(server.similarity, self.tau)
 
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
@@ -171,17 +146,9 @@ class FedPUB(Method):
 
         if state is None:
             state = Private([torch.ones_like(leaf) for leaf in _matrices(received)], None)
-        params = {"model": received, "masks": state.masks}
-        params, moments = fit(
-            self.loss,
-            params,
-            self.optimizer,
-            state.moments,
-            self.epochs,
-            key,
-            graph,
-            regularised if self.regularizers == "on" else None,
-        )
+        start = {"model": received, "masks": state.masks}
+        adjust = regularised if self.regularizers == "on" else None
+        params, moments = self.fit(graph, start, state.moments, key, adjust=adjust)
         model, masks = params["model"], params["masks"]
         like = leaves(model)[0]
         proxy = proxy_graph(_undropped(self.net), self.proxy_seed, like.dtype, like.device)
@@ -197,16 +164,13 @@ class FedPUB(Method):
 
         def pulled(grad: Tensor, weight: Tensor, start: Tensor) -> Tensor:
             away = weight - start
-            if self.proximal == "norm":
-                return grad + self.lam_prox * functional.normalize(away.flatten(), dim=0).view_as(
-                    away
-                )
-            return grad + 2 * self.lam_prox * away
+            if self.proximal == "squared":
+                return grad + 2 * self.lam_prox * away
+            unit = functional.normalize(away.flatten(), dim=0)
+            return grad + self.lam_prox * unit.view_as(away)
 
-        sparse = [
-            grad + self.lam_mask * mask.sign()
-            for grad, mask in zip(grads["masks"], params["masks"], strict=True)
-        ]
+        masks = zip(grads["masks"], params["masks"], strict=True)
+        sparse = [grad + self.lam_mask * mask.sign() for grad, mask in masks]
         return {"model": tree_map(pulled, grads["model"], params["model"], anchor), "masks": sparse}
 
 

@@ -17,24 +17,19 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
-from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
+from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, OptimizerState, WeightBy
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.hyper import OptimizerState, WeightBy
+from atoll.core.method import client_step
+from atoll.core.training import Averaging, require_net
 from atoll.core.tree import Tree
 from atoll.nn.nets import GraphSAGE
 
 
 @dataclass(frozen=True)
-class FedSage(Method):
+class FedSage(Averaging):
     """Federated GraphSAGE."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     weight_by: WeightBy = "uniform"
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
@@ -42,24 +37,14 @@ class FedSage(Method):
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
-    not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("sage",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.net, GraphSAGE):
-            raise ConfigError("fedsage trains a GraphSAGE; use --set net=sage")
-
-    def init(self, clients: Clients) -> Tree:
-        return first_server(self.aggregate, self.net.init(clients.key))
-
-    def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
+        require_net(self, GraphSAGE, "fedsage trains a GraphSAGE")
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise the cross entropy on the training nodes, from the received model."""
-        moments = state if self.optimizer_state == "keep" else None
-        model, moments = fit(self.loss, model, self.optimizer, moments, self.epochs, key, graph)
+        model, moments = self.fit(graph, model, state, key)
         return Update(model, graph.size(self.weight_by)), moments

@@ -50,47 +50,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server, put
-from atoll.core.errors import ConfigError
+from atoll.core import hyper
+from atoll.core.aggregate import Aggregate, Mean, Update, put
 from atoll.core.fit import fit
 from atoll.core.graph import Graph, View
-from atoll.core.hyper import (
-    Epochs,
-    LearningRate,
-    Limits,
-    NonNegative,
-    OneOrMore,
-    OptimizerState,
-    WeightBy,
-    ZeroOrMore,
-)
 from atoll.core.message import ToAll, ToEach
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import Clients, client_step
+from atoll.core.optim import Adam
 from atoll.core.random import fold
 from atoll.core.space import USUAL, Presets, Real, Space
+from atoll.core.training import Averaging, require_net
 from atoll.core.tree import Empty, Tree, record
-from atoll.nn.neighgen import (
-    Lost,
-    Made,
-    NeighGen,
-    compared,
-    degree_loss,
-    feature_loss,
-    from_others,
-    gathered,
-    given_back,
-    hide_nodes,
-    made_neighbours,
-    mended_sage,
-    random_order,
-    some_neighbours,
-)
+from atoll.nn import neighgen as parts
 from atoll.nn.neighgen_slots import Places, used_places
 from atoll.nn.nets import GraphSAGE
 from atoll.nn.vgae import node_normal
@@ -151,48 +127,48 @@ class Mended:
     moments: Tree
 
 
-@record
-class Drawn:
+class Sample(NamedTuple):
     """Kept nodes whose generated features are shown.
 
     Attributes:
         nodes: Their numbers, (M,).
         z: Their embeddings, with noise, (M, latent).
         used: One for slots that are used, of nodes that have lost neighbours, (M, p).
-        count: How many they are; the rest of M is padding, whose slots are not used.
+        size: How many they are; the rest of M is padding, whose slots are not used.
         places: Where slots are used, among M; None where all are made.
     """
 
     nodes: Tensor
     z: Tensor
     used: Tensor
-    count: Tensor
+    size: Tensor
     places: Places | None
 
 
 @dataclass(frozen=True)
-class FedSagePlus(Method):
+class FedSagePlus(Averaging):
     """Federated GraphSAGE with missing-neighbour generation."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
-    weight_by: WeightBy = "uniform"
-    optimizer_state: OptimizerState = "keep"
-    generator_rounds: Annotated[OneOrMore, "rounds in which generators train"] = 1
-    generator_epochs: Annotated[ZeroOrMore, "epochs of a generator by itself"] = 20
-    generator_lr: Annotated[LearningRate, "rate of the generators"] = 1e-3
-    exchanges: Annotated[ZeroOrMore, "times that clients exchange gradients in a round"] = 20
-    exchanged_nodes: Annotated[OneOrMore, "nodes whose generated features are shown"] = 64
+    net: GraphSAGE
+    weight_by: hyper.WeightBy = "uniform"
+    optimizer_state: hyper.OptimizerState = "keep"
+    generator_rounds: Annotated[hyper.OneOrMore, "rounds in which generators train"] = 1
+    generator_epochs: Annotated[hyper.ZeroOrMore, "epochs of a generator by itself"] = 20
+    generator_lr: Annotated[hyper.LearningRate, "rate of the generators"] = 1e-3
+    exchanges: Annotated[hyper.ZeroOrMore, "times that clients exchange gradients in a round"] = 20
+    exchanged_nodes: Annotated[hyper.OneOrMore, "nodes whose generated features are shown"] = 64
     hide: Annotated[
-        float, Limits(above=0, below=1, words="a share between 0 and 1"), "share of nodes to hide"
+        float,
+        hyper.Limits(above=0, below=1, words="a share between 0 and 1"),
+        "share of nodes to hide",
     ] = 0.5
-    p_max: Annotated[OneOrMore, "most generated neighbours of a node"] = 5
-    latent: Annotated[OneOrMore, "width of the encoder's output"] = 128
-    narrow: Annotated[OneOrMore, "width of the generator's first hidden layer"] = 256
-    wide: Annotated[OneOrMore, "width of the generator's second hidden layer"] = 256
-    lam_d: Annotated[NonNegative, "weight of the loss of degrees"] = 1.0
-    lam_f: Annotated[NonNegative, "weight of the loss of features"] = 1.0
-    lam_c: Annotated[NonNegative, "weight of the classification"] = 1.0
+    p_max: Annotated[hyper.OneOrMore, "most generated neighbours of a node"] = 5
+    latent: Annotated[hyper.OneOrMore, "width of the encoder's output"] = 128
+    narrow: Annotated[hyper.OneOrMore, "width of the generator's first hidden layer"] = 256
+    wide: Annotated[hyper.OneOrMore, "width of the generator's second hidden layer"] = 256
+    lam_d: Annotated[hyper.NonNegative, "weight of the loss of degrees"] = 1.0
+    lam_f: Annotated[hyper.NonNegative, "weight of the loss of features"] = 1.0
+    lam_c: Annotated[hyper.NonNegative, "weight of the classification"] = 1.0
     compat: Annotated[
         Literal["none", "last", "one-directional", "openfgl"], "faults of public codes to repeat"
     ] = "none"
@@ -215,36 +191,24 @@ class FedSagePlus(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.net, GraphSAGE):
-            raise ConfigError("fedsage+ trains a GraphSAGE; use --set net=sage")
+        require_net(self, GraphSAGE, "fedsage+ trains a GraphSAGE")
 
     @property
-    def sage(self) -> GraphSAGE:
-        """The classifier."""
-        assert isinstance(self.net, GraphSAGE)
-        return self.net
-
-    @property
-    def neighgen(self) -> NeighGen:
+    def neighgen(self) -> parts.NeighGen:
         """The generator."""
-        return NeighGen(
-            self.sage.features, self.sage.hidden, self.latent, self.narrow, self.wide, self.p_max
-        )
+        widths = self.net.features, self.net.hidden, self.latent, self.narrow, self.wide
+        return parts.NeighGen(*widths, self.p_max)
 
     @property
     def views(self) -> Mapping[str, View]:
         return {**self.net.views, "rows": _dense_features}
-
-    def init(self, clients: Clients) -> Tree:
-        return first_server(self.aggregate, self.net.init(clients.key))
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         if clients.round < self.generator_rounds:
             self._train_generators(clients)
         if clients.round < self.generator_rounds - 1:
             return server
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
+        return super().round(server, clients)
 
     def stage(self, round: int) -> int:
         return min(round, self.generator_rounds)
@@ -253,9 +217,10 @@ class FedSagePlus(Method):
         shown = clients.map(self.learn, ToAll(Empty())).x
         share = shown.new_full((clients.total,), 1 / len(clients))
         for _ in range(self.exchanges):
-            rows, places = gathered(shown)
+            rows, places = parts.gathered(shown)
             slopes = clients.map(self.answer, ToAll(rows)).slopes
-            others = given_back(from_others(slopes, places // self.p_max), places, shown.shape)
+            others = parts.from_others(slopes, places // self.p_max)
+            others = parts.given_back(others, places, shown.shape)
             rows = others.new_zeros(clients.total, *others.shape[1:])
             rows = put(rows, clients.positions, others)
             shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
@@ -263,12 +228,12 @@ class FedSagePlus(Method):
     def derived_from(self, state: Tree) -> Tree:
         return (state.generator, state.seed) if isinstance(state, Mended) else None
 
-    def derive(self, graph: Graph, part: Tree) -> Made:
+    def derive(self, graph: Graph, part: Tree) -> parts.Made:
         generator, seed = part
         return self.mend(graph, generator, seed, sparing=True)
 
-    def _mended(self, graph: Graph, state: Mended) -> Made:
-        kept = isinstance(graph.derived, Made)
+    def _mended(self, graph: Graph, state: Mended) -> parts.Made:
+        kept = isinstance(graph.derived, parts.Made)
         return graph.derived if kept else self.derive(graph, self.derived_from(state))
 
     def predict(
@@ -277,7 +242,7 @@ class FedSagePlus(Method):
         if not isinstance(state, Mended):
             return self.net(message, graph, key)
         made = self._mended(graph, state)
-        return mended_sage(self.sage, message, graph, graph.real, made, key)
+        return parts.mended_sage(self.net, message, graph, graph.real, made, key)
 
     @client_step(discloses={"x": SHOWN})
     def learn(
@@ -287,8 +252,8 @@ class FedSagePlus(Method):
         state = self._learned(graph, state, key)
         lost = self._lost(graph, state.seed)
         found = self.neighgen.encode(state.generator, graph, lost.kept)
-        drawn = self._drawn(graph, lost, found, state.shown)
-        return self._show(state.generator["features"], drawn), state
+        sample = self._sample(graph, lost, found, state.shown)
+        return self._show(state.generator["features"], sample), state
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
@@ -296,19 +261,20 @@ class FedSagePlus(Method):
         true, there = self._strangers(graph, shown.shape[1], key)
         # All that was shown as number m meets the same candidates: one product for each m.
         made = shown.movedim(1, 0).flatten(1, -2)
-        # A slot that its owner does not use is zero, and nothing is told about it.
+        # A slot that its owner does not use is zero, and the answer there is zero as well.
         asked = (made != 0).any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
         scale = asked * (2 / made.shape[-1])
-        slopes = made * scale - (compared(made, true, there, self._last) * scale) @ true
+        slopes = made * scale - (parts.compared(made, true, there, self._last) * scale) @ true
         return Answer(slopes.reshape(shown.movedim(1, 0).shape).movedim(0, 1))
 
     def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of so many random nodes: features, (M, p, D), and which exist, (M, p)."""
-        index, there = some_neighbours(fold(key, "neighbours"), graph, graph.real, self.p_max)
-        order = random_order(fold(key, "nodes"), graph, there[:, 0])
+        near = fold(key, "neighbours")
+        index, there = parts.some_neighbours(near, graph, graph.real, self.p_max)
+        order = parts.random_order(fold(key, "nodes"), graph, there[:, 0])
         turn = torch.arange(count, device=order.device)
         nodes = order[turn.remainder(there[:, 0].sum().clamp(min=1).long())]
-        return _rows(graph)[index[nodes]], there[nodes]
+        return graph.tensor_view("rows")[index[nodes]], there[nodes]
 
     @client_step(discloses={"x": SHOWN})
     def pull(
@@ -316,37 +282,26 @@ class FedSagePlus(Method):
     ) -> tuple[Shown, Learning]:
         """One step of the features' generator by the answers and the own loss; show the next."""
         lost = self._lost(graph, state.seed)
-        found = self.neighgen.encode(state.generator, graph, lost.kept)  # it stays as it is
-        drawn = self._drawn(graph, lost, found, state.shown)
-        nodes, places = drawn.nodes, drawn.places
-        weight, slopes = drawn.used / (drawn.count * self.p_max), message.slopes
+        found = self.neighgen.encode(state.generator, graph, lost.kept)  # not trained here
+        sample = self._sample(graph, lost, found, state.shown)
+        nodes, places = sample.nodes, sample.places
+        weight, slopes = sample.used / (sample.size * self.p_max), message.slopes
         if places is not None:
-            nodes, weight, slopes = (
-                places.at(nodes),
-                places.at_slots(weight),
-                places.at_slots(slopes),
-            )
-        true, there = _rows(graph)[lost.index[nodes]], lost.there[nodes]
+            nodes = places.at(nodes)
+            weight, slopes = places.at_slots(weight), places.at_slots(slopes)
+        true, there = graph.tensor_view("rows")[lost.index[nodes]], lost.there[nodes]
 
         def loss(layers: Tree, graph: Graph, key: Tensor) -> Tensor:
-            made = self._made(layers, drawn)
-            gaps = made - compared(made, true, there, self._last) @ true
+            made = self._made(layers, sample)
+            gaps = made - parts.compared(made, true, there, self._last) @ true
             own = gaps.square().mean(-1)
             others = (made * slopes).sum(-1)
             return self.lam_f * message.share * (weight * (own + others)).sum()
 
-        layers, moments = fit(
-            loss,
-            state.generator["features"],
-            self._adam,
-            state.moments,
-            1,
-            key,
-            graph,
-            needs_whole=WHOLE,
-        )
+        start = state.generator["features"], self._adam, state.moments
+        layers, moments = fit(loss, *start, 1, key, graph, needs_whole=WHOLE)
         state = Learning({**state.generator, "features": layers}, state.seed, key, moments)
-        return self._show(layers, self._drawn(graph, lost, found, key)), state
+        return self._show(layers, self._sample(graph, lost, found, key)), state
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Mended]:
@@ -354,29 +309,28 @@ class FedSagePlus(Method):
         if state is None:
             state = self._learned(graph, None, fold(key, "alone"))
         if isinstance(state, Learning):
-            parts = {name: state.generator[name] for name in ("encoder", "degree", "features")}
-            state = Mended(parts, state.seed, None)
+            generator = {name: state.generator[name] for name in ("encoder", "degree", "features")}
+            state = Mended(generator, state.seed, None)
         made = self._mended(graph, state)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            logits = mended_sage(self.sage, params, graph, graph.real, made, key)
+            logits = parts.mended_sage(self.net, params, graph, graph.real, made, key)
             return graph.task.loss(logits, graph)
 
-        moments = state.moments if self.optimizer_state == "keep" else None
-        model, moments = fit(
-            loss, model, self.optimizer, moments, self.epochs, key, graph, needs_whole=WHOLE
-        )
+        model, moments = self.fit(graph, model, state.moments, key, loss=loss, needs_whole=WHOLE)
         update = Update(model, graph.size(self.weight_by))
         return update, Mended(state.generator, state.seed, moments)
 
-    def mend(self, graph: Graph, generator: Tree, seed: Tensor, sparing: bool = False) -> Made:
+    def mend(
+        self, graph: Graph, generator: Tree, seed: Tensor, sparing: bool = False
+    ) -> parts.Made:
         """Generated neighbours of every node of the whole graph; the same for the same seed.
 
-        If `sparing`, those that nobody hears may be left out.
+        If `sparing`, those that no node reads may be left out.
         """
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
-        places = used_places(used * self._hearing) if sparing else None
+        places = used_places(used * self._both_ways) if sparing else None
         x = self._made_of(generator, graph, z, fold(seed, "mend"), places)
         return self._joined(x, used, places)
 
@@ -389,14 +343,14 @@ class FedSagePlus(Method):
             z, ids = z[places.nodes], ids[places.nodes]
         return self.neighgen.make(generator["features"], z + self._noise(key, ids, z), places)
 
-    def _joined(self, x: Tensor, used: Tensor, places: Places | None = None) -> Made:
-        """Made nodes with edges in both directions, or only in the one that no real node hears."""
-        heard = used * self._hearing
-        return made_neighbours(x, heard if places is None else places.at_slots(heard), places)
+    def _joined(self, x: Tensor, used: Tensor, places: Places | None) -> parts.Made:
+        """Made nodes with edges in both directions, or only in the one that no real node reads."""
+        read = used * self._both_ways
+        return parts.made_neighbours(x, read if places is None else places.at_slots(read), places)
 
     @property
-    def _hearing(self) -> int:
-        """Whether a real node hears those that were made for it, one or zero."""
+    def _both_ways(self) -> int:
+        """One if a real node reads those that were made for it, else zero."""
         return int(self.compat not in ("one-directional", "openfgl"))
 
     def _learned(self, graph: Graph, state: Learning | None, key: Tensor) -> Learning:
@@ -409,14 +363,14 @@ class FedSagePlus(Method):
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             z, count = self.neighgen.encode(params, graph, lost.kept)
-            # What hidden nodes hear reaches no loss.
+            # The neighbours of hidden nodes reach no loss.
             used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
             places = used_places(used)
             x = self._made_of(params, graph, z, key, places)
-            made = self._joined(x, used, places)
-            logits = mended_sage(self.sage, params["classifier"], graph, lost.kept, made, key)
+            made, classifier = self._joined(x, used, places), params["classifier"]
+            logits = parts.mended_sage(self.net, classifier, graph, lost.kept, made, key)
             return (
-                self.lam_d * degree_loss(count, lost.count, lost.kept)
+                self.lam_d * parts.degree_loss(count, lost.count, lost.kept)
                 + self.lam_f * self._lost_features(x, used, places, graph, lost)
                 + self.lam_c * graph.task.loss(logits, graph)
             )
@@ -426,39 +380,40 @@ class FedSagePlus(Method):
         return Learning(generator, state.seed, key, None)
 
     def _lost_features(
-        self, x: Tensor, used: Tensor, places: Places | None, graph: Graph, lost: Lost
+        self, x: Tensor, used: Tensor, places: Places | None, graph: Graph, lost: parts.Lost
     ) -> Tensor:
         """L_f of what was made."""
         index, there = lost.index, lost.there
         if places is not None:
             used, index, there = places.at_slots(used), places.at(index), places.at(there)
-        true = _rows(graph)[index]
-        return feature_loss(x, true, used, there, lost.kept, self._last, places)
+        true = graph.tensor_view("rows")[index]
+        return parts.feature_loss(x, true, used, there, lost.kept, self._last, places)
 
-    def _drawn(self, graph: Graph, lost: Lost, found: tuple[Tensor, Tensor], key: Tensor) -> Drawn:
+    def _sample(
+        self, graph: Graph, lost: parts.Lost, found: tuple[Tensor, Tensor], key: Tensor
+    ) -> Sample:
         """Some kept nodes, from what the encoder found on all."""
-        order = random_order(fold(key, "nodes"), graph, lost.kept)
+        order = parts.random_order(fold(key, "nodes"), graph, lost.kept)
         turn = torch.arange(self.exchanged_nodes, device=order.device)
         nodes = order[turn.remainder(order.shape[0])]  # again from the first, if there are fewer
         z, guess = found[0][nodes], found[1][nodes]
         mask = (turn < lost.kept.sum()).to(z.dtype)
         used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
         noisy = z + self._noise(key, graph.ids[nodes], z)
-        return Drawn(nodes, noisy, used, mask.sum().clamp(min=1), used_places(used))
+        return Sample(nodes, noisy, used, mask.sum().clamp(min=1), used_places(used))
 
-    def _made(self, layers: Tree, drawn: Drawn) -> Tensor:
-        """x̂ of drawn nodes."""
-        z = drawn.z if drawn.places is None else drawn.z[drawn.places.nodes]
-        return self.neighgen.make(layers, z, drawn.places)
+    def _made(self, layers: Tree, sample: Sample) -> Tensor:
+        """x̂ of a sample."""
+        z = sample.z if sample.places is None else sample.z[sample.places.nodes]
+        return self.neighgen.make(layers, z, sample.places)
 
-    def _show(self, layers: Tree, drawn: Drawn) -> Shown:
-        places = drawn.places
-        made = self._made(layers, drawn)
+    def _show(self, layers: Tree, sample: Sample) -> Shown:
+        made, places = self._made(layers, sample), sample.places
         made = made if places is None else places.spread(made)
-        return Shown(made * drawn.used.unsqueeze(-1))
+        return Shown(made * sample.used.unsqueeze(-1))
 
-    def _lost(self, graph: Graph, seed: Tensor) -> Lost:
-        return hide_nodes(seed, graph, self.hide, self.p_max)
+    def _lost(self, graph: Graph, seed: Tensor) -> parts.Lost:
+        return parts.hide_nodes(seed, graph, self.hide, self.p_max)
 
     def _noise(self, key: Tensor, ids: Tensor, like: Tensor) -> Tensor:
         return node_normal(fold(key, "noise"), ids, self.latent, like.dtype)
@@ -474,9 +429,3 @@ class FedSagePlus(Method):
 
 def _dense_features(graph: Graph) -> Tensor:
     return graph.x if isinstance(graph.x, Tensor) else graph.x.to_dense()
-
-
-def _rows(graph: Graph) -> Tensor:
-    rows = graph.views["rows"]
-    assert isinstance(rows, Tensor)
-    return rows

@@ -33,36 +33,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import (
-    Aggregate,
-    Mean,
-    Update,
-    first_server,
-    model_of,
-    next_server,
-    put,
-    with_model,
-)
+from atoll.core.aggregate import Aggregate, Mean, Update, put, with_model
 from atoll.core.errors import ConfigError
-from atoll.core.fit import fit, minimise
+from atoll.core.fit import minimise
 from atoll.core.graph import Graph, View, make_graph
-from atoll.core.hyper import Epochs, LearningRate, OneOrMore, ZeroOrMore
+from atoll.core.hyper import LearningRate, OneOrMore, ZeroOrMore
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.optim import Adam
 from atoll.core.random import fold, normal
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole
+from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole, preset_table
+from atoll.core.training import Averaging
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.core.wrapper import Wrapper
-from atoll.nn.fedtad import (
-    Generator,
-    divergence,
-    mean_cosine,
-    mode_seeking,
-    nearest_neighbours,
-    neighbour_similarity,
-    visited_similarity,
-)
+from atoll.nn import fedtad as parts
 
 
 @record
@@ -84,11 +68,9 @@ class Server:
 
 
 @dataclass(frozen=True)
-class FedTAD(Wrapper):
-    """Topology-aware data-free distillation."""
+class FedTAD(Wrapper, Averaging):
+    """Topology-aware data-free distillation; without a base it averages itself."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     base: Annotated[Method | None, "method that aggregates; none: FedAvg"] = None
     reliability: Annotated[
         Literal["topology", "nodes", "equal", "reference"], "φ: how a client's trust is measured"
@@ -125,11 +107,10 @@ class FedTAD(Wrapper):
     }
     grids: ClassVar[Mapping[str, Space]] = {
         "paper": {
-            "lam_sem": OneOf((0.1, 0.01, 0.001)),
-            "lam_div": OneOf((0.1, 0.01, 0.001)),
-            "iterations": OneOf((1, 3, 5, 10)),
-            "generator_steps": OneOf((1, 3, 5, 10)),
-            "distil_steps": OneOf((1, 3, 5, 10)),
+            **dict.fromkeys(("lam_sem", "lam_div"), OneOf((0.1, 0.01, 0.001))),
+            **dict.fromkeys(
+                ("iterations", "generator_steps", "distil_steps"), OneOf((1, 3, 5, 10))
+            ),
             "hidden": OneOf((64, 128)),
         }
     }
@@ -141,55 +122,47 @@ class FedTAD(Wrapper):
         "its clients also send how reliable each of their classes is, and the server "
         "distils from each of their models"
     )
-    presets: ClassVar[Presets] = {
+    presets: ClassVar[Presets] = preset_table(
+        *("reliability", "discrepancy", "diversity", "reduce", "neighbours_by"),
+        *("lam_sem", "lam_div"),
         # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.
-        "paper": {
-            "reliability": "topology",
-            "discrepancy": "kl",
-            "diversity": "cosine",
-            "reduce": "sum",
-            "neighbours_by": "dot",
-            "lam_sem": 0.01,
-            "lam_div": 0.01,
-        },
+        paper=("topology", "kl", "cosine", "sum", "dot", 0.01, 0.01),
         # The public code's defaults, errors of its φ included.
-        "reference": {
-            "reliability": "reference",
-            "discrepancy": "l1",
-            "diversity": "mode-seeking",
-            "reduce": "mean",
-            "neighbours_by": "cosine",
-            "lam_sem": 1.0,
-            "lam_div": 1.0,
-        },
-    }
+        reference=("reference", "l1", "mode-seeking", "mean", "cosine", 1.0, 1.0),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base is not None and self.aggregate != Mean():
-            name = type(self.base).__name__
-            if getattr(self.base, "aggregate", Mean()) != self.aggregate:
-                raise ConfigError(
-                    f"fedtad on a base aggregates as {name} does; leave out aggregate, or give it "
-                    "to the base as well"
-                )
+        allowed = (Mean(), getattr(self.base, "aggregate", Mean()))
+        if self.base is not None and self.aggregate not in allowed:
+            raise ConfigError(
+                f"fedtad on a base aggregates as {type(self.base).__name__} does; leave out "
+                "aggregate, or give it to the base as well"
+            )
 
     @property
     def views(self) -> Mapping[str, View]:
-        return {**self._hooks.views, "similarity": self._similarity}
-
-    @property
-    def _similarity(self) -> View:
+        alike: View = _every_node_alike
         if self.reliability == "topology":
-            return partial(neighbour_similarity, length=self.walk_length)
-        if self.reliability == "reference":
-            return partial(visited_similarity, length=self.walk_length)
-        return _every_node_alike
+            alike = partial(parts.neighbour_similarity, length=self.walk_length)
+        elif self.reliability == "reference":
+            alike = partial(parts.visited_similarity, length=self.walk_length)
+        return {**self._hooks.views, "similarity": alike}
 
     @property
-    def generator(self) -> Generator:
+    def generator(self) -> parts.Generator:
         """The conditional generator P."""
-        return Generator(self.net.features, self.net.classes, self.noise_size)
+        return parts.Generator(self.net.features, self.net.classes, self.noise_size)
+
+    @property
+    def generator_optimizer(self) -> Adam:
+        """Of the generator."""
+        return Adam(lr=self.generator_lr)
+
+    @property
+    def distiller(self) -> Adam:
+        """The optimizer of the distilled model."""
+        return Adam(lr=self.distil_lr)
 
     def init(self, clients: Clients) -> Server:
         if self.pseudo_nodes < self.net.classes:
@@ -197,39 +170,30 @@ class FedTAD(Wrapper):
                 f"pseudo_nodes is {self.pseudo_nodes}, fewer than the {self.net.classes} classes; "
                 f"give at least {self.net.classes}"
             )
-        if self.base is None:
-            server = first_server(self.aggregate, self.net.init(clients.key))
-        else:
-            server = self.base.init(clients)
+        base = self._hooks.init(clients)
         generator = self.generator.init(fold(clients.key, "generator"))
-        deployed = self._hooks.deploy(server)
-        moments = (
-            torch.func.vmap(self._distiller.init) if _personal(deployed) else self._distiller.init
-        )
+        deployed, moments = self._hooks.deploy(base), self.distiller.init
+        if _personal(deployed):
+            moments = torch.func.vmap(moments)
         return Server(
-            base=server,
-            phi=clients.map(self.assess, ToAll(Empty())).phi,
-            generator=generator,
-            generator_moments=self._generator_optimizer.init(generator),
-            model_moments=moments(deployed.tree),
+            base,
+            clients.map(self.assess, ToAll(Empty())).phi,
+            generator,
+            self.generator_optimizer.init(generator),
+            moments(deployed.tree),
         )
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply: Any  # with a base, whatever its clients send
-        if self.base is None:
-            reply = clients.map(self.train, ToAll(model_of(server.base)))
-            aggregated = next_server(self.aggregate, server.base, reply, clients.key)
-        else:
-            aggregated = self.base.round(server.base, clients)
-            reply = clients.replies.get("train")
+        base = self._hooks.round(server.base, clients)
+        reply: Any = clients.replies.get("train")  # with a base, whatever its clients send
         teachers = None if reply is None else self.local(reply)
         name = type(self.base).__name__
         if not leaves(getattr(reply, "model", teachers)):
             raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
-        if self.scored_as() == "personalised" and not _personal(self._hooks.deploy(aggregated)):
-            # One model for all, and yet everybody's own: the rest of it never leaves.
+        if self.scored_as() == "personalised" and not _personal(self._hooks.deploy(base)):
+            # One model for all, and yet each client has its own: the rest of it never leaves.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
-        return self._distil(server, aggregated, teachers, clients)
+        return self._distil(server, base, teachers, clients)
 
     def of_base(self, server: Server) -> Tree:
         return server.base
@@ -244,9 +208,8 @@ class FedTAD(Wrapper):
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:
         """How far this client's knowledge of each class can be trusted."""
         truth = functional.one_hot(graph.y, self.net.classes).to(graph.real.dtype)
-        similarity = graph.views["similarity"]
-        assert isinstance(similarity, Tensor)
-        phi = (truth * (similarity * graph.train).unsqueeze(-1)).sum(0)
+        trusted = graph.tensor_view("similarity") * graph.train
+        phi = (truth * trusted.unsqueeze(-1)).sum(0)
         if self.reliability == "equal":
             phi = torch.ones_like(phi)
         if self.phi_noise:
@@ -256,14 +219,13 @@ class FedTAD(Wrapper):
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """FedAvg's step, for want of a base: cross entropy from the received model."""
-        model, state = fit(self.loss, model, self.optimizer, state, self.epochs, key, graph)
+        model, state = self.fit(graph, model, state, key)
         return Update(model, graph.size("nodes")), state
 
     def _distil(self, server: Server, base: Tree, teachers: Tree, clients: Clients) -> Server:
         """Play generator against deployed model, and put the corrected model in its place."""
-        deployed = self._hooks.deploy(base)
+        deployed, rows = self._hooks.deploy(base), clients.positions
         personal = _personal(deployed)
-        rows = clients.positions
         students, moments = deployed.tree, server.model_moments
         if personal:
             students, moments = take(students, rows), take(moments, rows)
@@ -271,15 +233,10 @@ class FedTAD(Wrapper):
         generator, its_moments = server.generator, server.generator_moments
         for number in range(self.iterations):
             key = fold(clients.key, "distil", number)
-            noise = lesson.noise(key)
-            # What the first iteration made is this loop's own; what it got is the server's.
+            # The first iteration reads the server's trees; later ones may overwrite their own.
             own = number > 0
-            generator, its_moments = lesson.make_harder(
-                generator, its_moments, students, noise, key, owned=own
-            )
-            students, moments = lesson.teach(
-                generator, students, moments, noise, key, owned=own or personal
-            )
+            generator, its_moments = lesson.make_harder(generator, its_moments, students, key, own)
+            students, moments = lesson.teach(generator, students, moments, key, own or personal)
         if personal:
             students = put(deployed.tree, rows, students)
             moments = put(server.model_moments, rows, moments)
@@ -290,14 +247,6 @@ class FedTAD(Wrapper):
         )
         corrected = self._corrected(base, students)
         return Server(corrected, server.phi, generator, its_moments, moments)
-
-    @property
-    def _generator_optimizer(self) -> Adam:
-        return Adam(lr=self.generator_lr)
-
-    @property
-    def _distiller(self) -> Adam:
-        return Adam(lr=self.distil_lr)
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,76 +277,60 @@ class Lesson:
         """Trust in each teacher on each pseudo node, (K, B)."""
         labels = self.labels
         weight = self.share[:, labels]
-        if self.method.reduce == "mean":
-            same = (labels.unsqueeze(1) == labels).sum(1)
-            weight = weight / same
-        return weight
+        if self.method.reduce == "sum":
+            return weight
+        return weight / (labels.unsqueeze(1) == labels).sum(1)
 
     def make_harder(
-        self,
-        generator: Tree,
-        moments: Tree,
-        students: Tree,
-        noise: Tensor,
-        key: Tensor,
-        owned: bool = False,
+        self, generator: Tree, moments: Tree, students: Tree, key: Tensor, owned: bool = False
     ) -> tuple[Tree, Tree]:
         """Steps of the generator: nodes that teachers know, that differ, and divide the models."""
-        method, labels, weight = self.method, self.labels, self.weight
+        method, labels, weight, noise = self.method, self.labels, self.weight, self.noise(key)
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             x = method.generator(params, noise, labels)
-            graph = self._graph(x)
-            taught = self._answers(self.teachers, graph, fold(key, "teachers"), many=True)
-            said = self._answers(students, graph, fold(key, "students"), many=self.personal)
-            said = said if self.personal else said.unsqueeze(0)
+            graph = self.pseudo_graph(x)
+            taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
+            found = self.answers(students, graph, fold(key, "students"), many=self.personal)
+            found = found if self.personal else found.unsqueeze(0)
             wrong = functional.cross_entropy(
                 taught.flatten(0, 1), labels.repeat(len(taught)), reduction="none"
             )
             sem = (weight * wrong.reshape(weight.shape)).sum()
             fixed = taught.detach() if method.discrepancy == "l1" else taught
-            gaps = [divergence(one, fixed, weight, method.discrepancy) for one in said]
+            gaps = [parts.divergence(one, fixed, weight, method.discrepancy) for one in found]
             diverg = torch.stack(gaps).mean()
             if method.diversity == "cosine":
-                div = mean_cosine(x)
+                div = parts.mean_cosine(x)
             else:
-                div = len(taught) * mode_seeking(noise, x)
+                div = len(taught) * parts.mode_seeking(noise, x)
             return method.lam_sem * sem + method.lam_div * div - method.lam_diverg * diverg
 
-        optimizer, steps = method._generator_optimizer, method.generator_steps
+        optimizer, steps = method.generator_optimizer, method.generator_steps
         return minimise(loss, generator, optimizer, moments, steps, key, owned=owned)
 
     def teach(
-        self,
-        generator: Tree,
-        students: Tree,
-        moments: Tree,
-        noise: Tensor,
-        key: Tensor,
-        owned: bool = False,
+        self, generator: Tree, students: Tree, moments: Tree, key: Tensor, owned: bool = False
     ) -> tuple[Tree, Tree]:
         """Steps of the student, or of each, towards the trusted teachers' answers."""
         method, weight = self.method, self.weight
         with torch.no_grad():
-            graph = self._graph(method.generator(generator, noise, self.labels))
-            answers = self._answers(self.teachers, graph, None, many=True)
+            graph = self.pseudo_graph(method.generator(generator, self.noise(key), self.labels))
+            answers = self.answers(self.teachers, graph, None, many=True)
+
+        def loss(params: Tree, key: Tensor) -> Tensor:
+            taught = answers
+            if method.server_dropout:
+                taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
+            found = self.answers(params, graph, fold(key, "students"), many=False)
+            return parts.divergence(found, taught, weight, method.discrepancy)
 
         def correct(student: Tree, moments: Tree) -> tuple[Tree, Tree]:
-            def loss(params: Tree, key: Tensor) -> Tensor:
-                taught = answers
-                if method.server_dropout:
-                    taught = self._answers(self.teachers, graph, fold(key, "teachers"), many=True)
-                said = self._answers(params, graph, fold(key, "students"), many=False)
-                return divergence(said, taught, weight, method.discrepancy)
-
-            optimizer, steps = method._distiller, method.distil_steps
+            optimizer, steps = method.distiller, method.distil_steps
             return minimise(loss, student, optimizer, moments, steps, key, owned=owned)
 
-        corrected: tuple[Tree, Tree] = (
-            torch.func.vmap(correct)(students, moments)
-            if self.personal
-            else correct(students, moments)
-        )
+        each = torch.func.vmap(correct) if self.personal else correct
+        corrected: tuple[Tree, Tree] = each(students, moments)
         return corrected
 
     def noise(self, key: Tensor) -> Tensor:
@@ -405,30 +338,27 @@ class Lesson:
         shape = (self.method.pseudo_nodes, self.method.noise_size)
         return normal(fold(key, "noise"), shape, self.share.dtype)
 
-    def _graph(self, x: Tensor) -> Graph:
+    def pseudo_graph(self, x: Tensor) -> Graph:
+        """A graph of generated features: every node with its nearest neighbours."""
         method = self.method
-        edges, weight = nearest_neighbours(x, method.neighbours, method.neighbours_by)
+        edges, weight = parts.nearest_neighbours(x, method.neighbours, method.neighbours_by)
         return make_graph(x, edges, self.labels, edge_weight=weight, views=method._hooks.views)
 
-    def _answers(self, models: Tree, graph: Graph, key: Tensor | None, *, many: bool) -> Tensor:
+    def answers(self, models: Tree, graph: Graph, key: Tensor | None, *, many: bool) -> Tensor:
         """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph."""
-        method = self.method
-        noise = key if method.server_dropout else None
+        predict, noise = self.method.predict, key if self.method.server_dropout else None
         if not many:
-            return method.predict(graph, models, None, noise)
+            return predict(graph, models, None, noise)
         if noise is None:
-            stacked: Tensor = torch.func.vmap(lambda m: method.predict(graph, m, None))(models)
-            return stacked
-        count = leaves(models)[0].shape[0]
-        keys = fold(noise, torch.arange(count, device=noise.device))
-        noisy: Tensor = torch.func.vmap(lambda m, k: method.predict(graph, m, None, k))(
-            models, keys
-        )
-        return noisy
+            found: Tensor = torch.func.vmap(lambda model: predict(graph, model, None))(models)
+            return found
+        keys = fold(noise, torch.arange(leaves(models)[0].shape[0], device=noise.device))
+        found = torch.func.vmap(lambda model, k: predict(graph, model, None, k))(models, keys)
+        return found
 
 
 def _share(phi: Tensor) -> Tensor:
-    """Each participant's part in the reliability of a class, (K, C); zero if nobody has any."""
+    """Each participant's part in the reliability of a class, (K, C); zero if it is zero for all."""
     phi = phi.clamp(min=0)
     total = phi.sum(0)
     return torch.where(total > 0, phi / torch.where(total > 0, total, torch.ones_like(total)), 0.0)

@@ -37,17 +37,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
-from atoll.core.errors import ConfigError
-from atoll.core.fit import fit
+from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph, Sparse, View
-from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, ShareBelowOne, WeightBy
+from atoll.core.hyper import NonNegative, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.losses import masked_mean, unit
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step, embedder
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import client_step, embedder
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.space import USUAL, Real, Space
+from atoll.core.training import Averaging, require_net
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.edges import edge_mask, weighted_gcn
@@ -59,11 +56,10 @@ PAIRS = 1 << 21
 
 
 @dataclass(frozen=True)
-class FGSSL(Method):
+class FGSSL(Averaging):
     """Federated graph semantic and structural learning."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
+    net: GCN
     lam_c: Annotated[NonNegative, "λ_C: weight of the contrast of classes"] = 1.0
     lam_d: Annotated[NonNegative, "λ_D: weight of the distilled neighbourhoods"] = 1.0
     tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.1
@@ -87,36 +83,17 @@ class FGSSL(Method):
     paper: ClassVar[str] = (
         "Huang et al., Federated Graph Semantic and Structural Learning, IJCAI 2023"
     )
-    not_private: ClassVar[str] = ""
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.net, GCN):
-            raise ConfigError("fgssl drops edges of a gcn; use --set net=gcn")
+        require_net(self, GCN, "fgssl drops edges of a gcn")
         embedder(self.net)
 
     @property
-    def gcn(self) -> GCN:
-        """The network."""
-        assert isinstance(self.net, GCN)
-        return self.net
-
-    @property
     def views(self) -> Mapping[str, View]:
-        return {
-            **self.net.views,
-            "loops": views.loop_adjacency,
-            "x": views.features,
-            "training": views.training_nodes,
-        }
-
-    def init(self, clients: Clients) -> Tree:
-        return first_server(self.aggregate, self.net.init(clients.key))
-
-    def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
+        own = {"loops": views.loop_adjacency, "x": views.features, "training": views.training_nodes}
+        return {**self.net.views, **own}
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
@@ -125,8 +102,7 @@ class FGSSL(Method):
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return self.taught_loss(params, received, graph, key)
 
-        moments = None if self.optimizer_state == "reset" else state
-        model, moments = fit(loss, received, self.optimizer, moments, self.epochs, key, graph)
+        model, moments = self.fit(graph, received, state, key, loss=loss)
         return Update(model, graph.size(self.weight_by)), moments
 
     def taught_loss(self, params: Tree, received: Tree, graph: Graph, key: Tensor) -> Tensor:
@@ -134,30 +110,19 @@ class FGSSL(Method):
         error = self.loss(params, graph, key)
         if self.variant == "paper" and not self.lam_c and not self.lam_d:
             return error
-        teacher = params if self.variant == "authors" else received
-        b = self.embed_view(
-            teacher,
-            graph,
-            fold(key, "weak"),
-            self.weak_edges,
-            self.weak_features,
-            training=self.variant == "authors",
-        )
-        a = self.embed_view(
-            params, graph, fold(key, "strong"), self.strong_edges, self.strong_features
-        )
-        if self.variant == "openfgl":
-            a, b = self.heard(a, graph, fold(key, "heard")), self.heard(b, graph, None)
+        both = self.variant == "authors"  # the model in training sees both views
+        weak, strong = fold(key, "weak"), fold(key, "strong")
+        teacher, rates = params if both else received, (self.weak_edges, self.weak_features)
+        b = self.embed_view(teacher, graph, weak, *rates, training=both)
+        a = self.embed_view(params, graph, strong, self.strong_edges, self.strong_features)
+        if self.variant == "openfgl":  # its hidden layer is the one after activation and dropout
+            a = dropout(torch.relu(a), fold(key, "heard"), graph.ids, self.net.dropout)
+            b = torch.relu(b)
         return error + self.lesson(a, b, graph)
-
-    def heard(self, z: Tensor, graph: Graph, key: Tensor | None) -> Tensor:
-        """What OpenFGL calls the hidden layer: after its activation and dropout."""
-        return dropout(torch.relu(z), key, graph.ids, self.gcn.dropout)
 
     def lesson(self, a: Tensor, b: Tensor, graph: Graph) -> Tensor:
         """What is added to the cross entropy, from embeddings (N, h) of strong and weak view."""
-        chosen = graph.views["training"]
-        assert isinstance(chosen, Tensor)
+        chosen = graph.tensor_view("training")
         rows = graph.y[chosen], graph.train[chosen], self.net.classes, self.tau
         if self.variant == "authors":
             return 1.5 * contrast(a[chosen], b[chosen], *rows, both=True)
@@ -180,16 +145,14 @@ class FGSSL(Method):
         training: bool = True,
     ) -> Tensor:
         """The last hidden layer on the graph without a share of its edges and feature columns."""
-        loops = graph.views["loops"]
-        assert isinstance(loops, Sparse)
+        loops = graph.sparse_view("loops")
         stay = loops.values * kept_edges(loops, graph.ids, fold(key, "edges"), edges)
         first, *rest = params[:-1]
         seen = uniform(fold(key, "columns"), (self.net.features,), graph.real.dtype) >= columns
         # Masked columns of the features are masked rows of the first weight: x stays as it is.
         first = {**first, "weight": first["weight"] * seen.unsqueeze(-1)}
-        return self.gcn.on(
-            weighted_gcn(loops, stay), [first, *rest], graph, key if training else None
-        )
+        noise = key if training else None
+        return self.net.on(weighted_gcn(loops, stay), [first, *rest], graph, noise)
 
 
 def kept_edges(loops: Sparse, ids: Tensor, key: Tensor, rate: float) -> Tensor:
@@ -202,8 +165,7 @@ def kept_edges(loops: Sparse, ids: Tensor, key: Tensor, rate: float) -> Tensor:
 
 def neighbours(graph: Graph) -> Sparse:
     """The view `loops` with self-loops counted as padding."""
-    loops = graph.views["loops"]
-    assert isinstance(loops, Sparse)
+    loops = graph.sparse_view("loops")
     return replace(loops, values=edge_mask(loops))
 
 
@@ -234,15 +196,15 @@ def contrast(
 
 def distil(edges: Sparse, a: Tensor, b: Tensor, real: Tensor, omega: float) -> Tensor:
     """FGSD: mean over nodes of KL(weak ‖ strong) of softmaxes over neighbours."""
-    log_a, log_b = (_log_neighbourhood(edges, unit(z), omega) for z in (a, b))
+
+    def log_softmax(z: Tensor) -> Tensor:
+        alike = (at_rows(edges, z) * at_columns(edges, z)).sum(-1, keepdim=True) / omega
+        p = edge_softmax(edges, alike)
+        return p.clamp(min=torch.finfo(p.dtype).tiny).log()
+
+    log_a, log_b = log_softmax(unit(a)), log_softmax(unit(b))
     each = row_sum(edges, log_b.exp() * edges.values.unsqueeze(-1) * (log_b - log_a))
     return masked_mean(each.squeeze(-1), real)
-
-
-def _log_neighbourhood(edges: Sparse, z: Tensor, omega: float) -> Tensor:
-    alike = (at_rows(edges, z) * at_columns(edges, z)).sum(-1, keepdim=True) / omega
-    p = edge_softmax(edges, alike)
-    return p.clamp(min=torch.finfo(p.dtype).tiny).log()
 
 
 def edge_differences(edges: Sparse, a: Tensor, b: Tensor, tau: float) -> Tensor:

@@ -34,15 +34,15 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import mix, spread
+from atoll.core.aggregate import mix, put, spread
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, NonNegative, OneOrMore, WeightBy, ZeroOrMore
+from atoll.core.hyper import NonNegative, OneOrMore, WeightBy, ZeroOrMore
 from atoll.core.message import ToEach
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import Clients, client_step
 from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.space import USUAL, OneOf, Presets, Real, Space
 from atoll.core.task import TASKS
+from atoll.core.training import Mixing
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
 
@@ -92,11 +92,9 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GCFL(Method):
+class GCFL(Mixing):
     """Clustered federated learning on graphs."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     similarity: Annotated[
         Literal["cosine", "gradient-norms", "update-norms"], "what a cut compares"
     ] = "cosine"
@@ -132,8 +130,6 @@ class GCFL(Method):
     not_averaging: ClassVar[str] = (
         "the mean of each cluster's updates also decides whether the cluster splits"
     )
-    deployed: ClassVar[str] = "personalised"
-    optimizer_state: ClassVar[str] = "keep"
     presets: ClassVar[Presets] = {
         "plus": {"similarity": "gradient-norms"},
         "plus-dws": {"similarity": "update-norms"},
@@ -142,26 +138,27 @@ class GCFL(Method):
     def init(self, clients: Clients) -> Server:
         start, total = init_shared(self.net, clients.key), clients.total
         like = leaves(start)[0]
-        nobody = torch.zeros(total, dtype=torch.int64, device=like.device)
+        none = torch.zeros(total, dtype=torch.int64, device=like.device)
         return Server(
             models=spread(start, total),
-            cluster=nobody,
+            cluster=none,
             norms=like.new_zeros(total, self.seq_length),
-            recorded=nobody.clone(),
-            splits=nobody.new_zeros(0, 1 + total),
+            recorded=none.clone(),
+            splits=none.new_zeros(0, 1 + total),
             reasons=like.new_zeros(0, 3),
             trace=like.new_zeros(0, 2, total),
         )
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToEach(server.models))
-        updates = tree_map(torch.sub, reply.model, take(server.models, clients.positions))
-        server = _with_norms(server, clients.positions, reply.norm)
+        reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
+        updates = tree_map(torch.sub, reply.model, take(server.models, present))
+        if reply.norm is not None:  # the newest norm behind the earlier ones of each participant
+            newest = reply.norm.unsqueeze(1).to(server.norms.dtype)
+            norms = put(server.norms, present, torch.cat([server.norms[present][:, 1:], newest], 1))
+            recorded = put(server.recorded, present, server.recorded[present] + 1)
+            server = replace(server, norms=norms, recorded=recorded)
         server = self._split(server, gram(updates), reply.weight, clients)
-        return replace(server, models=_moved(server, updates, reply.weight, clients.positions))
-
-    def deploy(self, server: Server) -> ToEach:
-        return ToEach(server.models)
+        return replace(server, models=_moved(server, updates, reply.weight, present))
 
     def too_short(self, rounds: int) -> str:
         if rounds > self.min_round:
@@ -171,17 +168,12 @@ class GCFL(Method):
     def diagnostics(self, server: Server) -> Mapping[str, Any]:
         splits = cluster_tree(server)
         # The public code puts a member's model aside before every split of its cluster.
-        cached: list[list[int]] = [[] for _ in server.cluster]
-        for split in splits:
-            for member in (*split.stay, *split.leave):
-                if split.round > 0:
-                    cached[member].append(split.round - 1)
-        return {
-            "cluster": server.cluster,
-            "cached": cached,
-            "splits": splits,
-            "trace": server.trace,
-        }
+        cached = [
+            [s.round - 1 for s in splits if s.round > 0 and member in s.stay + s.leave]
+            for member in range(len(server.cluster))
+        ]
+        parts = {"cluster": server.cluster, "cached": cached}
+        return {**parts, "splits": splits, "trace": server.trace}
 
     @client_step
     def train(
@@ -196,33 +188,30 @@ class GCFL(Method):
 
         adjust = watch if self.similarity == "gradient-norms" else None
         model, own = fit_received(self, graph, received, state, key, adjust=adjust)
-        sent = None
-        if self.similarity == "gradient-norms":
-            sent = steepness[-1]
-        elif self.similarity == "update-norms":
+        sent = steepness[-1] if steepness else None
+        if self.similarity == "update-norms":
             sent = norm(tree_map(torch.sub, model, received))
         return Update(model, graph.size(self.weight_by), sent), own
 
     def _split(self, server: Server, products: Tensor, weight: Tensor, clients: Clients) -> Server:
         """Note all norms, and split the clusters that meet the criterion, each into two."""
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
-        # Some numbers of some clients: far below what a GPU would be asked for.
+        # Some numbers of some clients: a CPU is faster.
         products, weight = products.double().cpu(), weight.double().cpu()
         noted = products.new_full((2, clients.total), -1.0)
         for members in clusters(server):
-            there = [member for member in members if member in row]
-            if not there:
+            present = [member for member in members if member in row]
+            if not present:
                 continue
-            rows = [row[member] for member in there]
+            rows = [row[member] for member in present]
             inside = products[rows][:, rows]
             mean, largest = update_norms(inside, weight[rows], self.mean)
-            noted[0, there], noted[1, there] = inside.diagonal().sqrt(), mean
-            may = there == members and self._may_split(server, members, clients.round)
+            noted[0, present], noted[1, present] = inside.diagonal().sqrt(), mean
+            may = present == members and self._may_split(server, members, clients.round)
             if may and mean < self.eps1 and largest > self.eps2:
                 cut, sides = minimum_cut(self._similarity(server, members, inside))
                 found = [[members[i] for i in side] for side in sides]
-                reason = (mean, largest, cut)
-                server = _divided(server, clients.round, found, reason)
+                server = _divided(server, clients.round, found, (mean, largest, cut))
                 if self.similarity != "cosine":
                     server = replace(server, recorded=torch.zeros_like(server.recorded))
         line = noted.unsqueeze(0).to(server.trace)
@@ -246,16 +235,12 @@ class GCFL(Method):
 
 def cluster_tree(server: Server) -> list[Split]:
     """Who left whom, when and why, in the order in which it happened."""
+
+    def side(line: list[int], wanted: int) -> tuple[int, ...]:
+        return tuple(client for client, place in enumerate(line[1:]) if place == wanted)
+
     lines = zip(server.splits.tolist(), server.reasons.tolist(), strict=True)
-    return [
-        Split(
-            line[0],
-            tuple(i for i, side in enumerate(line[1:]) if side == 1),
-            tuple(i for i, side in enumerate(line[1:]) if side == 2),
-            *reason,
-        )
-        for line, reason in lines
-    ]
+    return [Split(line[0], side(line, 1), side(line, 2), *reason) for line, reason in lines]
 
 
 def clusters(server: Server) -> list[list[int]]:
@@ -311,36 +296,18 @@ def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]
     return float(cut), (first, second)
 
 
-def _with_norms(server: Server, positions: Tensor, norms: Tensor | None) -> Server:
-    """The newest norms behind the earlier ones of each participant."""
-    if norms is None:
-        return server
-    earlier = server.norms[positions][:, 1:]
-    line = torch.cat([earlier, norms.unsqueeze(1).to(earlier.dtype)], dim=1)
-    one_more = server.recorded[positions] + 1
-    return replace(
-        server,
-        norms=server.norms.index_copy(0, positions, line),
-        recorded=server.recorded.index_copy(0, positions, one_more),
-    )
-
-
 def _divided(
     server: Server, number: int, sides: Sequence[Sequence[int]], reason: tuple[float, ...]
 ) -> Server:
     """The second side becomes a cluster of its own, and the split is noted."""
-    line = server.splits.new_zeros(1, server.splits.shape[1])
+    line, cluster = server.splits.new_zeros(1, server.splits.shape[1]), server.cluster.clone()
     line[0, 0] = number
-    cluster = server.cluster.clone()
     for side, members in enumerate(sides, start=1):
         line[0, [1 + member for member in members]] = side
     cluster[list(sides[1])] = int(cluster.max()) + 1
-    return replace(
-        server,
-        cluster=cluster,
-        splits=torch.cat([server.splits, line]),
-        reasons=torch.cat([server.reasons, server.reasons.new_tensor([reason])]),
-    )
+    splits = torch.cat([server.splits, line])
+    reasons = torch.cat([server.reasons, server.reasons.new_tensor([reason])])
+    return replace(server, cluster=cluster, splits=splits, reasons=reasons)
 
 
 def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor) -> Tree:

@@ -17,14 +17,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.core.fit import fit
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs
 from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
-from atoll.core.optim import Adam, Optimizer
+from atoll.core.method import Clients, client_step
 from atoll.core.private_layers import init_private, init_shared, join_parts, whole_params
 from atoll.core.task import TASKS
+from atoll.core.training import Training
 from atoll.core.tree import Empty, Tree, record
 
 
@@ -37,11 +35,8 @@ class Private:
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Training):
     """No federation: the baseline that a federation must beat."""
-
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
@@ -75,7 +70,4 @@ class Local(Method):
         if state is None:
             own = init_private(self.net, graph, key)
             state = Private(join_parts(init_shared(self.net, seed), own), None)
-        model, moments = fit(
-            self.loss, state.model, self.optimizer, state.moments, self.epochs, key, graph
-        )
-        return Empty(), Private(model, moments)
+        return Empty(), Private(*self.fit(graph, state.model, state.moments, key))

@@ -34,27 +34,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, first_server, model_of, next_server
+from atoll.core import private_layers as layers
+from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
+from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
 from atoll.core.losses import masked_mean, unit
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step, embedder
-from atoll.core.optim import Adam, Optimizer
-from atoll.core.private_layers import (
-    Private,
-    fit_received,
-    init_shared,
-    join_parts,
-    private_names,
-    whole_params,
-)
+from atoll.core.method import client_step, embedder
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.task import TASKS
+from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
 from atoll.nn.init import linear
+
+CONTRAST = "moon"
+"""The name of the view that holds ẑ^p - ẑ^g."""
 
 
 @record
@@ -62,15 +57,13 @@ class Kept:
     """What stays: the model of the last participation, private layers and moments."""
 
     previous: Tree
-    own: Private
+    own: layers.Private
 
 
 @dataclass(frozen=True)
-class MOON(Method):
+class MOON(Averaging):
     """Model-contrastive federated learning."""
 
-    optimizer: Optimizer = Adam()
-    epochs: Epochs = 3
     mu: Annotated[NonNegative, "μ: weight of the contrast"] = 1.0
     tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.5
     head: Annotated[ZeroOrMore, "width of a projection head; 0 for none"] = 0
@@ -85,7 +78,6 @@ class MOON(Method):
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
-    not_private: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,18 +88,14 @@ class MOON(Method):
         """The network, with its projection head if it has one."""
         return Projected(self.net, self.head) if self.head else self.net
 
-    def init(self, clients: Clients) -> Tree:
-        return first_server(self.aggregate, init_shared(self.model, clients.key))
-
-    def round(self, server: Tree, clients: Clients) -> Tree:
-        reply = clients.map(self.train, ToAll(model_of(server)))
-        return next_server(self.aggregate, server, reply, clients.key)
+    def start(self, key: Tensor) -> Tree:
+        return layers.init_shared(self.model, key)
 
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
     ) -> Tensor:
         own = None if state is None else state.own
-        out: Tensor = self.model(whole_params(self.model, graph, message, own), graph, key)
+        out: Tensor = self.model(layers.whole_params(self.model, graph, message, own), graph, key)
         return out
 
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
@@ -118,7 +106,7 @@ class MOON(Method):
         before = None if state is None else state.own
         if state is not None:
             graph = self.with_contrast(graph, received, state)
-        model, own = fit_received(self, graph, received, before, key, net=self.model)
+        model, own = layers.fit_received(self, graph, received, before, key, net=self.model)
         return Update(model, graph.size(self.weight_by)), Kept(model, own)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
@@ -127,25 +115,21 @@ class MOON(Method):
         error = graph.task.loss(self.model.logits(params, z, graph, key), graph)
         if CONTRAST not in graph.views:
             return error
-        apart = graph.views[CONTRAST]
-        assert isinstance(apart, Tensor)
+        apart = graph.at_roots(graph.tensor_view(CONTRAST))
         mask = graph.at_roots(graph.train if self.nodes == "train" else graph.real)
-        return error + self.mu * contrast(self._seen(z), graph.at_roots(apart), mask, self.tau)
+        return error + self.mu * contrast(self._compared(z), apart, mask, self.tau)
 
     def with_contrast(self, graph: Graph, received: Tree, state: Kept) -> Graph:
         """The graph with ẑ^p - ẑ^g among its views, so that mini-batches cut it like the rest."""
-        made = [
-            unit(self._seen(self.model.embed(join_parts(common, state.own.layers), graph)))
-            for common in (state.previous, received)
-        ]
-        return replace(graph, views={**graph.views, CONTRAST: graph.from_roots(made[0] - made[1])})
+        own = state.own.layers
+        previous, current = (
+            unit(self._compared(self.model.embed(layers.join_parts(part, own), graph)))
+            for part in (state.previous, received)
+        )
+        return replace(graph, views={**graph.views, CONTRAST: graph.from_roots(previous - current)})
 
-    def _seen(self, z: Tensor) -> Tensor:
+    def _compared(self, z: Tensor) -> Tensor:
         return torch.relu(z) if self.embedding == "post-relu" else z
-
-
-CONTRAST = "moon"
-"""The name of the view."""
 
 
 def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
@@ -155,29 +139,25 @@ def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Projected:
-    """A network with a head of two layers between its embedding and its last layer."""
+    """A network with a shared head of two layers between its embedding and its last layer."""
 
     net: Any
     width: int
 
     @property
     def private(self) -> tuple[str, ...]:
-        """The network's own private layers; the head is shared."""
-        return private_names(self.net)
+        return layers.private_names(self.net)
 
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
         return self.net.init_private(key, graph) if self.private else {}
 
     def init(self, key: Tensor) -> Tree:
-        params = self.net.init(key)
-        h = getattr(self.net, "width", self.net.hidden)
-        return {
-            **(params if isinstance(params, dict) else {"layers": params}),
-            "head": [
-                linear(fold(key, "head", 0), h, self.width),
-                linear(fold(key, "head", 1), self.width, h),
-            ],
-        }
+        params, h = self.net.init(key), getattr(self.net, "width", self.net.hidden)
+        head = [
+            linear(fold(key, "head", 0), h, self.width),
+            linear(fold(key, "head", 1), self.width, h),
+        ]
+        return {**(params if isinstance(params, dict) else {"layers": params}), "head": head}
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         return self.logits(params, self.embed(params, graph, key), graph, key)

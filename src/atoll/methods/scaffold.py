@@ -34,21 +34,14 @@ from atoll.core import private_layers as layers
 from atoll.core.aggregate import Aggregate, Mean, aggregated, average
 from atoll.core.fit import gradient, num_steps
 from atoll.core.graph import Graph
-from atoll.core.hyper import Epochs, OptimizerState, Positive, WeightBy
+from atoll.core.hyper import OptimizerState, Positive, WeightBy
 from atoll.core.message import ToAll
-from atoll.core.method import Clients, Method, client_step
+from atoll.core.method import Clients, client_step
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.private_layers import (
-    fit_received,
-    init_private,
-    init_shared,
-    join_parts,
-    shared_part,
-    whole_params,
-)
 from atoll.core.random import fold
 from atoll.core.space import USUAL_SGD, Presets, Real, Settings, Space
 from atoll.core.task import TASKS
+from atoll.core.training import Training
 from atoll.core.tree import Tree, record, tree_map
 
 
@@ -63,13 +56,9 @@ class Server:
 
 @record
 class Update:
-    """What leaves a client.
+    """What leaves a client: y_i, K_i, the weight of y_i, and a control.
 
-    Attributes:
-        model: y_i.
-        steps: K_i.
-        weight: Of y_i in the mean.
-        control: Δc_i (option I) or c_i (`replace-controls`); None where the server rebuilds Δc_i.
+    That is Δc_i (option I) or c_i (`replace-controls`); None where the server rebuilds Δc_i.
     """
 
     model: Tree
@@ -87,11 +76,10 @@ class Private:
 
 
 @dataclass(frozen=True)
-class Scaffold(Method):
+class Scaffold(Training):
     """Stochastic controlled averaging."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    epochs: Epochs = 3
     option: Annotated[Literal["I", "II"], "control from a gradient (I) or the steps (II)"] = "II"
     eta_g: Annotated[Positive, "η_g: rate of the server; 1 for a plain mean"] = 1.0
     weight_by: WeightBy = "uniform"
@@ -115,18 +103,15 @@ class Scaffold(Method):
     }
 
     def init(self, clients: Clients) -> Server:
-        model = init_shared(self.net, clients.key)
+        model = layers.init_shared(self.net, clients.key)
         return Server(model, tree_map(torch.zeros_like, model), self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(replace(server, rule=None)))
         mean, rule = aggregated(self.aggregate, server, reply, clients.key)
-        return Server(
-            # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
-            model=tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean),
-            control=self._control(server, reply, len(clients) / clients.total),
-            rule=rule,
-        )
+        # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
+        model = tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean)
+        return Server(model, self._control(server, reply, len(clients) / clients.total), rule)
 
     def _control(self, server: Server, reply: Update, share: float) -> Tree:
         """The server's next c; `share` of the clients took part."""
@@ -141,8 +126,7 @@ class Scaffold(Method):
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
-        own = None if state is None else state.own
-        return self.net(whole_params(self.net, graph, message, own), graph, key)
+        return super().predict(graph, message, None if state is None else state.own, key)
 
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(
@@ -151,27 +135,28 @@ class Scaffold(Method):
         """Minimise the cross entropy with corrected steps; then correct the control."""
         if state is None:
             zero = tree_map(torch.zeros_like, received.control)
-            state = Private(zero, layers.Private(init_private(self.net, graph, key), None))
+            own = layers.Private(layers.init_private(self.net, graph, key), None)
+            state = Private(zero, own)
         shift = tree_map(torch.sub, received.control, state.control)
 
         def correct(grads: Tree, params: Tree) -> Tree:
             return tree_map(torch.add, grads, shift)
 
-        steps = num_steps(graph, self.epochs)
-        model, own = fit_received(self, graph, received.model, state.own, key, adjust=correct)
+        model, own = layers.fit_received(
+            self, graph, received.model, state.own, key, adjust=correct
+        )
+        steps, sent = num_steps(graph, self.epochs), None
         if self.option == "I":
-            params = join_parts(received.model, state.own.layers)
+            params = layers.join_parts(received.model, state.own.layers)
             noise = fold(key, "control")
             slope = gradient(lambda params, key: self.loss(params, graph, key), params, noise)
-            control = shared_part(self.net, slope)
+            control = layers.shared_part(self.net, slope)
+            sent = tree_map(torch.sub, control, state.control)
         else:
             slope = mean_slope(received.model, model, steps, self.optimizer.lr)
             control = tree_map(torch.sub, slope, shift)
-        sent = None
         if self.compat == "replace-controls":
             sent = control
-        elif self.option == "I":
-            sent = tree_map(torch.sub, control, state.control)
         reply = Update(model, steps, graph.size(self.weight_by), sent)
         return reply, Private(control, own)
 

@@ -1,0 +1,150 @@
+"""What most methods share, so that each file states only what is its own.
+
+`Training`: clients train a network. `Averaging`: they train the server's model, and a rule makes
+one model of theirs. `Mixing`: every client gets its own mixture of all models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.core.aggregate import Mean, Rule, Update, first_server, model_of, next_server
+from atoll.core.errors import ConfigError
+from atoll.core.fit import Adjust, Loss, fit
+from atoll.core.graph import Graph
+from atoll.core.hyper import Epochs
+from atoll.core.message import ToAll, ToEach
+from atoll.core.method import Clients, Method, client_step
+from atoll.core.optim import Adam, Optimizer
+from atoll.core.private_layers import Private, fit_received, init_shared
+from atoll.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Training(Method):
+    """A method whose clients train for some epochs.
+
+    A method that lets its user choose `optimizer_state` declares a field of this name.
+    """
+
+    optimizer: Optimizer = Adam()
+    epochs: Epochs = 3
+
+    @property
+    def optimizer_state(self) -> str:
+        """Whether clients keep the optimizer's moments between rounds: "keep" or "reset"."""
+        return "keep"
+
+    def fit(
+        self,
+        graph: Graph,
+        model: Tree,
+        moments: Tree,
+        key: Tensor,
+        *,
+        loss: Loss | None = None,
+        adjust: Adjust | None = None,
+        needs_whole: str = "",
+    ) -> tuple[Tree, Tree]:
+        """A client's model and moments after its epochs (`core.fit.fit`), by default on `loss`."""
+        state = None if self.optimizer_state == "reset" else moments
+        return fit(
+            loss or self.loss,
+            model,
+            self.optimizer,
+            state,
+            self.epochs,
+            key,
+            graph,
+            adjust,
+            needs_whole=needs_whole,
+        )
+
+
+@dataclass(frozen=True)
+class Averaging(Training):
+    """FedAvg and its relatives: a relative changes `loss`, `bend`, or more.
+
+    A method that lets its user choose `weight_by` or `aggregate` declares a field of this name.
+    """
+
+    not_private: ClassVar[str] = ""
+
+    @property
+    def weight_by(self) -> str:
+        """A client's weight in the mean, by a name of `Graph.size`."""
+        return "nodes"
+
+    @property
+    def aggregate(self) -> Rule:
+        """The rule that makes one model of the clients' models."""
+        return Mean()
+
+    def init(self, clients: Clients) -> Tree:
+        return first_server(self.aggregate, self.start(clients.key))
+
+    def start(self, key: Tensor) -> Tree:
+        """The first model: all layers of the network that may leave a client."""
+        return init_shared(self.net, key)
+
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        reply = clients.map(self.train, ToAll(model_of(server)))
+        return next_server(self.aggregate, server, reply, clients.key)
+
+    @client_step
+    def train(
+        self, graph: Graph, received: Tree, state: Private | None, key: Tensor
+    ) -> tuple[Update, Private]:
+        """Minimise the loss on the client's graph, from the received model."""
+
+        def bent(grads: Tree, params: Tree) -> Tree:
+            return self.bend(grads, params, received)
+
+        model, own = fit_received(self, graph, received, state, key, adjust=bent)
+        return Update(model, graph.size(self.weight_by)), own
+
+    def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
+        """The gradient that a step follows, from the loss's: a method may add to it."""
+        return grads
+
+
+@dataclass(frozen=True)
+class Mixing(Training):
+    """Every client gets its own model; the server's record has all of them, stacked: `models`."""
+
+    not_averaging: ClassVar[str] = (
+        "every client gets a mixture of models, weighted by how alike the clients are"
+    )
+    deployed: ClassVar[str] = "personalised"
+
+    def deploy(self, server: Tree) -> ToEach:
+        return ToEach(server.models)
+
+
+def unmet(clients: Clients, *sizes: int) -> Tensor:
+    """Similarities of all pairs of clients before any have met: NaN, (*sizes, N, N)."""
+    shape, kind = (*sizes, clients.total, clients.total), torch.get_default_dtype()
+    return torch.full(shape, torch.nan, dtype=kind, device=clients.key.device)
+
+
+def put_pairs(known: Tensor, positions: Tensor, found: Tensor) -> Tensor:
+    """Numbers of all pairs (..., N, N) with those of the participants replaced, (..., K, K)."""
+    known = known.clone()
+    known[..., positions.unsqueeze(-1), positions] = found.to(known.dtype)
+    return known
+
+
+def mixing_of(similarity: Tensor, tau: float) -> dict[str, Tensor]:
+    """Diagnostics: the last known similarities, and the weights that follow from them."""
+    known = similarity.nan_to_num(nan=-torch.inf)
+    return {"similarity": similarity, "mixing": torch.softmax(tau * known, dim=-1)}
+
+
+def require_net(method: Method, kind: type[object], reason: str) -> None:
+    """Refuse a network of another kind than the method is made for, the first of its `nets`."""
+    if not isinstance(method.net, kind):
+        raise ConfigError(f"{reason}; use --set net={method.nets[0]}")
