@@ -15,15 +15,13 @@ import atoll
 from atoll.analyses.cluster_thresholds import (
     STEPS,
     ThresholdProposal,
-    tune_clusters,
-    two_digits,
-)
-from atoll.analyses.cluster_thresholds_view import (
     command,
     reasons,
     summary,
     threshold_files,
     threshold_parts,
+    tune_clusters,
+    two_digits,
 )
 from atoll.core.errors import ConfigError
 from atoll.engines.checkpoint import load_checkpoint

@@ -1,18 +1,18 @@
 """When should a cluster split? GCFL's ε1 and ε2, read off a short run: `atoll tune-clusters`.
 
 GCFL splits a cluster once the norm of its mean update is below ε1 (together nothing moves any more)
-while the largest update of a member is above ε2 (somebody still wants to move). Both are in units
-of ‖Δ‖, which change with data, rate, width, batch size and epochs: no number fits everybody. The
-paper sets them "through offline training for about 50 rounds" and says no more. Here:
+while the largest update of a member is above ε2 (one client still wants to move). Both are in units
+of ‖Δ‖, which change with data, rate, width, batch size and epochs: no number fits all. The paper
+sets them "through offline training for about 50 rounds" and says no more. Here:
 
-- The method runs with one cluster that never splits; all norms are written down.
-- ε1 is what the norm of the mean update is below in one round of ten, in the second half of the
-  rounds: "as small as possible", as the paper wants it, but within reach.
-- ε2 is just below what the largest update was in those rounds. Lower, and a cluster goes on to fall
-  apart until every client is on its own.
+- The method runs with one cluster that never splits; all norms are recorded.
+- ε1 is the 10th percentile of the mean update's norm in the second half of the rounds: "as small as
+  possible", as the paper wants it, but within reach.
+- ε2 is just below the largest update in those rounds. With a lower value, a cluster continues to
+  fall apart until every client is alone.
 
-From the norms alone one can also tell, for any other pair, in which round the first split would
-come (`first_split`); what splits are worth is for validation scores to say.
+The norms also tell for any other pair in which round the first split would come (`first_split`).
+Only validation scores can tell what splits are worth.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ import numpy as np
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
-from atoll.core.method import Method
 from atoll.engines.base import choose_engine
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
+from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.problem import Problem
 from atoll.experiment.rounds import check_task
 from atoll.methods.gcfl import GCFL
+from atoll.present import chart as plot
+from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels, Rule, number_text
+from atoll.present.layout import Part, Words, heading, quiet
+from atoll.present.tables import Column, Table, make_table
 
 ROUNDS = 50
 """How long the paper trained to set the two numbers."""
@@ -45,25 +49,15 @@ STEPS = (-3, -2, -1, 0, 1, 2, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class ThresholdProposal:
-    """What `tune_clusters` finds. R rounds, K clients.
+    """The proposed thresholds, and the norms behind them. R rounds, K clients."""
 
-    Attributes:
-        config: Resolved, with the method's own ε still in it.
-        asked: As the user gave it.
-        norms: Norm of each client's update, (R, K).
-        together: Norm of the mean update, (R,).
-        may_split: The first round, counted from 0, in which the method would split at all.
-        clients: What each client is called.
-        notes: What the loader of the user's own data has to say.
-    """
-
-    config: RunConfig
-    asked: RunConfig
-    norms: np.ndarray
-    together: np.ndarray
-    may_split: int
-    clients: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    config: RunConfig  # resolved, with the method's own ε still in it
+    request: RunConfig  # as the user gave it
+    norms: np.ndarray  # of each client's update, (R, K)
+    together: np.ndarray  # norm of the mean update, (R,)
+    may_split: int  # the first round, counted from 0, in which the method would split at all
+    clients: tuple[str, ...]  # their names
+    notes: tuple[str, ...] = ()  # of the loader of the user's own data
 
     @property
     def largest(self) -> np.ndarray:
@@ -92,8 +86,8 @@ class ThresholdProposal:
 
     @property
     def eps2(self) -> float:
-        quiet = self.together[self.tail :] < self.eps1
-        least = self.largest[self.tail :][quiet].min(initial=np.inf)
+        below = self.together[self.tail :] < self.eps1
+        least = self.largest[self.tail :][below].min(initial=np.inf)
         return two_digits(0.99 * min(float(least), self.restless))
 
     @property
@@ -114,13 +108,14 @@ class ThresholdProposal:
         ε1 goes from half the proposal beyond its double, ε2 from ε1 beyond restless.
         """
         down = self.eps2 / min(self.eps1, self.eps2 / 2)
-        first = _rounded([self.eps1 * 2.0 ** (step / 3) for step in STEPS])
-        second = _rounded([self.eps2 * (down if step < 0 else 1.6) ** (step / 3) for step in STEPS])
+        first = [two_digits(self.eps1 * 2.0 ** (step / 3)) for step in STEPS]
+        factors = [(down if step < 0 else 1.6) ** (step / 3) for step in STEPS]
+        second = [two_digits(self.eps2 * factor) for factor in factors]
         rounds = [[self.first_split(one, other) for other in second] for one in first]
-        return first, second, np.array(rounds)
+        return np.array(first), np.array(second), np.array(rounds)
 
     def warnings(self) -> list[str]:
-        """What makes the proposal doubtful."""
+        """Reasons to doubt the proposal."""
         found = []
         if self.falling > 0.2:
             found.append(
@@ -136,6 +131,15 @@ class ThresholdProposal:
             found.append("within these rounds the proposal splits nothing; give more --rounds")
         return found
 
+    @property
+    def title(self) -> str:
+        """The run behind the proposal."""
+        config = self.config
+        return (
+            f"{config.method} without splits: {config.data}, {len(self.clients)} clients, "
+            f"{config.partition}, {len(self.together)} rounds, protocol {config.protocol}"
+        )
+
 
 def two_digits(value: float, *, up: bool = False) -> float:
     """Cut to two significant digits, or raised to them: more would pretend to be exact."""
@@ -148,53 +152,38 @@ def two_digits(value: float, *, up: bool = False) -> float:
     return float(f"{whole * unit:.2g}")
 
 
-def _rounded(values: list[float]) -> np.ndarray:
-    return np.array([two_digits(value) for value in values])
-
-
 @tuned_process()
 def tune_clusters(
-    asked: RunConfig, *, on_round: Callable[[int], None] | None = None
+    request: RunConfig, *, on_round: Callable[[int], None] | None = None
 ) -> ThresholdProposal:
-    """Run a method of GCFL's kind without splits and write all norms down.
+    """Run a method of GCFL's kind without splits and record all norms.
+
+    All clients take part, as they must in a round that splits.
 
     Args:
-        asked: The configuration, as for a run; `rounds` is `ROUNDS` unless given. All clients take
-            part, as they must in a round that splits.
+        request: The configuration, as for a run; `rounds` is `ROUNDS` unless given.
         on_round: Called after each round with the number of rounds done.
     """
-    rounds = asked.rounds or ROUNDS
+    rounds = request.rounds or ROUNDS
     if rounds < LEAST_ROUNDS:
         raise ConfigError(f"rounds is {rounds}; give at least {LEAST_ROUNDS} to see where it ends")
-    made = Problem.of(msgspec.structs.replace(asked, rounds=rounds)).divide(asked.seed)
+    made = Problem.of(msgspec.structs.replace(request, rounds=rounds)).divide(request.seed)
     federation, config = made.federation, made.config
-    method = clustered(
-        build_method(config, federation.features, federation.classes, federation.task.name), config
-    )
+    task = federation.task.name
+    method = build_method(config, federation.features, federation.classes, task)
+    if not isinstance(method, GCFL):
+        raise ConfigError(f"{config.method} does not split clusters; this command needs gcfl")
     if len(federation) <= method.min_size:
         raise ConfigError(
             f"a cluster of {method.min_size} clients or fewer is never split, and there are only "
             f"{len(federation)} clients; nothing is to be tuned"
         )
     check_task(method, federation)
-    norms, together = _norms(method, federation, config, rounds, on_round)
+    norms, together = _norms(method, federation, config, on_round)
     waits = method.seq_length if method.similarity != "cosine" else 1
-    return ThresholdProposal(
-        config,
-        asked,
-        norms,
-        together,
-        max(method.min_round, waits - 1),
-        client_names(federation),
-        tuple(made.notes),
-    )
-
-
-def clustered(method: Method, config: RunConfig) -> GCFL:
-    """The method, if it is of the kind whose clusters split."""
-    if not isinstance(method, GCFL):
-        raise ConfigError(f"{config.method} does not split clusters; this command needs gcfl")
-    return method
+    may_split, names = max(method.min_round, waits - 1), client_names(federation)
+    notes = tuple(made.notes)
+    return ThresholdProposal(config, request, norms, together, may_split, names, notes)
 
 
 def client_names(federation: Federation) -> tuple[str, ...]:
@@ -209,7 +198,6 @@ def _norms(
     method: GCFL,
     federation: Federation,
     config: RunConfig,
-    rounds: int,
     on_round: Callable[[int], None] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Norms of the updates, (R, K), and of their mean, (R,), while nothing is split or scored."""
@@ -223,9 +211,126 @@ def _norms(
         chunk=config.chunk,
     )
     server = method.init(simulation.clients(-1))
-    for number in range(rounds):
+    for number in range(config.rounds or ROUNDS):
         server = method.round(server, simulation.clients(number))
         if on_round is not None:
             on_round(number + 1)
     trace = server.trace.double().cpu().numpy()
     return trace[:, 0], trace[:, 1, 0]
+
+
+def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
+    """Norms, proposal and doubts; the command that uses it belongs below, unwrapped."""
+    parts: list[Part] = [heading(found.title), "", _norm_table(found), "", *reasons(found)]
+    parts += [Words(f"But {line}.", "yellow") for line in found.warnings()]
+    if grid:
+        caption = (
+            "Rounds, counted from 0, in which the first split would come; – in none of these. The "
+            "proposal is the fourth row and column."
+        )
+        parts += ["", _grid_table(found), quiet(caption)]
+    return parts
+
+
+def reasons(found: ThresholdProposal) -> list[str]:
+    """One line for each of the two numbers, and one for their effect."""
+    first = found.first_split(found.eps1, found.eps2)
+    when = f"in round {first:.0f}" if np.isfinite(first) else "in none of these rounds"
+    return [
+        f"eps1 = {found.eps1:g}: the mean update is shorter in one round of ten, in the second "
+        f"half (median {found.calm:.3g})",
+        f"eps2 = {found.eps2:g}: the largest update is longer in all those rounds (median of the "
+        f"second half {found.restless:.3g})",
+        f"The first split would come {when} (earliest: {found.may_split}).",
+    ]
+
+
+def command(found: ThresholdProposal) -> str:
+    """The command that runs the method with the proposal and the user's other options."""
+    settings = {**found.request.set, "eps1": found.eps1, "eps2": found.eps2}
+    # The rounds were for tuning; a run takes the protocol's.
+    return run_command(msgspec.structs.replace(found.request, rounds=None, set=settings))
+
+
+def _norm_table(found: ThresholdProposal) -> Table:
+    rows = [("mean of all", found.together), ("largest", found.largest)]
+    clients = zip((f"client {name}" for name in found.clients), found.norms.T, strict=True)
+    lines = []
+    for name, values in [*rows, *clients][: plot.MAX_ROWS + len(rows)]:
+        tail = values[found.tail :]
+        numbers = (values[0], np.median(tail), tail.min(), tail.max())
+        lines.append([name, *(f"{number:.3g}" for number in numbers)])
+    names = ("first round", "median, second half", "lowest", "highest")
+    columns = [Column("norm of the update", "left"), *(Column(n, wrap=True) for n in names)]
+    return make_table(columns, lines, sections=[len(rows)])
+
+
+def _grid_table(found: ThresholdProposal) -> Table:
+    first, second, rounds = found.grid()
+    lines = [
+        [f"{value:g}", *(number_text(number, 0) for number in line)]
+        for value, line in zip(first, rounds, strict=True)
+    ]
+    return make_table(["eps1 | eps2", *(f"{value:g}" for value in second)], lines, left=0)
+
+
+def threshold_files(found: ThresholdProposal) -> dict[str, object]:
+    """norms.csv, tune-clusters.json and tune-clusters.png, for `write_all`."""
+    names = ["round", "mean", "largest", *(f"client {name}" for name in found.clients)]
+    norms = np.column_stack([found.together, found.largest, found.norms])
+    lines = [[n, *(f"{value:.6g}" for value in line)] for n, line in enumerate(norms)]
+    charts = (_norm_chart(found), _grid_chart(found))
+    return {
+        "norms.csv": make_table(names, lines),
+        "tune-clusters.json": summary(found),
+        "tune-clusters.png": Panels(found.title, (charts,), (14, 5.6), widths=(1.25, 1)),
+    }
+
+
+def summary(found: ThresholdProposal) -> dict[str, object]:
+    """The object that `--json` prints; rounds count from 0, null is never."""
+    config = found.config
+    first, second, rounds = found.grid()
+    return {
+        "method": config.method,
+        "data": config.data,
+        "clients": list(found.clients),
+        **{name: getattr(config, name) for name in ("partition", "protocol", "seed")},
+        "rounds": len(found.together),
+        **{name: getattr(found, name) for name in ("eps1", "eps2", "calm", "restless", "falling")},
+        "first_split": found.first_split(found.eps1, found.eps2),
+        "may_split": found.may_split,
+        "warnings": found.warnings(),
+        "command": command(found),
+        "grid": {"eps1": first, "eps2": second, "first_split": rounds},
+    }
+
+
+def _norm_chart(found: ThresholdProposal) -> Chart:
+    """The norms and the two lines through them."""
+    rounds = np.arange(len(found.together))
+    clients = [Line(rounds, norms, plot.GREY, width=0.8, opacity=0.7) for norms in found.norms.T]
+    marks: list[plot.Mark] = [
+        Rule(found.tail, upright=True, to=rounds[-1], colour=plot.SHADE),
+        replace(clients[0], name="each client"),
+        *clients[1:],
+        Line(rounds, found.largest, RED, "largest", width=1.6),
+        Line(rounds, found.together, BLUE, "mean update", width=2.2),
+    ]
+    for name, value, colour in (("ε1", found.eps1, BLUE), ("ε2", found.eps2, RED)):
+        words = f"{name} = {value:g}"
+        marks.append(Rule(value, colour=colour, dash=plot.DASHED, width=1.2, text=words))
+    title = "Norms while nothing is split (shaded: what the proposal reads)"
+    x, y = Axis("round", 0, rounds[-1]), Axis("norm of the update", log=True)
+    return Chart(title, x, y, tuple(marks), legend="below")
+
+
+def _grid_chart(found: ThresholdProposal) -> Chart:
+    """The first split for other choices."""
+    first, second, rounds = found.grid()
+    high, place = max(len(found.together) - 1.0, 1.0), STEPS.index(0)
+    words = plot.number_words(rounds, 0)
+    heat = plot.Heat(rounds, words, high=high, frame=(place, place, 1, 1))
+    title = "Round of the first split (grey: none; frame: the proposal)"
+    x, y = (plot.named(n, [f"{v:g}" for v in of]) for n, of in (("ε2", second), ("ε1", first)))
+    return Chart(title, x, y, (heat,))

@@ -136,9 +136,7 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
 )
 def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) -> None:
     """Run METHOD (default: gcfl) for a while without splits; propose eps1 and eps2."""
-    from atoll.analyses import cluster_thresholds_view as view
-    from atoll.analyses.cluster_thresholds import ROUNDS
-    from atoll.analyses.cluster_thresholds import tune_clusters as tune
+    from atoll.analyses import cluster_thresholds as analysis
     from atoll.present.files import check_output
     from atoll.present.layout import layout
     from atoll.present.terminal import progress
@@ -147,13 +145,13 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
     if out is not None:
         check_output(out)
     console = make_console(stderr=as_json)
-    with progress(console, config.rounds or ROUNDS, "without splits") as move:
-        found = tune(config, on_round=lambda done: move(1))
+    with progress(console, config.rounds or analysis.ROUNDS, "without splits") as move:
+        found = analysis.tune_clusters(config, on_round=lambda done: move(1))
     print_notes(console, found.notes)
-    console.print(layout(view.threshold_parts(found, grid=grid), gap=2))
-    print_next(console, [view.command(found)])
-    files = view.threshold_files(found) if out else {}
-    _finish(console, out, files, view.summary(found) if as_json else None)
+    console.print(layout(analysis.threshold_parts(found, grid=grid), gap=2))
+    print_next(console, [analysis.command(found)])
+    files = analysis.threshold_files(found) if out else {}
+    _finish(console, out, files, analysis.summary(found) if as_json else None)
 
 
 @command(
