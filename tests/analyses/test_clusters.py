@@ -13,9 +13,23 @@ import pytest
 from rich.console import Console
 
 import atoll
-from atoll.analyses.clusters import ClusterStudy, Gain, inside, labels_by_round, study_clusters
-from atoll.analyses.clusters_charts import boxes, cluster_charts, colours, norm_charts, rows
-from atoll.analyses.clusters_view import cluster_files, cluster_parts, summary
+from atoll.analyses.clusters import (
+    ClusterStudy,
+    Gain,
+    cluster_parts,
+    inside,
+    labels_by_round,
+    study_clusters,
+    summary,
+)
+from atoll.analyses.clusters_charts import (
+    boxes,
+    cluster_charts,
+    cluster_files,
+    colours,
+    norm_charts,
+    rows,
+)
 from atoll.core.errors import ConfigError
 from atoll.data.measure.graph_pairs import PairHeterogeneity
 from atoll.data.source import GraphGroup, GraphSet

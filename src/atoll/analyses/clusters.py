@@ -1,20 +1,20 @@
-"""What the clusters of a GCFL run are and what they gain: `atoll clusters`.
+"""The clusters of a GCFL run, and what clients gain by them: `atoll clusters`.
 
-- Who split from whom, when and why, and which clusters there were in each round.
+- The splits with round and reason, and the clusters in each round.
 - How different the graphs inside a cluster are, before and after each split (Fig. 3), by the
   measure of `atoll.data.measure.graph_pairs`: means over the pairs of clients that share a cluster.
   A client on its own has no such pair. `chance` is the share of random clusters of the same sizes
   that are at least as alike: that some pairs are alike is no evidence.
-- What each client gains over another run, usually Local (Tables 3 and 4, Figs. 6 to 8): means over
+- Each client's gain over another run, usually Local (Tables 3 and 4, Figs. 6 to 8): means over
   seeds of its accuracy here less its accuracy there.
 
 Rounds count from 0, as in metrics.csv. Tree and heterogeneity are those of one seed, because every
-seed has clusters of its own; gains and losses are those of all.
+seed has other clusters; gains and losses are those of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,10 @@ from atoll.data.measure.graph_pairs import PairHeterogeneity, compare_graphs
 from atoll.experiment.folder import FinishedRun, read_run
 from atoll.experiment.problem import Data
 from atoll.methods.gcfl import Split
+from atoll.present.chart import MAX_ROWS, number_text
+from atoll.present.layout import Branch, Part, heading, quiet
+from atoll.present.tables import Column, Table, make_table
+from atoll.present.terminal import counted
 
 SHUFFLES = 2000
 """Random clusters that the found ones are compared with."""
@@ -33,17 +37,11 @@ SHUFFLES = 2000
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """One run next to the one it is compared with. S seeds, K clients.
+    """One run next to the one it is compared with. S seeds, K clients."""
 
-    Attributes:
-        name: Method and, if there is one, preset.
-        accuracy: Test accuracy as reported, (S, K).
-        gain: Mean over seeds less that of the baseline, (K,); None for want of a baseline.
-    """
-
-    name: str
-    accuracy: np.ndarray
-    gain: np.ndarray | None
+    name: str  # method and, if there is one, preset
+    accuracy: np.ndarray  # test accuracy as reported, (S, K)
+    gain: np.ndarray | None  # mean over seeds less that of the baseline, (K,)
 
     @property
     def mean(self) -> float:
@@ -67,33 +65,19 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class ClusterStudy:
-    """What `study_clusters` finds. R rounds, K clients.
-
-    Attributes:
-        run: The run in question.
-        seed: Whose tree, norms and heterogeneity these are.
-        names: What each client is called.
-        splits: In the order in which they happened.
-        label: Every client's cluster after each round, (R, K).
-        norms: Norm of each client's update, (R, K); NaN in rounds without it.
-        together: Norm of the mean update of its cluster, before this round's splits, (R, K).
-        pairs: How different the graphs of every two clients are.
-        gains: The run, those beside it, and the baseline last.
-        others: The runs behind the gains after the first.
-        baseline: Name of the one that gains are over; None for want of one.
-    """
+    """The findings of `study_clusters`. R rounds, K clients."""
 
     run: FinishedRun
-    seed: int
-    names: tuple[str, ...]
-    splits: list[Split]
-    label: np.ndarray
-    norms: np.ndarray
-    together: np.ndarray
-    pairs: PairHeterogeneity
-    gains: list[Gain]
-    others: list[FinishedRun]
-    baseline: str | None = None
+    seed: int  # of the tree, the norms and the heterogeneity
+    names: tuple[str, ...]  # of the clients
+    splits: list[Split]  # in the order in which they happened
+    label: np.ndarray  # every client's cluster after each round, (R, K)
+    norms: np.ndarray  # of each client's update, (R, K); NaN in rounds without it
+    together: np.ndarray  # of its cluster's mean update, before this round's splits, (R, K)
+    pairs: PairHeterogeneity  # how different the graphs of every two clients are
+    gains: list[Gain]  # the run, those beside it, and the baseline last
+    others: list[FinishedRun]  # the runs behind the gains after the first
+    baseline: str | None = None  # name of the run that gains are over
 
     @property
     def rounds(self) -> int:
@@ -115,36 +99,32 @@ class ClusterStudy:
         The first line is that of one cluster of all, with the round -1.
         """
         lines = [(-1, np.zeros(self.label.shape[1], dtype=np.int64))]
-        for number in sorted({split.round for split in self.splits}):
-            lines.append((number, self.label[number]))
-        return [
-            (number, inside(self.pairs.structure, label), inside(self.pairs.features, label))
-            for number, label in lines
-        ]
+        lines += [(round_, self.label[round_]) for round_ in sorted({s.round for s in self.splits})]
+        return [(number, *self._inside(label)) for number, label in lines]
+
+    def _inside(self, label: np.ndarray) -> tuple[float, float]:
+        return inside(self.pairs.structure, label), inside(self.pairs.features, label)
 
     def of_cluster(self, members: Sequence[int]) -> tuple[float, float]:
         """Structure and feature heterogeneity between the clients of one cluster."""
         own = np.arange(self.label.shape[1])
-        own = np.where(np.isin(own, members), 0, own + 1)
-        return inside(self.pairs.structure, own), inside(self.pairs.features, own)
+        return self._inside(np.where(np.isin(own, members), 0, own + 1))
 
     def company(self) -> np.ndarray:
         """Each client's mean structure heterogeneity to the others of its final cluster, (K,)."""
         last = self.label[-1]
         mates = (last[:, None] == last) & ~np.eye(len(last), dtype=bool)
         known = mates & np.isfinite(self.pairs.structure)
-        total = np.where(known, self.pairs.structure, 0.0).sum(1)
-        count = known.sum(1)
-        nothing = np.full(len(last), np.nan)
-        return np.asarray(np.divide(total, count, out=nothing, where=count > 0))
+        total, count = np.where(known, self.pairs.structure, 0.0).sum(1), known.sum(1)
+        return np.asarray(np.divide(total, count, out=np.full(len(last), np.nan), where=count > 0))
 
     def chance(self, matrix: np.ndarray) -> float:
         """Share of random clusters of the same sizes that are at least as alike inside."""
         found, rng = inside(matrix, self.label[-1]), np.random.default_rng(0)
         if not np.isfinite(found) or not self.splits:
             return float("nan")
-        drawn = [inside(matrix, rng.permutation(self.label[-1])) for _ in range(SHUFFLES)]
-        return float((1 + np.sum(np.array(drawn) <= found + 1e-12)) / (1 + SHUFFLES))
+        random = [inside(matrix, rng.permutation(self.label[-1])) for _ in range(SHUFFLES)]
+        return float((1 + np.sum(np.array(random) <= found + 1e-12)) / (1 + SHUFFLES))
 
 
 def inside(matrix: np.ndarray, label: np.ndarray) -> float:
@@ -195,7 +175,6 @@ def study_clusters(
     federation = run.federations[number - config.seed]
     splits, trace = found["splits"], found["trace"].double().numpy()
     trace = np.where(trace < 0, np.nan, trace)
-    label = labels_by_round(splits, len(trace), len(federation))
     others = [read_run(path, data, like=run) for path in beside]
     baseline = None if against is None else read_run(against, data, like=run)
     runs = [run, *others, *([baseline] if baseline else [])]
@@ -205,13 +184,13 @@ def study_clusters(
         number,
         client_names(federation),
         splits,
-        label,
-        trace[:, 0],
-        trace[:, 1],
-        compare_graphs(federation, walks=walks, seed=number),
-        gains_of(runs, baseline),
-        runs[1:],
-        None if baseline is None else run_name(baseline),
+        labels_by_round(splits, len(trace), len(federation)),
+        norms=trace[:, 0],
+        together=trace[:, 1],
+        pairs=compare_graphs(federation, walks=walks, seed=number),
+        gains=gains_of(runs, baseline),
+        others=runs[1:],
+        baseline=None if baseline is None else run_name(baseline),
     )
 
 
@@ -233,3 +212,153 @@ def run_name(run: FinishedRun) -> str:
     """Method and preset, as in "gcfl plus"."""
     preset = run.config.set.get("preset", "")
     return f"{run.config.method} {preset}".strip()
+
+
+def cluster_parts(found: ClusterStudy) -> list[Part]:
+    """Everything that fits a terminal."""
+    parts: list[Part] = [heading(title(found)), "", _tree(found), ""]
+    if found.splits:
+        caption = (
+            "Mean over pairs of clients in one cluster, of GCFL's measures between their graphs "
+            "(nats). chance: share of random clusters of the same sizes that are at least as alike."
+        )
+        parts += [_heterogeneity_table(found), quiet(caption), ""]
+    return [*parts, _gain_table(found), quiet(_gain_caption(found))]
+
+
+def title(found: ClusterStudy) -> str:
+    """Which run this is."""
+    config = found.run.config
+    return (
+        f"{run_name(found.run)} on {config.data}, {counted(len(found.names), 'client')}, "
+        f"{config.partition}, {counted(found.rounds, 'round')}, seed {found.seed}: "
+        f"{counted(len(found.splits), 'split')}, {counted(len(found.members), 'cluster')}"
+    )
+
+
+def _tree(found: ClusterStudy) -> Branch:
+    """Each split with its round and its reason.
+
+    The larger side of a split stays on its branch, so that the tree never gets deep.
+    """
+    everyone = tuple(range(len(found.names)))
+    eps1, eps2 = found.eps("eps1"), found.eps("eps2")
+    root = Branch(f"all {len(everyone)} clients, eps1 {eps1:g}, eps2 {eps2:g}")
+    splits = {tuple(sorted((*split.stay, *split.leave))): split for split in found.splits}
+    _grow(root, everyone, splits, found)
+    return root
+
+
+def _grow(
+    branch: Branch,
+    members: tuple[int, ...],
+    splits: Mapping[tuple[int, ...], Split],
+    found: ClusterStudy,
+) -> None:
+    """A line for every group that leaves these members, and one for the rest at the end."""
+    while members in splits:
+        split = splits[members]
+        members, leaving = sorted((split.stay, split.leave), key=len, reverse=True)
+        verb = "leaves" if len(leaving) == 1 else "leave"
+        why = f"(mean {split.mean_norm:.4g}, largest {split.max_norm:.4g}, cut {split.cut:.3g})"
+        twig = Branch(f"round {split.round}: {_clients(leaving, found)} {verb} ", why)
+        branch.below.append(twig)
+        if leaving in splits:
+            _grow(twig, leaving, splits, found)
+    branch.below.append(Branch(f"at the end: {_clients(members, found)}"))
+
+
+def _clients(members: Sequence[int], found: ClusterStudy) -> str:
+    names = ", ".join(found.names[member] for member in members)
+    return f"client{'s' if len(members) > 1 else ''} {names}"
+
+
+def _heterogeneity_table(found: ClusterStudy) -> Table:
+    lines = []
+    for number, *values in found.within():
+        name = "all clients in one" if number < 0 else f"after the splits of round {number}"
+        lines.append((name, tuple(values)))
+    pairs = found.pairs
+    lines.append(("chance", (found.chance(pairs.structure), found.chance(pairs.features))))
+    several = [members for members in found.members if len(members) > 1]
+    for members in several[:MAX_ROWS]:
+        label = _clients(members, found)
+        short = label if len(label) <= 46 else label[:45] + "…"
+        lines.append((short, found.of_cluster(members)))
+    return make_table(
+        (Column("heterogeneity inside clusters", "left", wrap=True), "structure", "features"),
+        [(name, *(number_text(value, 3) for value in values)) for name, values in lines],
+        sections=[len(lines) - len(several[:MAX_ROWS])],
+    )
+
+
+def _gain_table(found: ClusterStudy) -> Table:
+    compared = found.baseline is not None
+    more = ("mean gain", "least gain", "better", "not worse") if compared else ()
+    lines = []
+    for gain in found.gains:
+        spread = "–" if gain.spread is None else f"{100 * gain.spread:.1f}"
+        cells = [gain.name, f"{100 * gain.mean:.1f}", spread]
+        if gain.gain is not None:
+            cells += [f"{100 * least(gain.gain):+.1f}" for least in (np.nanmean, np.nanmin)]
+            cells += [f"{gain.improved(ties=ties)}/{len(gain.gain)}" for ties in (False, True)]
+        lines.append([*cells, *[""] * (3 + len(more) - len(cells))])
+    return make_table((Column("run", "left", wrap=True), "accuracy", "±", *more), lines)
+
+
+def _gain_caption(found: ClusterStudy) -> str:
+    text = (
+        "Test accuracy in percent, every client alike. ±: mean over clients of the standard "
+        "deviation over seeds."
+    )
+    if found.baseline is None:
+        return text + " Who gains: give the folder of a run of local with --against."
+    return text + (
+        f" Gains are points over {found.baseline}, per client, of means over seeds; the paper's "
+        "ratio counts those that are not worse."
+    )
+
+
+def summary(found: ClusterStudy) -> dict[str, object]:
+    """The object that `--json` prints and `clusters.json` holds; rounds count from 0."""
+    config = found.run.config
+    kinds = ("structure", "features")
+    matrices = {name: getattr(found.pairs, name) for name in kinds}
+    return {
+        **{name: getattr(config, name) for name in ("method", "data", "protocol", "partition")},
+        "rounds": found.rounds,
+        "seed": found.seed,
+        "clients": list(found.names),
+        "eps1": found.eps("eps1"),
+        "eps2": found.eps("eps2"),
+        "splits": [split._asdict() for split in found.splits],
+        "clusters": [
+            {"members": members, **dict(zip(kinds, found.of_cluster(members), strict=True))}
+            for members in found.members
+        ],
+        "heterogeneity": [
+            dict(zip(("after_round", *kinds), line, strict=True)) for line in found.within()
+        ],
+        "company": found.company(),
+        "chance": {name: found.chance(matrix) for name, matrix in matrices.items()},
+        "pairs": matrices,
+        "baseline": found.baseline,
+        "gains": [_gain_summary(gain) for gain in found.gains],
+        "norms": found.norms,
+        "mean_norms": found.together,
+        "cluster_of_client": found.label,
+    }
+
+
+def _gain_summary(gain: Gain) -> dict[str, object]:
+    found: dict[str, object] = {"run": gain.name}
+    found |= {name: getattr(gain, name) for name in ("accuracy", "mean", "spread")}
+    if gain.gain is not None:
+        found |= {
+            "gain": gain.gain,
+            "mean_gain": np.nanmean(gain.gain),
+            "min_gain": np.nanmin(gain.gain),
+            "better": gain.improved(ties=False),
+            "not_worse": gain.improved(ties=True),
+        }
+    return found

@@ -1,4 +1,4 @@
-"""The charts of `atoll clusters`: tree over rounds, norms, heterogeneity, losses, gains."""
+"""The files of `atoll clusters`: tree over rounds, norms, heterogeneity, losses, gains."""
 
 from __future__ import annotations
 
@@ -7,37 +7,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.analyses.clusters import ClusterStudy
-from atoll.present.chart import (
-    BLACK,
-    BLUE,
-    DASHED,
-    DOTTED,
-    EDGE,
-    GREY,
-    RED,
-    SHADE,
-    SOFT,
-    Area,
-    Axis,
-    Bars,
-    Chart,
-    Dots,
-    Line,
-    Mark,
-    Panels,
-    Rule,
-    Texts,
-    colour_of,
-    in_rows,
-    named,
-    steps,
-    titled,
-    violin,
-)
+from atoll.analyses.clusters import ClusterStudy, summary, title
+from atoll.present import chart as plot
+from atoll.present.chart import Axis, Chart, Line, Mark, Panels, Rule, Texts, colour_of, titled
 
 PANELS = 6
 """Panels of the picture of norms: the largest clusters, and all other clients in the last."""
+
+
+def cluster_files(found: ClusterStudy) -> dict[str, object]:
+    """clusters.json and the pictures, for `write_all`."""
+    return {"clusters.json": summary(found), **cluster_charts(found, title(found))}
 
 
 def cluster_charts(found: ClusterStudy, about: str) -> dict[str, Panels | None]:
@@ -56,11 +36,16 @@ def cluster_charts(found: ClusterStudy, about: str) -> dict[str, Panels | None]:
     return made | {"gains.png": None if found.baseline is None else gain_chart(found, about)}
 
 
+def _several(found: ClusterStudy) -> list[list[int]]:
+    """The final clusters of more than one client, the largest first."""
+    several = [members for members in found.members if len(members) > 1]
+    return sorted(several, key=len, reverse=True)
+
+
 def colours(found: ClusterStudy) -> list[str]:
     """Each client's colour: that of its final cluster, the largest first; grey for loners."""
-    colour = [GREY] * len(found.names)
-    several = [members for members in found.members if len(members) > 1]
-    for place, members in enumerate(sorted(several, key=len, reverse=True)):
+    colour = [plot.GREY] * len(found.names)
+    for place, members in enumerate(_several(found)):
         for member in members:
             colour[member] = colour_of(place)
     return colour
@@ -91,56 +76,44 @@ def boxes(found: ClusterStudy) -> list[tuple[list[int], int, int]]:
 
 def tree_chart(found: ClusterStudy, about: str) -> Panels:
     """A box for every cluster, from the round in which it came about to the one that split it."""
-    order = rows(found)
+    order, colour = rows(found), colours(found)
     row_of = {client: row for row, client in enumerate(order)}
-    colour = colours(found)
     marks: list[Mark] = []
     for members, start, end in boxes(found):
         where = [row_of[member] for member in members]
-        face = colour[members[0]] if members in found.members else SHADE
+        face = colour[members[0]] if members in found.members else plot.SHADE
         low, high = min(where) - 0.42, max(where) + 0.42
-        marks.append(Area([start, end], [low, low], [high, high], face, opacity=0.8))
-        marks.append(Line([start, end], [float(np.mean(where))] * 2, SOFT, width=1.2))
+        marks.append(plot.Area([start, end], [low, low], [high, high], face, opacity=0.8))
+        marks.append(Line([start, end], [float(np.mean(where))] * 2, plot.SOFT, width=1.2))
     for split in found.splits:
         ends = [float(np.mean([row_of[one] for one in side])) for side in (split.stay, split.leave)]
-        marks.append(Line([split.round + 1] * 2, ends, SOFT, width=1.2))
-    words = named("", [found.names[client] for client in order], most=len(order))
-    y = "client (coloured: final clusters; grey: on its own)"
-    chart = Chart(
-        "",
-        Axis("round", 0, found.rounds),
-        Axis(y, len(order) - 0.4, -0.6, ticks=words.ticks),
-        (*marks, *_split_names(found)),
-    )
-    return titled(about, chart, (12, min(2.6 + 0.3 * len(order), 16)))
-
-
-def _split_names(found: ClusterStudy) -> list[Mark]:
-    """The rounds of the splits above the picture, leaving out those without room."""
-    last, names = -np.inf, []
+        marks.append(Line([split.round + 1] * 2, ends, plot.SOFT, width=1.2))
+    # The rounds of the splits stand above the picture; those without room are left out.
+    last, turned = -np.inf, len(found.splits) > 12
     for number in sorted({split.round for split in found.splits}):
-        if number - last < 0.022 * found.rounds:
-            continue
-        turned = len(found.splits) > 12
-        names.append(Rule(number + 1, upright=True, width=0, text=str(number), turned=turned))
-        last = number
-    return [*names]
+        if number - last >= 0.022 * found.rounds:
+            marks.append(Rule(number + 1, upright=True, width=0, text=str(number), turned=turned))
+            last = number
+    words = plot.named("", [found.names[client] for client in order], most=len(order))
+    y_name = "client (coloured: final clusters; grey: on its own)"
+    y = Axis(y_name, len(order) - 0.4, -0.6, ticks=words.ticks)
+    chart = Chart("", Axis("round", 0, found.rounds), y, tuple(marks))
+    return titled(about, chart, (12, min(2.6 + 0.3 * len(order), 16)))
 
 
 def _split_rules(found: ClusterStudy, members: Sequence[int]) -> list[Mark]:
     """A dotted line for each split that some of these clients went through."""
     rounds = {s.round for s in found.splits if set(members) & {*s.stay, *s.leave}}
-    return [Rule(at, upright=True, colour=EDGE, dash=DOTTED, width=0.8) for at in rounds]
+    return [Rule(at, upright=True, colour=plot.EDGE, dash=plot.DOTTED, width=0.8) for at in rounds]
 
 
 def norm_charts(found: ClusterStudy, about: str) -> Panels:
     """Norms of the clients' updates, a panel for each final cluster (Fig. 1)."""
-    near, groups = _near(found), _panels(found)
-    charts = [
-        _norm_chart(found, text, members, near, last=place == len(groups) - 1)
-        for place, (text, members) in enumerate(groups)
-    ]
-    arranged = in_rows(charts)
+    groups = _panels(found)
+    charts = [_norm_chart(found, text, members) for text, members in groups]
+    # Only the last panel has room for the names of ε1 and ε2.
+    charts[-1] = _norm_chart(found, *groups[-1], named=True)
+    arranged = plot.in_rows(charts)
     return Panels(
         f"Norms of the updates (black: mean update of the cluster)\n{about}",
         arranged,
@@ -152,34 +125,29 @@ def norm_charts(found: ClusterStudy, about: str) -> Panels:
 
 
 def _norm_chart(
-    found: ClusterStudy, text: str, members: list[int], near: dict[str, float], *, last: bool
+    found: ClusterStudy, text: str, members: list[int], *, named: bool = False
 ) -> Chart:
     rounds, colour = np.arange(found.rounds), colours(found)
     marks: list[Mark] = []
     for member in members:
         marks.append(Line(rounds, found.norms[:, member], colour[member], width=0.9))
-        if colour[member] == GREY and len(members) <= PANELS:
-            end = found.norms[-1, member]
-            name = f" {found.names[member]}"
+        if colour[member] == plot.GREY and len(members) <= PANELS:
+            end, name = found.norms[-1, member], f" {found.names[member]}"
             marks.append(Texts([rounds[-1]], [end], [name], place="right", size=7))
     if len({found.label[-1, member] for member in members}) == 1:
-        marks.append(Line(rounds, found.together[:, members[0]], BLACK, width=1.4))
-    marks += [Rule(value, dash=DASHED, text=name if last else "") for name, value in near.items()]
+        marks.append(Line(rounds, found.together[:, members[0]], plot.BLACK, width=1.4))
+    # A threshold that is far from all norms would leave no room for them.
+    low, high = np.nanmin(found.together), np.nanmax(found.norms)
+    for name, value in (("ε1", found.eps("eps1")), ("ε2", found.eps("eps2"))):
+        if low / 5 < value < 5 * high:
+            marks.append(Rule(value, dash=plot.DASHED, text=name if named else ""))
     marks += _split_rules(found, members)
     return Chart(text, Axis("", 0, found.rounds - 1), Axis("", log=True), tuple(marks))
 
 
-def _near(found: ClusterStudy) -> dict[str, float]:
-    """ε1 and ε2, unless they are so far from all norms that a picture with them shows nothing."""
-    low, high = np.nanmin(found.together), np.nanmax(found.norms)
-    lines = {"ε1": found.eps("eps1"), "ε2": found.eps("eps2")}
-    return {name: value for name, value in lines.items() if low / 5 < value < 5 * high}
-
-
 def _panels(found: ClusterStudy) -> list[tuple[str, list[int]]]:
     """The largest final clusters, and the clients of all others together."""
-    ordered = sorted(found.members, key=len, reverse=True)
-    several = [members for members in ordered if len(members) > 1]
+    ordered, several = sorted(found.members, key=len, reverse=True), _several(found)
     shown = several if len(ordered) == len(several) <= PANELS else several[: PANELS - 1]
     rest = sorted(member for members in ordered[len(shown) :] for member in members)
     panels = [(_short(members, found), members) for members in shown]
@@ -198,51 +166,32 @@ def _short(members: list[int], found: ClusterStudy) -> str:
 
 def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
     """How different graphs inside clusters are: over rounds, and in each final cluster (Fig. 3)."""
-    lines = np.array(found.within())
+    lines, several = np.array(found.within()), _several(found)[:12]
     at = np.append(np.maximum(lines[:, 0], 0), found.rounds)
-    several = sorted((m for m in found.members if len(m) > 1), key=len, reverse=True)[:12]
     over: list[Mark] = []
     bars: list[Mark] = []
     heights = np.nan_to_num([found.of_cluster(members) for members in several]).reshape(-1, 2)
-    for place, (name, colour) in enumerate((("structure", BLUE), ("features", RED))):
+    for place, (name, colour) in enumerate((("structure", plot.BLUE), ("features", plot.RED))):
         values = lines[:, 1 + place]
-        line = steps(at, np.append(values, values[-1]))
-        all_clients = Rule(values[0], colour=colour, dash=DASHED)
+        line = plot.steps(at, np.append(values, values[-1]))
+        all_clients = Rule(values[0], colour=colour, dash=plot.DASHED)
         over += [Line(*line, colour, name, width=2), all_clients]
         spots = np.arange(len(several)) + 0.4 * place - 0.2
-        bars += [all_clients, Bars(spots, heights[:, place], width=0.38, colour=colour)]
+        bars += [all_clients, plot.Bars(spots, heights[:, place], width=0.38, colour=colour)]
     top = 1.05 * float(np.nanmax([*lines[:, 1:].ravel(), *heights.ravel()]))
     room = max(0.6, (5 - len(several)) / 2)  # one cluster would get bars as wide as a wall
-    words = [(float(i), _wrapped(members, found)) for i, members in enumerate(several)]
-    unit = "mean over pairs of clients in one cluster (nats)"
-    return Panels(
-        f"How different the graphs inside a cluster are\n{about}",
-        (
-            (
-                Chart(
-                    "Over the rounds",
-                    Axis("round", 0, found.rounds),
-                    Axis(unit, 0, top),
-                    tuple(over),
-                    legend="lower left",
-                ),
-                Chart(
-                    "In each final cluster (dashed: all clients)",
-                    Axis("", -room, len(several) - 1 + room, ticks=words),
-                    Axis("", 0, top),
-                    tuple(bars),
-                ),
-            ),
-        ),
-        (13, 5),
-        widths=(1, 1.3),
+    names = [", ".join(found.names[member] for member in members) for members in several]
+    ticks = [(float(i), "\n".join(textwrap.wrap(text, 16)[:6])) for i, text in enumerate(names)]
+    x = Axis("round", 0, found.rounds)
+    clusters = Axis("", -room, len(several) - 1 + room, ticks=ticks)
+    y = Axis("mean over pairs of clients in one cluster (nats)", 0, top)
+    title = "In each final cluster (dashed: all clients)"
+    charts = (
+        Chart("Over the rounds", x, y, tuple(over), legend="lower left"),
+        Chart(title, clusters, Axis("", 0, top), tuple(bars)),
     )
-
-
-def _wrapped(members: list[int], found: ClusterStudy) -> str:
-    """Names of a cluster's clients under a bar, in several lines."""
-    text = ", ".join(found.names[member] for member in members)
-    return "\n".join(textwrap.wrap(text, 16)[:6])
+    title = f"How different the graphs inside a cluster are\n{about}"
+    return Panels(title, (charts,), (13, 5), widths=(1, 1.3))
 
 
 def loss_chart(found: ClusterStudy, about: str) -> Panels:
@@ -271,7 +220,7 @@ def accuracy_chart(found: ClusterStudy, about: str) -> Panels:
     marks: list[Mark] = []
     for client in np.flatnonzero(np.isfinite(company + accuracy)):
         spot = [company[client]], [accuracy[client]]
-        marks.append(Dots(*spot, colour[client], size=8))
+        marks.append(plot.Dots(*spot, colour[client], size=8))
         marks.append(Texts(*spot, [found.names[client]], place="corner", size=8))
     loners = int(np.isnan(company).sum())
     note = f" ({loners} on their own are left out)" if loners else ""
@@ -288,10 +237,10 @@ def gain_chart(found: ClusterStudy, about: str) -> Panels:
     rng = np.random.default_rng(0)
     for place, (_, points) in enumerate(compared):
         values, colour = 100 * points[np.isfinite(points)], colour_of(place)
-        marks += violin(values, place, colour=colour)
+        marks += plot.violin(values, place, colour=colour)
         jitter = place + rng.uniform(-0.08, 0.08, values.size)
-        marks.append(Dots(jitter, values, colour, opacity=0.8))
-        marks.append(Line([place - 0.25, place + 0.25], [values.mean()] * 2, BLACK, width=2))
+        marks.append(plot.Dots(jitter, values, colour, opacity=0.8))
+        marks.append(Line([place - 0.25, place + 0.25], [values.mean()] * 2, plot.BLACK, width=2))
     labels = [
         f"{gain.name}\nmean {100 * np.nanmean(points):+.1f}, least {100 * np.nanmin(points):+.1f}"
         f"\n{gain.improved(ties=True)} of {len(points)} not worse"

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
 from atoll.core.task import ROLES
@@ -42,38 +41,27 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
 from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.hardware import choose_device, tuned_process
-from atoll.experiment.history import History
-from atoll.experiment.metrics import METRICS, mean_over_clients
+from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
+from atoll.present.terminal import last_validation
 
 OnRound = Callable[[int, bool, int], None]
-"""Hears the seed, whether the client takes part, and how many rounds are done."""
+"""Called with the seed, whether the client takes part, and how many rounds are done."""
 
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """One class, or one group of clients. S seeds; NaN where a number is not defined.
+    """One class, or one group of clients. S seeds; NaN where a number is not defined."""
 
-    Attributes:
-        name: The class's number, or whose nodes these are.
-        train: Training nodes of the client in question, mean over seeds.
-        train_all: Training nodes of all clients.
-        test: Test nodes behind the accuracies.
-        homophily: Of the client in question: the class's (FedTAD, Eq. 2), or of all edges.
-        homophily_others: Mean over the other clients.
-        present: Accuracy with the client, (S,).
-        absent: Accuracy without it, (S,).
-    """
-
-    name: str
-    train: float
-    train_all: float
-    test: float
-    homophily: float
-    homophily_others: float
-    present: np.ndarray
-    absent: np.ndarray
+    name: str  # the class's number, or whose nodes these are
+    train: float  # training nodes of the client in question, mean over seeds
+    train_all: float  # training nodes of all clients
+    test: float  # test nodes behind the accuracies
+    homophily: float  # of the client in question: the class's (FedTAD, Eq. 2), or of all edges
+    homophily_others: float  # mean over the other clients
+    present: np.ndarray  # accuracy with the client, (S,)
+    absent: np.ndarray  # accuracy without it, (S,)
 
     @property
     def gain(self) -> np.ndarray:
@@ -83,36 +71,20 @@ class Effect:
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What `contribution` finds. S seeds, K clients, C classes.
+    """The findings of `contribution`. S seeds, K clients, C classes."""
 
-    Attributes:
-        config: Resolved: every choice named.
-        client: Number of the client in question.
-        vary: One of `atoll.data.isolate.VARY`.
-        ratio: Random edges of the topology variations.
-        train: Training nodes, (S, K, C).
-        homophily: Edge homophily, (K,); NaN where a client has no edge.
-        class_homophily: FedTAD's Eq. 2, (K, C); NaN where no edge touches the class.
-        present: Confusion counts of the model with the client on each client's test nodes,
-            (S, K, C, C), true class by predicted class.
-        absent: The same without it.
-        best: The picked round with and without it, (S, 2).
-        about: How the federation was made.
-        notes: What the loader of the user's own data has to say.
-    """
-
-    config: RunConfig
-    client: int
-    vary: str
-    ratio: float
-    train: np.ndarray
-    homophily: np.ndarray
-    class_homophily: np.ndarray
-    present: np.ndarray
-    absent: np.ndarray
-    best: np.ndarray
-    about: dict[str, Any]
-    notes: tuple[str, ...] = ()
+    config: RunConfig  # resolved: every choice named
+    client: int  # the number of the client in question
+    vary: str  # one of `atoll.data.isolate.VARY`
+    ratio: float  # random edges of the topology variations
+    train: np.ndarray  # training nodes, (S, K, C)
+    homophily: np.ndarray  # edge homophily, (K,); NaN where a client has no edge
+    class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN where no edge touches the class
+    present: np.ndarray  # test nodes with the client, true by predicted class, (S, K, C, C)
+    absent: np.ndarray  # the same without it
+    best: np.ndarray  # the picked round with and without it, (S, 2)
+    about: dict[str, Any]  # how the federation was made
+    notes: tuple[str, ...] = ()  # of the loader of the user's own data
 
     @property
     def clients(self) -> int:
@@ -124,19 +96,10 @@ class Contribution:
         train = self.train.mean(0)
         test = self.present.sum((1, 3)).mean(0)
         present, absent = (_recall(counts.sum(1)) for counts in (self.present, self.absent))
-        return [
-            Effect(
-                str(c),
-                train[self.client, c],
-                train[:, c].sum(),
-                test[c],
-                own[c],
-                others[c],
-                present[:, c],
-                absent[:, c],
-            )
-            for c in range(train.shape[1])
-        ]
+        totals = zip(train[self.client], train.sum(0), test, own, others, strict=True)
+        scores = zip(present.T, absent.T, strict=True)
+        rows = enumerate(zip(totals, scores, strict=True))
+        return [Effect(str(number), *counts, *both) for number, (counts, both) in rows]
 
     def groups(self) -> list[Effect]:
         """Rows for the test nodes of all clients, of the one in question, and of the others."""
@@ -175,16 +138,17 @@ def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.nda
 
 def _recall(confusion: np.ndarray) -> np.ndarray:
     """Share of each class's nodes that are labelled right, (..., C, C) -> (..., C)."""
-    hits, support = np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1)
-    nothing = np.full(support.shape, np.nan)
-    return np.asarray(np.divide(hits, support, out=nothing, where=support > 0))
+    return _share(np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1))
 
 
 def _accuracy(confusion: np.ndarray) -> np.ndarray:
     """Share of all nodes that are labelled right, (..., C, C) -> (...,)."""
-    hits, total = np.trace(confusion, axis1=-2, axis2=-1), confusion.sum((-1, -2))
-    nothing = np.full(total.shape, np.nan)
-    return np.asarray(np.divide(hits, total, out=nothing, where=total > 0))
+    return _share(np.trace(confusion, axis1=-2, axis2=-1), confusion.sum((-1, -2)))
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    nothing = np.full(whole.shape, np.nan)
+    return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0))
 
 
 def mean(values: np.ndarray) -> float:
@@ -212,7 +176,7 @@ def _spearman(gain: np.ndarray, cause: np.ndarray) -> dict[str, float]:
 
 @tuned_process()
 def contribution(
-    asked: RunConfig,
+    request: RunConfig,
     *,
     client: int = 0,
     vary: str = "none",
@@ -222,14 +186,13 @@ def contribution(
     """Train with and without a client, for every seed, and score both models class by class.
 
     Args:
-        asked: The configuration, as for a run; `evaluate` and `compat` are not looked at.
+        request: The configuration, as for a run; `evaluate` and `compat` have no effect.
         client: Number of the client in question.
         vary: One of `atoll.data.isolate.VARY`.
         ratio: Random edges of the topology variations; None is `RATIO`.
         on_round: Called after each round.
     """
-    problem = Problem.of(asked)
-    rules = problem.rules
+    problem = Problem.of(request)
     ratio = _check_question(problem.config, vary, ratio)
     first = problem.seed_of_data(problem.config.seed)
     divide, config, notes = _divider(problem, first)
@@ -237,16 +200,13 @@ def contribution(
     for seed in range(config.seed, config.seed + config.seeds):
         whole = divide(problem.seed_of_data(seed))
         federation = vary_federation(whole, vary, client=client, ratio=ratio, seed=first)
+        method = build_method(config, federation.features, federation.classes)
+        rounds = config.rounds or problem.rules.rounds
         arms = with_and_without(
-            build_method(config, federation.features, federation.classes),
-            federation,
-            client,
-            rounds=config.rounds or rules.rounds,
-            seed=seed,
-            config=config,
-            on_round=on_round,
+            method, federation, client, rounds=rounds, seed=seed, config=config, on_round=on_round
         )
-        train.append([_train_labels(graph, federation.classes) for graph in federation.graphs])
+        labels = [graph.y[graph.train > 0].numpy() for graph in federation.graphs]
+        train.append([np.bincount(own, minlength=federation.classes) for own in labels])
         present.append(arms[0].confusion)
         absent.append(arms[1].confusion)
         best.append([arm.best for arm in arms])
@@ -271,9 +231,9 @@ def contribution(
 def _divider(
     problem: Problem, first: int
 ) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
-    """The clients by the seed of their split, the completed configuration, the loader's words.
+    """The clients by the seed of their split, the completed configuration, the loader's notes.
 
-    The partition is always that of the first seed; a federation in one file is what it is.
+    The partition is always that of the first seed; a federation in one file has only one.
     """
     if problem.divided is not None:
         made = problem.divide(first)
@@ -316,21 +276,11 @@ def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
     return ratio
 
 
-def _train_labels(graph: Graph, classes: int) -> np.ndarray:
-    return np.bincount(graph.y[graph.train > 0].numpy(), minlength=classes)
+class ScoredTraining(NamedTuple):
+    """One of the two trainings."""
 
-
-@dataclass(frozen=True, eq=False)
-class ScoredTraining:
-    """One of the two trainings.
-
-    Attributes:
-        confusion: Counts of the picked model on each client's test nodes, (K, C, C).
-        best: The round that was picked.
-    """
-
-    confusion: np.ndarray
-    best: int
+    confusion: np.ndarray  # counts of the picked model on each client's test nodes, (K, C, C)
+    best: int  # the round that was picked
 
 
 def with_and_without(
@@ -367,9 +317,9 @@ def with_and_without(
     arms = []
     for roster in (federation, federation.reordered(others)):
         takes_part = client in roster.numbers
-        heard = None if on_round is None else lambda n, t=takes_part: on_round(seed, t, n)
+        tell = None if on_round is None else lambda n, t=takes_part: on_round(seed, t, n)
         experiment = Experiment(method, roster, rounds, config.fraction, auc=False, **where)
-        model, best = _best_model(experiment, heard)
+        model, best = _best_model(experiment, tell)
         counts = everyone.map(Evaluator(method).score, model).confusion
         arms.append(ScoredTraining(counts[:, ROLES.index("test")].cpu().numpy(), best))
     return arms[0], arms[1]
@@ -384,7 +334,7 @@ def _best_model(
     best, score, model = 0, float("nan"), None
     while not run.finished:
         run.one_round()
-        now = _validation(run.history)
+        now = last_validation(run.history)
         # Without validation nodes every score is NaN, and the last round is taken.
         if model is None or np.isnan(score) or now > score:
             best, score = run.history.rounds - 1, now
@@ -397,10 +347,3 @@ def _best_model(
             "is no global model to score; choose another method"
         )
     return model, best
-
-
-def _validation(history: History) -> float:
-    """Accuracy over the validation nodes of all clients that take part, in the last round."""
-    role = ROLES.index("val")
-    scores = history.scores["deployed"][-1][:, role, METRICS.index("accuracy")]
-    return float(mean_over_clients(scores, history.counts[:, role]))

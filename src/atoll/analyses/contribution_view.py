@@ -1,4 +1,4 @@
-"""What `atoll contribution` shows: the table and its reading, files and the picture."""
+"""The output of `atoll contribution`: the table and its reading, files and the picture."""
 
 from __future__ import annotations
 
@@ -6,24 +6,8 @@ import msgspec
 import numpy as np
 
 from atoll.analyses.contribution import Contribution, Effect, mean, std
-from atoll.present.chart import (
-    BLUE,
-    GREEN,
-    MAX_ROWS,
-    ORANGE,
-    RED,
-    SOFT,
-    Axis,
-    Bars,
-    Chart,
-    Heat,
-    Mark,
-    Panels,
-    Texts,
-    named,
-    number_text,
-    number_words,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import Axis, Bars, Chart, Panels, named, number_text, number_words
 from atoll.present.layout import Part, heading, quiet
 from atoll.present.tables import Table, make_table
 
@@ -55,17 +39,13 @@ def title(found: Contribution) -> str:
 
 def reading_of(found: Contribution) -> str:
     """One sentence: do the gains follow labels, or homophily?"""
-    names = {
-        "labels": "its share of the labels",
-        "homophily": "its homophily",
-        "homophily_advantage": "its homophily less the others'",
-    }
+    names = ("its share of the labels", "its homophily", "its homophily less the others'")
     parts = []
-    for key, values in found.correlations().items():
+    for name, values in zip(names, found.correlations().values(), strict=True):
         rho, p = values["rho"], values["p"]
         chance = f"p = {p:.2f}" if p >= 0.01 else "p < 0.01"
         value = f"{rho:+.2f} ({chance})" if np.isfinite(rho) else "– (not defined)"
-        parts.append(f"{names[key]} {value}")
+        parts.append(f"{name} {value}")
     who = f"Do classes gain where client {found.client} is strong? Spearman's ρ of the gain with "
     return who + ", ".join(parts) + "."
 
@@ -95,14 +75,10 @@ def _percent(values: np.ndarray, *, sign: str = "", spread: bool = True) -> str:
 
 def contribution_files(found: Contribution) -> dict[str, object]:
     """contribution.csv (by seed), contribution.json and contribution.png, for `write_all`."""
-    whole = {
-        **summary(found),
-        "about": found.about,
-        "config": msgspec.to_builtins(found.config),
-    }
+    more = {"about": found.about, "config": msgspec.to_builtins(found.config)}
     return {
         "contribution.csv": _by_seed(found),
-        "contribution.json": whole,
+        "contribution.json": summary(found) | more,
         "contribution.png": chart(found),
     }
 
@@ -152,7 +128,7 @@ def _by_seed(found: Contribution) -> Table:
 def chart(found: Contribution) -> Panels:
     """Labels and homophily of each client, and the client's effect on each class."""
     classes = found.train.shape[2]
-    maps = 1.4 + 0.36 * min(max(found.clients, 3), MAX_ROWS)
+    maps = 1.4 + 0.36 * min(max(found.clients, 3), plot.MAX_ROWS)
     counts = found.train.mean(0)
     above = [_map("Training nodes", counts, number_words(counts, 0), None, found)]
     if np.isfinite(found.class_homophily).any():
@@ -174,7 +150,7 @@ def _map(
     frame = (found.client, 0, 1, values.shape[1])
     x = named("class", range(values.shape[1]))
     y = named("client", range(found.clients), down=True)
-    return Chart(text, x, y, (Heat(values, words, high=high, frame=frame),))
+    return Chart(text, x, y, (plot.Heat(values, words, high=high, frame=frame),))
 
 
 def _bars(found: Contribution) -> Chart:
@@ -183,25 +159,21 @@ def _bars(found: Contribution) -> Chart:
     at[-1] += 0.4  # the last pair is no class
     several = found.config.seeds > 1
     top = np.zeros(len(rows))
-    marks: list[Mark] = []
-    for side, name, colour, word in (
-        (-0.2, "present", BLUE, "with"),
-        (0.2, "absent", ORANGE, "without"),
-    ):
+    marks: list[plot.Mark] = []
+    sides = ((-0.2, "present", plot.BLUE, "with"), (0.2, "absent", plot.ORANGE, "without"))
+    for side, name, colour, word in sides:
         scores = [getattr(row, name) for row in rows]
         height = np.nan_to_num([100 * mean(values) for values in scores])
         spread = np.array([100 * (std(values) or 0.0) for values in scores])
-        label = f"{word} client {found.client}"
-        whiskers = spread if several else None
-        marks.append(
-            Bars(at + side, height, width=0.38, colour=colour, name=label, spread=whiskers)
-        )
+        label, whiskers = f"{word} client {found.client}", spread if several else None
+        marks.append(Bars(at + side, height, 0.0, 0.38, colour, label, whiskers))
         top = np.maximum(top, height + spread)
     for x, y, row in zip(at, top, rows, strict=True):
         text = _percent(row.gain, sign="+", spread=False)
-        colour = RED if text.startswith("-") else SOFT if text in ("+0.0", "–") else GREEN
+        usual = plot.SOFT if text in ("+0.0", "–") else plot.GREEN
+        colour = plot.RED if text.startswith("-") else usual
         size = 7 if len(rows) > 16 else 10
-        marks.append(Texts([x], [y], [text], colour=colour, size=size, bold=True))
+        marks.append(plot.Texts([x], [y], [text], colour=colour, size=size, bold=True))
     over = "; whiskers: standard deviation over seeds" if several else ""
     ticks = [(float(x), row.name) for x, row in zip(at, rows, strict=True)]
     return Chart(

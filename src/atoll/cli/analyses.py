@@ -108,8 +108,8 @@ def contribution(
 )
 def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> None:
     """Show the clusters of a gcfl run: who split, when, why, and who gains."""
-    from atoll.analyses import clusters_view as view
-    from atoll.analyses.clusters import study_clusters
+    from atoll.analyses.clusters import cluster_parts, study_clusters, summary
+    from atoll.analyses.clusters_charts import cluster_files
     from atoll.present.files import check_output
     from atoll.present.layout import layout
 
@@ -118,8 +118,8 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
         check_output(to)
     found = study_clusters(folder, **given)
     console = make_console(stderr=as_json)
-    console.print(layout(view.cluster_parts(found), gap=2))
-    _finish(console, to, view.cluster_files(found), view.summary(found) if as_json else None)
+    console.print(layout(cluster_parts(found), gap=2))
+    _finish(console, to, cluster_files(found), summary(found) if as_json else None)
 
 
 @command(

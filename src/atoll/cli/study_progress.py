@@ -194,7 +194,7 @@ class _RunWatcher:
         before = (min([seed, *self.done]) - self.config.seed) * rounds
         self.done[seed] = played
         share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
-        value = last_validation(self.config, history)
+        value = last_validation(history, self.config.evaluate)
         at = Position(seed, played, rounds, share, history.seconds[-1], value)
         self.study.advance(self.run, at)
 

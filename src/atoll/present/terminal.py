@@ -79,9 +79,9 @@ def progress(console: Console, total: int, words: str = "") -> Iterator[Callable
         yield move
 
 
-def last_validation(config: RunConfig, history: History) -> float:
-    """The mean over clients of the validation accuracy after the last round; NaN if unknown."""
-    last = history.scores[config.evaluate or "deployed"][-1]
+def last_validation(history: History, scored: str | None = None) -> float:
+    """Accuracy over all clients' validation nodes after the last round; NaN if there are none."""
+    last = history.scores[scored or "deployed"][-1]
     return float(mean_over_clients(last[:, 1, 0], history.counts[:, 1]))
 
 
@@ -110,7 +110,7 @@ class Watcher(LiveProgress):
     def round(self, seed: int, history: History) -> None:
         assert self.config is not None
         assert self.task is not None
-        value = last_validation(self.config, history)
+        value = last_validation(history, self.config.evaluate)
         score = f"seed {seed}, validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
         rounds = self.config.rounds or 1
         self.done[seed] = history.rounds

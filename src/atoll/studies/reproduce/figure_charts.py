@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from atoll.analyses.clusters import ClusterStudy, study_clusters
+from atoll.analyses.clusters import title as cluster_title
 from atoll.analyses.clusters_charts import (
     heterogeneity_charts,
     loss_chart,
     norm_charts,
     tree_chart,
 )
-from atoll.analyses.clusters_view import title as cluster_title
 from atoll.analyses.contribution import contribution, mean
 from atoll.analyses.contribution_view import chart as contribution_chart
 from atoll.analyses.similarity import read_similarities, similarity_charts
