@@ -24,63 +24,43 @@ from atoll.engines.ledger import Ledger
 from atoll.experiment.build import build_method
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.problem import Problem
-from atoll.present.chart import (
-    BLUE,
-    GREY,
-    RED,
-    Axis,
-    Bars,
-    Chart,
-    Line,
-    Mark,
-    Panels,
-    Texts,
-    named,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import Axis, Bars, Chart, Panels
 from atoll.present.tables import Column, Table, make_table
 
 
 @dataclass(frozen=True, eq=False)
 class ClientEdges:
-    """One client's edges and what they weigh.
+    """The E edges of one client between nodes with a known label, and their weights."""
 
-    Attributes:
-        source: Node ids, (E,).
-        target: Node ids, (E,).
-        weight: Causal weight, (E,).
-        alike: Whether both ends have the same label, (E,) bool; only nodes with a known label.
-        norm: Frobenius norm of the weighted, normalised adjacency.
-        norm_plain: The same with every edge counting fully.
-    """
-
-    source: np.ndarray
-    target: np.ndarray
-    weight: np.ndarray
-    alike: np.ndarray
-    norm: float
-    norm_plain: float
+    source: np.ndarray  # node ids, (E,)
+    target: np.ndarray  # node ids, (E,)
+    weight: np.ndarray  # causal weight, (E,)
+    alike: np.ndarray  # whether both ends have the same label, (E,) bool
+    norm: float  # Frobenius norm of the weighted, normalised adjacency
+    norm_plain: float  # the same with every edge counting fully
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """All clients' edges, and how far apart same-class nodes of different clients are.
 
-    Attributes:
-        clients: One per client.
-        distance: Average Wasserstein distance between same-class representations of two clients,
-            by name: "all edges" (the trained network on the plain graph) and "causal edges".
-        bytes_up: What a client sent in one round of training, at most, from the ledger.
-        bytes_shared: What the shared networks and the client's weight in the average take.
+    `distance` is the average Wasserstein distance between same-class representations of two
+    clients: for "all edges" (the trained network on the plain graph) and for "causal edges".
     """
 
     clients: tuple[ClientEdges, ...]
     distance: dict[str, float]
-    bytes_up: int
-    bytes_shared: int
+    bytes_up: int  # sent by a client in one round of training, at most, from the ledger
+    bytes_shared: int  # size of the shared networks and of the client's weight in the average
+
+    def weights(self, *, alike: bool) -> np.ndarray:
+        """The weights of all edges inside classes, or between classes."""
+        return np.concatenate([c.weight[c.alike == alike] for c in self.clients])
 
 
 def explain(folder: Path, seed: int | None = None) -> Explanation:
-    """Read a finished run and compute what its clients would see."""
+    """Read a finished run and compute the edge weights of its clients."""
     run = RunFolder(folder)
     number = run.config.seed if seed is None else seed
     made = Problem.of(run.config).divide(number)
@@ -92,15 +72,15 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
     clients, plain, weighted = [], [], []
     for position, bare in enumerate(federation.graphs):
         graph = with_views(bare, method.views)
-        state = states[position]
+        model, state = message.for_one(position), states[position]
         with torch.no_grad():
-            weight = method.explain_edges(graph, message.for_one(position), state)
+            weight = method.explain_edges(graph, model, state)
             if weight is None:
                 raise ConfigError(
                     f"{made.config.method} does not weigh edges; `atoll explain` needs fedath"
                 )
-            weighted.append(method.predict(graph, message.for_one(position), state).numpy())
-            plain.append(method.predict(graph, message.for_one(position), None).numpy())
+            weighted.append(method.predict(graph, model, state).numpy())
+            plain.append(method.predict(graph, model, None).numpy())
         clients.append(_client_edges(graph, weight))
     labels = [graph.y.numpy() for graph in federation.graphs]
     distance = {
@@ -110,13 +90,9 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
     ledger = Ledger()
     ledger.restore(saved["ledger"])
     up = max(entry.up for entry in ledger.entries if entry.step == "train")
-    shared = num_bytes(message.for_one(0))
-    return Explanation(tuple(clients), distance, up, shared + clients_weight(federation.graphs[0]))
-
-
-def clients_weight(graph: Graph) -> int:
-    """Bytes of the one number that says how much a client counts."""
-    return graph.real.element_size()
+    weight_bytes = federation.graphs[0].real.element_size()  # of the client's share in the average
+    shared = num_bytes(message.for_one(0)) + weight_bytes
+    return Explanation(tuple(clients), distance, up, shared)
 
 
 def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
@@ -149,9 +125,10 @@ def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object
         f"client-{number}/edges.{form}": _edges(client, form)
         for number, client in enumerate(found.clients)
     }
+    inside, between = (found.weights(alike=alike) for alike in (True, False))
     summary = {
-        "median weight, same class": _median(found, alike=True),
-        "median weight, different class": _median(found, alike=False),
+        "median weight, same class": np.median(inside) if inside.size else None,
+        "median weight, different class": np.median(between) if between.size else None,
         "distance between same-class nodes of different clients": found.distance,
         "norm of the causal adjacency": [c.norm for c in found.clients],
         "norm of the plain adjacency": [c.norm_plain for c in found.clients],
@@ -182,15 +159,6 @@ def explanation_table(found: Explanation) -> Table:
     )
 
 
-def _weights(found: Explanation, *, alike: bool) -> np.ndarray:
-    return np.concatenate([c.weight[c.alike == alike] for c in found.clients])
-
-
-def _median(found: Explanation, *, alike: bool) -> float:
-    weights = _weights(found, alike=alike)
-    return float(np.median(weights)) if weights.size else float("nan")
-
-
 def _edges(client: ClientEdges, form: str) -> Table | bytes:
     """The edges as a table, or as the bytes of a parquet file."""
     names = ("source", "target", "weight", "same_class")
@@ -206,55 +174,34 @@ def _edges(client: ClientEdges, form: str) -> Table | bytes:
     return make_table(names, ((s, t, f"{w:.6f}", int(a)) for s, t, w, a in rows))
 
 
-PLAIN, CAUSAL, OTHER = GREY, BLUE, RED
-
-
 def edge_charts(found: Explanation) -> Panels:
     """Weights of edges, sizes of the propagation matrices, and distances between clients."""
-    place = np.arange(len(found.clients))
-    plain, causal = ([getattr(c, n) for c in found.clients] for n in ("norm_plain", "norm"))
-    norms = (
-        Bars(place - 0.2, plain, width=0.4, colour=PLAIN, name="all edges"),
-        Bars(place + 0.2, causal, width=0.4, colour=CAUSAL, name="causal edges"),
-    )
-    names, values = list(found.distance), list(found.distance.values())
-    distances: list[Mark] = [
-        Bars([i], [value], width=0.6, colour=colour)
-        for i, (value, colour) in enumerate(zip(values, (PLAIN, CAUSAL), strict=True))
-    ]
-    distances.append(Texts(range(len(values)), values, [f"{value:.2f}" for value in values]))
-    charts = (
-        _weight_chart(found),
-        Chart(
-            "Size of the propagation matrix",
-            named("client", place),
-            Axis("Frobenius norm"),
-            norms,
-            legend="below",
-        ),
-        Chart(
-            "How far apart same-class nodes\nof different clients are",
-            named("", names),
-            Axis("average Wasserstein distance", room=0.12),
-            tuple(distances),
-        ),
-    )
-    return Panels("", (charts,), (13, 4.6))
-
-
-def _weight_chart(found: Explanation) -> Chart:
-    marks: list[Mark] = []
-    for alike, who, colour in ((True, "same class", CAUSAL), (False, "different class", OTHER)):
-        values = _weights(found, alike=alike)
+    weights: list[plot.Mark] = []
+    kinds = ((True, "same class", plot.BLUE), (False, "different class", plot.RED))
+    for alike, name, colour in kinds:
+        values = found.weights(alike=alike)
         if values.size:
             density, ends = np.histogram(values, bins=40, range=(0, 1), density=True)
             x, y = np.repeat(ends, 2), np.concatenate([[0], np.repeat(density, 2), [0]])
-            label = f"{who} (median {np.median(values):.2f})"
-            marks.append(Line(x, y, colour, label, width=2))
-    return Chart(
-        "Which edges count",
-        Axis("causal weight of the edge"),
-        Axis("density"),
-        tuple(marks),
-        legend="below",
+            label = f"{name} (median {np.median(values):.2f})"
+            weights.append(plot.Line(x, y, colour, label, width=2))
+    place = np.arange(len(found.clients))
+    norms: list[plot.Mark] = []
+    distances: list[plot.Mark] = []
+    sides = ((-0.2, "norm_plain", "all edges", plot.GREY), (0.2, "norm", "causal edges", plot.BLUE))
+    for number, (side, field, name, colour) in enumerate(sides):
+        lengths = [getattr(client, field) for client in found.clients]
+        norms.append(Bars(place + side, lengths, width=0.4, colour=colour, name=name))
+        distances.append(Bars([number], [found.distance[name]], width=0.6, colour=colour))
+    apart = list(found.distance.values())
+    distances.append(plot.Texts(range(len(apart)), apart, [f"{value:.2f}" for value in apart]))
+    title = "How far apart same-class nodes\nof different clients are"
+    weight, norm = Axis("causal weight of the edge"), Axis("Frobenius norm")
+    distance = Axis("average Wasserstein distance", room=0.12)
+    clients = plot.named("client", place)
+    charts = (
+        Chart("Which edges count", weight, Axis("density"), tuple(weights), legend="below"),
+        Chart("Size of the propagation matrix", clients, norm, tuple(norms), legend="below"),
+        Chart(title, plot.named("", list(found.distance)), distance, tuple(distances)),
     )
+    return Panels("", (charts,), (13, 4.6))

@@ -1,4 +1,4 @@
-"""`atoll inspect`: what makes the clients of a federation differ, as tables, charts and numbers.
+"""`atoll inspect`: how the clients of a federation differ, as tables, charts and numbers.
 
 `atoll.data.measure.heterogeneity` measures; this module presents.
 """
@@ -13,25 +13,8 @@ import numpy as np
 from atoll.core.federation import Federation
 from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity
 from atoll.data.measure.structure import STATISTICS, walk_patterns
-from atoll.present.chart import (
-    BLUE,
-    GREEN,
-    GREY,
-    MAX_ROWS,
-    ORANGE,
-    RED,
-    Axis,
-    Bars,
-    Chart,
-    Heat,
-    Mark,
-    Panels,
-    Texts,
-    named,
-    number_text,
-    number_words,
-    titled,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels, Texts, named, number_text
 from atoll.present.tables import Column, Table, make_table
 
 MAX_CLASSES = 12
@@ -113,9 +96,11 @@ def _table(
     title: str, columns: Sequence[str], rows: list[list[str]], found: Heterogeneity, *, caption: str
 ) -> Table:
     """A table with one row per client, cut after `MAX_ROWS`."""
-    if len(rows) > MAX_ROWS:
-        caption += f"; first {MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
-    lines = [[number, *row] for number, row in zip(found.clients, rows, strict=True)][:MAX_ROWS]
+    if len(rows) > plot.MAX_ROWS:
+        caption += f"; first {plot.MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
+    lines = [[number, *row] for number, row in zip(found.clients, rows, strict=True)][
+        : plot.MAX_ROWS
+    ]
     names = [Column(name, wrap=True) for name in ("client", *columns)]
     return make_table(names, lines, title=title, caption=caption)
 
@@ -180,25 +165,17 @@ def label_chart(found: Heterogeneity, about: str) -> Panels:
     """The classes of each client, as shares of its nodes."""
     total = found.labels.sum(axis=1, keepdims=True)
     shares = np.divide(found.labels, total, out=np.zeros(found.labels.shape), where=total > 0)
-    heat = Heat(
-        shares,
-        np.array([[f"{count:,}" for count in row] for row in found.labels]),
-        high=max(float(shares.max()), 1e-9),
-        scale="share of the client's nodes (numbers: nodes)",
-        scale_form="{x:.0%}",
-    )
+    words = np.array([[f"{count:,}" for count in row] for row in found.labels])
+    high, scale = max(float(shares.max()), 1e-9), "share of the client's nodes (numbers: nodes)"
+    heat = Heat(shares, words, high=high, scale=scale, scale_form="{x:.0%}")
     return _class_map(f"Which classes each client has\n{about}", heat, found)
 
 
 def homophily_chart(found: Heterogeneity, about: str) -> Panels:
     """The class-wise homophily of each client."""
-    heat = Heat(
-        found.class_homophily,
-        number_words(found.class_homophily, 2),
-        high=1.0,
-        scale="edges within the class / edges that touch it (grey: no such edge)",
-        scale_form="{x:.1f}",
-    )
+    words = plot.number_words(found.class_homophily, 2)
+    scale = "edges within the class / edges that touch it (grey: no such edge)"
+    heat = Heat(found.class_homophily, words, high=1.0, scale=scale, scale_form="{x:.1f}")
     title = "How often a class is linked to itself (class-wise homophily)"
     return _class_map(f"{title}\n{about}", heat, found)
 
@@ -208,7 +185,7 @@ def _class_map(title: str, heat: Heat, found: Heterogeneity) -> Panels:
     clients, classes = heat.values.shape
     x, y = named("class", range(classes)), named("client", found.clients, down=True)
     size = min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14)
-    return titled(title, Chart("", x, y, (heat,)), size)
+    return plot.titled(title, Chart("", x, y, (heat,)), size)
 
 
 def divergence_charts(found: Heterogeneity, about: str) -> Panels:
@@ -217,14 +194,9 @@ def divergence_charts(found: Heterogeneity, about: str) -> Panels:
     charts = []
     for label, matrix in _divergences(found):
         top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
-        words = np.char.lstrip(number_words(matrix, 2 if top >= 0.2 else 3), "0")
-        heat = Heat(
-            matrix,
-            words if count <= 12 else None,
-            high=top,
-            scale=f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)",
-            scale_below=True,
-        )
+        words = np.char.lstrip(plot.number_words(matrix, 2 if top >= 0.2 else 3), "0")
+        scale = f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)"
+        heat = Heat(matrix, words if count <= 12 else None, high=top, scale=scale, scale_below=True)
         x, y = named("client", found.clients), named("client", found.clients, down=True)
         charts.append(Chart(f"{label}\nmean {_mean_std(matrix)}", x, y, (heat,)))
     side = min(max(4.8, 1.5 + 0.16 * count), 9)
@@ -237,7 +209,10 @@ def size_charts(found: Heterogeneity, about: str) -> Panels:
     at = np.arange(len(found.clients))
     other = found.nodes - found.roles.sum(axis=1)
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
-    names, colours = ("training", "validation", "test", "other"), (BLUE, ORANGE, GREEN, GREY)
+    names, colours = (
+        ("training", "validation", "test", "other"),
+        (plot.BLUE, plot.ORANGE, plot.GREEN, plot.GREY),
+    )
     bars: list[Mark] = []
     start = np.zeros(len(at))
     for part, name, colour in zip(parts, names, colours, strict=False):
@@ -245,24 +220,16 @@ def size_charts(found: Heterogeneity, about: str) -> Panels:
         start = start + part
     alone = [f" ({n:,} isolated)" if n else "" for n in found.isolated]
     degrees = [f"{d:.1f}{a}" for d, a in zip(found.mean_degree, alone, strict=True)]
-    one = Bars(at, found.mean_degree, across=True), Bars(at, found.edges, across=True)
-    counts = [f"{n:,}" for n in found.nodes], [f"{n:,}" for n in found.edges]
+    nodes, edges = ([f"{n:,}" for n in counts] for counts in (found.nodes, found.edges))
     charts = (
-        _size_chart("Nodes", "nodes", found.nodes, counts[0], bars, found),
-        _size_chart(
-            "Neighbours per node", "mean degree", found.mean_degree, degrees, one[:1], found
-        ),
-        _size_chart(
-            "Edges inside the client", "undirected edges", found.edges, counts[1], one[1:], found
-        ),
+        _size_chart("Nodes", "nodes", found.nodes, nodes, found, bars),
+        _size_chart("Neighbours per node", "mean degree", found.mean_degree, degrees, found),
+        _size_chart("Edges inside the client", "undirected edges", found.edges, edges, found),
     )
     height = min(3.8 + 0.3 * len(at), 16)
-    return Panels(
-        f"How large each client is, and what the division costs\n{about}",
-        (charts, (_lost_chart(found),)),
-        (13, height),
-        heights=(height - 2.4, 0.5),
-    )
+    title = f"How large each client is, and what the division costs\n{about}"
+    rows, heights = (charts, (_lost_chart(found),)), (height - 2.4, 0.5)
+    return Panels(title, rows, (13, height), heights=heights)
 
 
 def _size_chart(
@@ -270,13 +237,13 @@ def _size_chart(
     unit: str,
     ends: np.ndarray,
     texts: list[str],
-    bars: Sequence[Mark],
     found: Heterogeneity,
+    bars: Sequence[Mark] = (),
 ) -> Chart:
     """Horizontal bars with their numbers at the ends, and room for them."""
     room = 1.1 + 0.03 * max(map(len, texts))
-    marks = [*bars]
-    if len(texts) <= MAX_ROWS:
+    marks = [*bars] or [Bars(np.arange(len(ends)), ends, across=True)]
+    if len(texts) <= plot.MAX_ROWS:
         marks.append(Texts(ends, range(len(texts)), texts, place="right"))
     y = Axis("client", len(texts) - 0.4, -0.6, ticks=named("", found.clients).ticks)
     x = Axis(unit, 0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
@@ -286,15 +253,15 @@ def _size_chart(
 def _lost_chart(found: Heterogeneity) -> Chart:
     """One bar for the whole graph: the edges of the clients, and those of none."""
     share = found.edges_lost_share
-    if not np.isfinite(share):
-        text = "How many edges lie between clients is not known."
-        marks: tuple[Mark, ...] = (Texts([0], [0], [text], place="right"),)
-        return Chart("", Axis("", 0, 1), Axis("", -0.4, 1.1), marks, bare=True)
-    kept, lost = found.edges_total - found.edges_lost, found.edges_lost
-    marks = (
-        Bars([0], [1 - share], across=True),
-        Bars([0], [share], 1 - share, colour=RED, across=True, hatched=True),
-        Texts([0], [0.7], [f"{kept:,.0f} edges inside clients ({1 - share:.1%})"], place="right"),
-        Texts([1], [0.7], [f"{lost:,.0f} edges between clients, lost ({share:.1%})"], place="left"),
-    )
+    unknown = "How many edges lie between clients is not known."
+    marks: tuple[Mark, ...] = (Texts([0], [0], [unknown], place="right"),)
+    if np.isfinite(share):
+        kept = f"{found.edges_total - found.edges_lost:,.0f} edges inside clients ({1 - share:.1%})"
+        lost = f"{found.edges_lost:,.0f} edges between clients, lost ({share:.1%})"
+        marks = (
+            Bars([0], [1 - share], across=True),
+            Bars([0], [share], 1 - share, colour=plot.RED, across=True, hatched=True),
+            Texts([0], [0.7], [kept], place="right"),
+            Texts([1], [0.7], [lost], place="left"),
+        )
     return Chart("", Axis("", 0, 1), Axis("", -0.4, 1.1), marks, bare=True)

@@ -1,4 +1,4 @@
-"""Who a method takes for alike, beside who is alike in the data: `atoll similarity`.
+"""The similarity of clients as methods see it, beside that of their data: `atoll similarity`.
 
 FedIIH, FED-PUB and FedGTA mix models by how similar two clients seem from what they send; the
 server's tree keeps the last of these numbers (`similarity`). In a simulation we also know the data,
@@ -24,17 +24,11 @@ from atoll.present.tables import Column, Table, make_table
 
 @dataclass(frozen=True, eq=False)
 class Similarities:
-    """Similarities of all pairs of N clients.
+    """Similarities of all pairs of N clients."""
 
-    Attributes:
-        clients: The clients' own numbers, (N,).
-        data: By what is compared ("labels", "features", "structure"), (N, N) from 0 to 1.
-        methods: By the run's name, (N, N), or (K, N, N) where each factor has its own.
-    """
-
-    clients: np.ndarray
-    data: dict[str, np.ndarray]
-    methods: dict[str, np.ndarray]
+    clients: np.ndarray  # their own numbers, (N,)
+    data: dict[str, np.ndarray]  # of "labels", "features", "structure": (N, N) from 0 to 1
+    methods: dict[str, np.ndarray]  # by the run's name, (N, N), or (K, N, N) with K factors
 
     def agreement(self, method: str, kind: str) -> float:
         """Rank correlation of a method's and the data's similarity over the pairs of clients."""
@@ -52,16 +46,13 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
     if federation.task.many_graphs:
         raise ConfigError("similarities of clients are compared where nodes are classified")
     found = describe(federation, random_graphs=0)
-    divergences = {
-        "labels": found.label_divergence,
-        "features": found.feature_divergence,
-        "structure": found.structure_divergence,
-    }
+    kinds = {"labels": "label", "features": "feature", "structure": "structure"}
+    data = {kind: 1 - getattr(found, f"{name}_divergence") for kind, name in kinds.items()}
     methods: dict[str, np.ndarray] = {}
     for run, folder in zip(runs, folders, strict=True):
         name = run.config.method
         methods[name if name not in methods else str(folder)] = _of_server(run, number, folder)
-    return Similarities(found.clients, {k: 1 - d for k, d in divergences.items()}, methods)
+    return Similarities(found.clients, data, methods)
 
 
 def _of_server(run: FinishedRun, number: int, folder: Path) -> np.ndarray:
