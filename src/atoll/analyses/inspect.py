@@ -98,11 +98,9 @@ def _table(
     """A table with one row per client, cut after `MAX_ROWS`."""
     if len(rows) > plot.MAX_ROWS:
         caption += f"; first {plot.MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
-    lines = [[number, *row] for number, row in zip(found.clients, rows, strict=True)][
-        : plot.MAX_ROWS
-    ]
+    lines = [[number, *row] for number, row in zip(found.clients, rows, strict=True)]
     names = [Column(name, wrap=True) for name in ("client", *columns)]
-    return make_table(names, lines, title=title, caption=caption)
+    return make_table(names, lines[: plot.MAX_ROWS], title=title, caption=caption)
 
 
 def _divergences(found: Heterogeneity) -> list[tuple[str, np.ndarray]]:
@@ -209,10 +207,8 @@ def size_charts(found: Heterogeneity, about: str) -> Panels:
     at = np.arange(len(found.clients))
     other = found.nodes - found.roles.sum(axis=1)
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
-    names, colours = (
-        ("training", "validation", "test", "other"),
-        (plot.BLUE, plot.ORANGE, plot.GREEN, plot.GREY),
-    )
+    names = ("training", "validation", "test", "other")
+    colours = (plot.BLUE, plot.ORANGE, plot.GREEN, plot.GREY)
     bars: list[Mark] = []
     start = np.zeros(len(at))
     for part, name, colour in zip(parts, names, colours, strict=False):

@@ -22,16 +22,13 @@ def write_report(
     title: str | None = None,
     tables: Mapping[str, Path | None] | None = None,
 ) -> tuple[Collection, list[Path]]:
-    """Write a page about finished runs, and their tables.
+    """Write a page about finished runs, and their tables; return the content and the files.
 
     Args:
         folders: Folders of runs, of studies, or both.
         out: The page; None for none.
-        title: Its heading; by default what was run.
+        title: Its heading; by default it names the runs.
         tables: Files for the result tables by form: "md", "tex", "csv".
-
-    Returns:
-        What was found, and the files that were written.
     """
     files = {form: path for form, path in (tables or {}).items() if path is not None}
     for path in [*([Path(out)] if out is not None else []), *files.values()]:

@@ -1,4 +1,4 @@
-"""From folders to what a report shows: runs in groups, with names, and what is missing."""
+"""From folders to the content of a report: runs in groups, with names, and the missing ones."""
 
 from __future__ import annotations
 
@@ -25,26 +25,18 @@ COLUMN_KEYS = (
 )
 """Settings that make another federation or other rules; runs that share them stand together."""
 ROW_KEYS = ("epochs", "rounds", "evaluate", "compat", "seeds", "seed", "engine", "device", "chunk")
-"""What tells two runs of one method apart, beside their hyper-parameters."""
+"""Settings that distinguish two runs of one method, beside their hyper-parameters."""
 
 
 @dataclass(eq=False)
 class ReportedRun:
-    """One run on the page.
-
-    Attributes:
-        run: What its folder tells.
-        labels: Its place in a study, if it is a cell of one.
-        row: What it is called: its method, and what tells it from others of that method.
-        column: Its federation and rules, likewise.
-        style: Which colour it has.
-    """
+    """One run on the page."""
 
     run: RunFolder
-    labels: Mapping[str, Any]
-    row: str = ""
-    column: str = ""
-    style: int = 0
+    labels: Mapping[str, Any]  # its place in a study, if it is a cell of one
+    row: str = ""  # its method, and the settings that distinguish it from others of that method
+    column: str = ""  # its federation and rules, likewise
+    style: int = 0  # the number of its colour
 
     @property
     def config(self) -> RunConfig:
@@ -52,41 +44,31 @@ class ReportedRun:
 
     @property
     def metric(self) -> str:
-        """What its data set is scored by."""
+        """The metric of its data set."""
         return self.run.result.metric
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that is not there: which, why, and what to do."""
+    """A run that is not there."""
 
     name: str
     why: str
-    kind: str
+    kind: str  # "failed", "not finished", "not run yet" or "not readable"
     labels: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """Everything that a report shows.
+    """The content of a report."""
 
-    Attributes:
-        shown: All finished runs, in the order of the folders.
-        missing: What was asked for and is not finished.
-        studies: What each study.json says, by folder.
-        aside: Sentences on finished runs that are not shown: trials, points of a grid.
-        verdicts: What a comparison says can be told apart, by what it is about.
-        reproductions: Tables of papers beside ours.
-        tried: What tunings tried, method by method.
-    """
-
-    shown: list[ReportedRun]
-    missing: list[Missing]
-    studies: dict[Path, dict[str, Any]]
-    aside: list[str] = field(default_factory=list)
-    verdicts: dict[str, list[str]] = field(default_factory=dict)
-    reproductions: list[Reproduction] = field(default_factory=list)
-    tried: list[Tried] = field(default_factory=list)
+    shown: list[ReportedRun] = field(default_factory=list)  # finished runs, as the folders order
+    missing: list[Missing] = field(default_factory=list)  # requested, but not finished
+    studies: dict[Path, dict[str, Any]] = field(default_factory=dict)  # study.json by folder
+    aside: list[str] = field(default_factory=list)  # on trials and grid points that are not shown
+    verdicts: dict[str, list[str]] = field(default_factory=dict)  # a comparison's, by topic
+    reproductions: list[Reproduction] = field(default_factory=list)  # papers' tables beside ours
+    tried: list[Tried] = field(default_factory=list)  # the trials of tunings, by method
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -103,7 +85,7 @@ class Collection:
 
 def collect(folders: Sequence[Path]) -> Collection:
     """Read run folders and study folders; only if nothing at all is finished is that an error."""
-    found = Collection([], [], {})
+    found = Collection()
     for folder in dict.fromkeys(folders):
         if (folder / "study.json").exists():
             _read_study(folder, found)
@@ -111,9 +93,8 @@ def collect(folders: Sequence[Path]) -> Collection:
             found.shown.append(ReportedRun(open_run(folder), {}))
     if not found.shown and not any(one.complete for one in found.tried):
         if found.missing or not found.aside:
-            first = "it has no runs"
-            if found.missing:
-                first = f"{found.missing[0].name}: {found.missing[0].why}"
+            reasons = [f"{one.name}: {one.why}" for one in found.missing]
+            first = (reasons or ["it has no runs"])[0]
             raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
         raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
     _name(found.shown)
@@ -123,27 +104,13 @@ def collect(folders: Sequence[Path]) -> Collection:
 def _read_study(folder: Path, found: Collection) -> None:
     about = read_json(folder / "study.json")
     found.studies[folder] = about
-    failed = failures(folder)
-    trials, before = 0, len(found.shown)
-    for cell in about.get("cells", []):
-        name, labels = str(cell["name"]), cell.get("labels", {})
-        path = folder / "cells" / name
-        if labels.get("role") == "trial":  # run without test nodes: there is nothing to report
-            trials += 1
-            continue
-        try:
-            if not (path / "config.toml").exists():
-                kind = "failed" if name in failed else "not run yet"
-                found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
-                continue
-            found.shown.append(ReportedRun(open_run(path), labels))
-        except NotFinished:
-            kind = "failed" if name in failed else "not finished"
-            found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
-        except AtollError as error:
-            found.missing.append(Missing(name, str(error), "not readable", labels))
+    cells, failed, before = about.get("cells", []), failures(folder), len(found.shown)
+    trials = [cell for cell in cells if cell.get("labels", {}).get("role") == "trial"]
+    for cell in cells:
+        if cell not in trials:  # trials run without test nodes
+            _read_cell(folder, cell, failed, found)
     if trials:
-        found.aside.append(f"{counted(trials, 'trial')} of '{folder.name}' had no test nodes.")
+        found.aside.append(f"{counted(len(trials), 'trial')} of '{folder.name}' had no test nodes.")
     if about.get("kind") == "tune":
         found.tried.extend(read_tried(folder))
     if about.get("kind") == "reproduce":
@@ -161,8 +128,27 @@ def _read_study(folder: Path, found: Collection) -> None:
             )
 
 
+def _read_cell(
+    folder: Path, cell: Mapping[str, Any], failed: Mapping[str, str], found: Collection
+) -> None:
+    name, labels = str(cell["name"]), cell.get("labels", {})
+    path = folder / "cells" / name
+    try:
+        if (path / "config.toml").exists():
+            found.shown.append(ReportedRun(open_run(path), labels))
+            return
+        kind = "not run yet"
+    except NotFinished:
+        kind = "not finished"
+    except AtollError as error:
+        found.missing.append(Missing(name, str(error), "not readable", labels))
+        return
+    kind = "failed" if name in failed else kind
+    found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
+
+
 def _of_these_cells(compared: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Whether a comparison's tests are of all that its study asks for by now."""
+    """Whether a comparison's tests cover all cells that its study has by now."""
     cells, tables = about.get("cells", []), compared.get("tables", [])
     request = about.get("request", {})
     seeds = {cell["seeds"] for cell in cells if "seeds" in cell}
@@ -214,14 +200,14 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _name(shown: list[ReportedRun]) -> None:
-    """Short names that tell all runs apart, and a colour for each row."""
+    """Give runs short, distinct names, and each row a colour."""
     for one in shown:
         one.row, one.column = _method(one), _data(one.config.data)
     # A name has a number of clients, a partition, ... only where two groups differ in it.
     for same in _by(shown, lambda one: one.column):
-        _tell_apart(same, "column", lambda one: _plain(one.config, COLUMN_KEYS))
+        _distinguish(same, "column")
     for same in _by(shown, lambda one: one.row):
-        _tell_apart(same, "row", _row_settings)
+        _distinguish(same, "row")
     for same in _by(shown, lambda one: (one.row, one.column)):
         for one in same[1:]:
             one.row = f"{one.row} ({one.run.path.name})"
@@ -241,15 +227,6 @@ def _data(name: str) -> str:
     return Path(name).name if "/" in name else name
 
 
-def _row_settings(one: ReportedRun) -> dict[str, str]:
-    own = {key: str(value) for key, value in one.config.set.items()}
-    return {**own, **_plain(one.config, ROW_KEYS)}
-
-
-def _plain(config: RunConfig, keys: Iterable[str]) -> dict[str, str]:
-    return {key: str(getattr(config, key)) for key in keys}
-
-
 def _by(shown: list[ReportedRun], key: Callable[[ReportedRun], object]) -> list[list[ReportedRun]]:
     groups: dict[str, list[ReportedRun]] = {}
     for one in shown:
@@ -257,30 +234,30 @@ def _by(shown: list[ReportedRun], key: Callable[[ReportedRun], object]) -> list[
     return list(groups.values())
 
 
-def _tell_apart(
-    same: list[ReportedRun], what: str, settings: Callable[[ReportedRun], dict[str, str]]
-) -> None:
-    """Add to a name what runs with that name differ in."""
-    every = [settings(one) for one in same]
-    keys = _once(key for one in every for key in one)
+def _distinguish(same: list[ReportedRun], what: str) -> None:
+    """Add to a row or a column the settings in which runs of that name differ."""
+    column = what == "column"
+    every = []
+    for one in same:
+        own = {} if column else {key: str(value) for key, value in one.config.set.items()}
+        fixed = COLUMN_KEYS if column else ROW_KEYS
+        every.append(own | {key: str(getattr(one.config, key)) for key in fixed})
+    keys = _once(key for settings in every for key in settings)
+    differ = [key for key in keys if len({settings.get(key) for settings in every}) > 1]
     # A setting that follows from the federation stands in its column, not in the row.
-    differ = [key for key in keys if len({one.get(key) for one in every}) > 1]
-    if what == "row":
-        differ = [key for key in differ if _differs_inside(same, every, key)]
-    else:
-        differ = _enough(differ, every)
-    for one, own in zip(same, every, strict=True):
-        parts = [
-            f"{key} {own[key]}" if what == "column" else f"{key}={own[key]}"
-            for key in differ
-            if own.get(key) not in (None, "None")
-        ]
-        if parts:
-            setattr(one, what, ", ".join([getattr(one, what), *parts]))
+    differ = (
+        _enough(differ, every)
+        if column
+        else [key for key in differ if _differs_inside(same, every, key)]
+    )
+    for one, settings in zip(same, every, strict=True):
+        known = [key for key in differ if settings.get(key) not in (None, "None")]
+        parts = [f"{key}{' ' if column else '='}{settings[key]}" for key in known]
+        setattr(one, what, ", ".join([getattr(one, what), *parts]))
 
 
 def _enough(keys: list[str], settings: list[dict[str, str]]) -> list[str]:
-    """Of the keys those that tell more apart than the ones before: a protocol brings its split."""
+    """The keys that distinguish more than the ones before: a protocol brings its split."""
     kept: list[str] = []
     for key in keys:
         parts = [{tuple(one.get(k) for k in ks) for one in settings} for ks in (kept, [*kept, key])]
@@ -290,10 +267,8 @@ def _enough(keys: list[str], settings: list[dict[str, str]]) -> list[str]:
 
 def _differs_inside(same: list[ReportedRun], settings: list[dict[str, str]], key: str) -> bool:
     """Whether two runs of one column differ in a setting."""
-    values: dict[str, set[str | None]] = {}
-    for one, own in zip(same, settings, strict=True):
-        values.setdefault(one.column, set()).add(own.get(key))
-    return any(len(found) > 1 for found in values.values())
+    pairs = {(one.column, own.get(key)) for one, own in zip(same, settings, strict=True)}
+    return len(pairs) > len({column for column, _ in pairs})
 
 
 def main_table(found: Collection) -> ResultTable:
@@ -312,15 +287,9 @@ def main_table(found: Collection) -> ResultTable:
         rows += [] if row in rows else [row]
         for column in places or (found.columns if len(found.columns) == 1 else ()):
             cells.setdefault((row, heads[column]), Number(why=gap.kind))
-    name = "score" if several else "accuracy"
-    return ResultTable(
-        f"Test {name}, in percent",
-        tuple(rows),
-        tuple(heads.values()),
-        cells,
-        caption=how_scored(found),
-        metric=f"test_{'score' if several else 'accuracy'}",
-    )
+    name, columns = "score" if several else "accuracy", tuple(heads.values())
+    title, how = f"Test {name}, in percent", how_scored(found)
+    return ResultTable(title, tuple(rows), columns, cells, how, metric=f"test_{name}")
 
 
 def other_tables(found: Collection) -> list[ResultTable]:

@@ -67,17 +67,17 @@ def relations(found: Collection) -> str:
 def _relation(one: ReportedRun) -> list[str]:
     known = one.run.relations[0] if one.run.relations else {}
     figures = []
-    if "similarity" in known:
-        alike, note = _mean_factor(known["similarity"])
-        alike = without_diagonal(alike)
-        if np.isfinite(alike).any():
-            chart = heat_map(f"{one.row}: similarity", alike, low=float(np.nanmin(alike)))
-            figures.append(heat_html(chart, note=note))
-    if "mixing" in known:
-        share, note = _mean_factor(known["mixing"])
-        if np.isfinite(share).any():
-            chart = heat_map(f"{one.row}: mixture", share, "whose weights")
-            figures.append(heat_html(chart, note=note))
+    for name, columns in (("similarity", "client"), ("mixing", "whose weights")):
+        if name not in known:
+            continue
+        matrix, note = known[name], ""
+        if matrix.ndim > 2:
+            matrix, note = np.asarray(matrix.mean(0)), f"Mean of {len(matrix)} factors."
+        matrix = without_diagonal(matrix) if name == "similarity" else matrix
+        if np.isfinite(matrix).any():
+            low = float(np.nanmin(matrix)) if name == "similarity" else 0.0
+            title = f"{one.row}: {'mixture' if name == 'mixing' else name}"
+            figures.append(heat_html(heat_map(title, matrix, columns, low), note=note))
     if "cluster" in known:
         label = known["cluster"].astype(int)
         lines = "".join(
@@ -92,23 +92,15 @@ def _relation(one: ReportedRun) -> list[str]:
     return figures
 
 
-def _mean_factor(matrix: np.ndarray) -> tuple[np.ndarray, str]:
-    """A matrix, of several factors their mean, and a sentence about it."""
-    if matrix.ndim == 2:
-        return matrix, ""
-    return np.asarray(matrix.mean(0)), f"Mean of {len(matrix)} factors."
-
-
 def heterogeneity(found: Collection) -> str:
     """How the clients of each federation differ."""
-    places = {column: number for number, column in enumerate(found.columns)}
 
     def write(column: str) -> str:
         one = next((o for o in found.group(column) if o.run.measures), None)
         if one is None:
             return f"<p>{escape(_not_measured(found.group(column)[0]))}</p>"
         measured = one.run.measures
-        maps = _maps(measured) if places[column] < MAX_FEDERATIONS else ""
+        maps = _maps(measured) if column in found.columns[:MAX_FEDERATIONS] else ""
         return _lost(measured) + _sizes(measured) + maps
 
     text = (
@@ -136,8 +128,8 @@ def _maps(measured: Measured) -> str:
     total = labels.sum(1, keepdims=True)
     shares = np.divide(labels, total, out=np.zeros(labels.shape), where=total > 0)
     words = np.array([[f"{100 * v:.0f}" for v in row] for row in shares])
-    title = "Share of each class among a client's nodes"
-    classes = Chart(title, Axis("class"), Axis("client"), (Heat(shares, words),))
+    axes = Axis("class"), Axis("client")
+    classes = Chart("Share of each class among a client's nodes", *axes, (Heat(shares, words),))
     figures = [heat_html(classes, note="In percent.")]
     for name, thing in DIVERGENCES.items():
         matrix = measured[f"{name}_divergence"]
@@ -165,25 +157,20 @@ def _sizes(measured: Measured) -> str:
     nodes, rows = measured["nodes"], []
     axis = Axis("", 0.0, float(nodes.max()), ticks=())
     for k in range(min(len(nodes), MAX_CLIENT_ROWS)):
-        roles = measured["roles"][k]
-        parts = [*roles, nodes[k] - roles.sum()]
+        own = {name: measured[name][k] for name in _MEASURES}
+        parts = [*own["roles"], own["nodes"] - own["roles"].sum()]
         bar = Cell(html=strip_svg("strip", axis, stacked(list(map(float, parts)), ROLES)))
-        rows.append(
-            [
-                measured["clients"][k],
-                bar,
-                f"{nodes[k]:,}",
-                " / ".join(f"{n:,}" for n in roles),
-                f"{measured['edges'][k]:,}",
-                f"{measured['mean_degree'][k]:.1f}",
-                f"{measured['isolated'][k]:,}",
-                number_text(measured["homophily"][k], 2),
-            ]
-        )
+        roles = " / ".join(f"{n:,}" for n in own["roles"])
+        shape = f"{own['edges']:,}", f"{own['mean_degree']:.1f}", f"{own['isolated']:,}"
+        homophily = number_text(own["homophily"], 2)
+        rows.append([own["clients"], bar, f"{own['nodes']:,}", roles, *shape, homophily])
     size = Column("size", below=swatches(stacked([0.0] * 4, ROLES)))
     numbers = ["nodes", "train / val / test", "edges", "degree", "isolated", "homophily"]
     cut = f" (the first {MAX_CLIENT_ROWS} of {len(nodes)})" if len(nodes) > MAX_CLIENT_ROWS else ""
     return html(make_table(["client", size, *numbers], rows, title=f"Clients{cut}"))
+
+
+_MEASURES = ("clients", "nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 
 
 def stacked(lengths: list[float], styles: tuple[tuple[str, str, float], ...]) -> list[Bars]:

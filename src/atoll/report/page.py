@@ -9,11 +9,12 @@ from importlib import resources
 from string import Template
 
 from atoll import __version__
+from atoll.experiment.config import config_text
+from atoll.present.tables import html, make_table
 from atoll.report.collect import Collection
 from atoll.report.maps import heterogeneity, relations
 from atoll.report.printed import printed
-from atoll.report.records import again, environment
-from atoll.report.results import clients, convergence, overview, results
+from atoll.report.results import clients, code, convergence, overview, results
 from atoll.report.traffic import cost, crossed
 from atoll.report.tuning import tuning
 
@@ -24,6 +25,48 @@ def _file(name: str) -> str:
 
 LIGHT, DARK = tomllib.loads(_file("page.toml")).values()
 """Colours by name for light and dark screens."""
+
+
+def environment(found: Collection) -> str:
+    """Versions and machines."""
+    kinds: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for one in found.shown:
+        key = tuple((k, str(v)) for k, v in one.run.result.environment.items())
+        kinds.setdefault(key, []).append(f"{one.row} on {one.column}")
+    parts = []
+    for number, (key, names) in enumerate(kinds.items(), start=1):
+        head = "All runs" if len(kinds) == 1 else f"Machine {number}: {', '.join(names[:6])}"
+        head += f" and {len(names) - 6} more" if len(kinds) > 1 and len(names) > 6 else ""
+        parts.append(html(make_table(["what", "version"], key, left=2, title=head)))
+    return "".join(parts)
+
+
+def again(found: Collection) -> str:
+    """Commands and configurations."""
+    parts = []
+    for folder, about in found.studies.items():
+        # A reproduction lists one command for each table that was asked of it.
+        commands = [str(item["command"]) for item in about.get("looks", []) if "command" in item]
+        if about.get("command"):
+            text = code("\n".join(commands or [str(about["command"])]))
+            parts.append(f"<p>The whole study, in <code>{escape(folder.name)}</code>:</p>{text}")
+    if not found.shown:
+        return "".join(parts)
+    parts.append(
+        "<p>One run: save its configuration below as <code>config.toml</code> (it is also in its "
+        f"folder), then:</p>{code('atoll run --config config.toml --out again')}"
+    )
+    for one in found.shown:
+        note = ""
+        if one.config.objects:
+            names = " and ".join(one.config.objects)
+            note = f"<p>Started in Python with a {escape(names)} object, which no file holds.</p>"
+        parts.append(
+            f"<details><summary>{escape(one.row)}, {escape(one.column)}</summary>{note}"
+            f"{code(config_text(one.config))}</details>"
+        )
+    return "".join(parts)
+
 
 SECTIONS = (
     ("overview", "Overview", "What was run", overview),
@@ -47,18 +90,15 @@ WITHOUT_RUNS = ("overview", "printed", "tuning", "again")
 def page(found: Collection, title: str | None = None) -> str:
     """The report as HTML."""
     title = title or default_title(found)
-    written = [
-        (name, link, head, write(found))
-        for name, link, head, write in SECTIONS
-        if found.shown or name in WITHOUT_RUNS
-    ]
-    parts = [part for part in written if part[3]]
-    links = "".join(f'<li><a href="#{name}">{link}</a></li>' for name, link, _, _ in parts)
-    body = "".join(
-        f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{head}</h2>'
-        f"{text}</section>"
-        for name, _, head, text in parts
-    )
+    links, body = "", ""
+    for name, link, head, write in SECTIONS:
+        text = write(found) if found.shown or name in WITHOUT_RUNS else ""
+        if text:
+            links += f'<li><a href="#{name}">{link}</a></li>'
+            body += (
+                f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{head}</h2>'
+                f"{text}</section>"
+            )
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     return Template(_file("page.html")).substitute(
         title=escape(title),

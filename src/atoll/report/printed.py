@@ -1,4 +1,4 @@
-"""What a paper prints beside what came out here: the section of `atoll reproduce`."""
+"""A paper's printed numbers beside ours: the section of `atoll reproduce`."""
 
 from __future__ import annotations
 
@@ -8,37 +8,23 @@ from html import escape
 
 import numpy as np
 
-from atoll.present.chart import (
-    EDGE,
-    SHADE,
-    SOFT,
-    Area,
-    Axis,
-    Chart,
-    Dots,
-    Line,
-    Mark,
-    Rule,
-    nice_ticks,
-)
+from atoll.present import chart as plot
+from atoll.present.chart import EDGE, Axis, Chart, Dots, Line, plain_axis
 from atoll.present.chart_svg import chart_html, key_html, scale_html, strip_svg
 from atoll.present.tables import Cell, Column, Number, ResultTable, html, make_table
 from atoll.report.collect import Collection
-from atoll.report.results import csv_link
-from atoll.studies.reproduce.printed import (
-    METRIC_WORDS,
-    heading,
-    how,
-    summary_lines,
-    value_text,
-    with_runs,
-)
+from atoll.report.results import csv_link, notes
+from atoll.studies.reproduce import printed as text
 from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.table import TOLERANCE, ReproducedRow, Reproduction
 
 COLOURS = {"reproduced": "c2", "above": "c0", "below": "c1", "shortened": "c6"}
 """Of a verdict; anything else is a failure."""
 COUNTED = "ratio_improved"
+LANES = (0.78, 0.48, 0.18)
+"""Heights of the print, ours and ours under `strict` in a strip."""
+PRINTED, OURS, OURS_STRICT = (plot.SOFT, "ring"), ("c0", "dot"), ("c3", "box")
+"""Colour and shape of the marks in a strip."""
 
 
 def printed(found: Collection) -> str:
@@ -47,29 +33,29 @@ def printed(found: Collection) -> str:
 
 
 def _table(found: Reproduction) -> str:
-    told = [row for row in found.rows if row.ours or row.errors]
+    rows = _reproduced(found)
     groups: dict[tuple[str, ...], list[ReproducedRow]] = {}
-    for row in told:
-        groups.setdefault(_problem(row), []).append(row)
-    lines = "".join(f"<p>{escape(line)}</p>" for line in summary_lines(found)[:1])
-    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in summary_lines(found)[1:])
+    for row in rows:
+        one = row.printed
+        groups.setdefault((one.dataset, one.setting, one.clients, one.metric), []).append(row)
+    first, *more = text.summary_lines(found)
     link = csv_link(printed_tables(found), f"{found.paper.name}-table-{found.table}.csv")
     return (
-        f"<h3>{escape(heading(found))}</h3><p>{escape(_about(found))}</p>{lines}{notes}{link}"
-        + _chart(found, told)
-        + "".join(_group(found, rows) for rows in groups.values())
+        f"<h3>{escape(text.heading(found))}</h3><p>{escape(_about(found))}</p>"
+        f"<p>{escape(first)}</p>{notes(more)}{link}{_chart(found, rows)}"
+        + "".join(_group(found, own) for own in groups.values())
     )
 
 
+def _reproduced(found: Reproduction) -> list[ReproducedRow]:
+    """The rows that ran or failed."""
+    return [row for row in found.rows if row.ours or row.errors]
+
+
 def _about(found: Reproduction) -> str:
-    """Whose numbers these are, and how ours were made."""
-    words = how(found, with_runs(found))
+    """The paper, and how our numbers were made."""
+    words = text.how(found, text.with_runs(found))
     return f"{found.paper.recipe.title}. {words[0].upper()}{words[1:]}."
-
-
-def _problem(row: ReproducedRow) -> tuple[str, ...]:
-    one = row.printed
-    return one.dataset, one.setting, one.clients, one.metric
 
 
 def where(found: Reproduction, row: ReproducedRow) -> str:
@@ -79,7 +65,7 @@ def where(found: Reproduction, row: ReproducedRow) -> str:
     if len({other.printed.setting for other in found.rows}) > 1:
         words.insert(1, one.setting.replace(";", ", "))
     if len({other.printed.metric for other in found.rows}) > 1:
-        words.append(METRIC_WORDS[one.metric])
+        words.append(text.METRIC_WORDS[one.metric])
     return ", ".join(word for word in words if word)
 
 
@@ -112,7 +98,7 @@ def _line(found: Reproduction, row: ReproducedRow, axis: Axis) -> list[Cell]:
 
 
 def _number(value: float, std: float | None, metric: str) -> Cell:
-    mean, _, spread = value_text(value, std, metric).partition(" ± ")
+    mean, _, spread = text.value_text(value, std, metric).partition(" ± ")
     return Cell(mean.replace("-", "−"), spread)
 
 
@@ -122,23 +108,15 @@ def _axis(rows: Sequence[ReproducedRow]) -> Axis:
     values += [(o.mean, o.std) for row in rows for o in row.ours.values()]
     edges = [mean + sign * (std or 0.0) for mean, std in values for sign in (-1, 1)]
     edges += [row.printed.value + sign * row.tolerance for row in rows for sign in (-1, 1)]
-    return _linear("", edges, max(0.03 * (max(edges) - min(edges)), 0.3), 4)
-
-
-def _linear(name: str, values: Sequence[float], room: float, count: int) -> Axis:
-    low, high = min(values) - room, max(values) + room
-    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, count)])
-
-
-LANES = (0.78, 0.48, 0.18)
-"""Heights of the print, ours and ours under `strict` in a strip."""
+    room = max(0.03 * (max(edges) - min(edges)), 0.3)
+    return plain_axis("", min(edges) - room, max(edges) + room)
 
 
 def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
     """The print as a ring with its tolerance as a shade, ours as a dot, strict as a square."""
     one = row.printed
     near, far = one.value - row.tolerance, one.value + row.tolerance
-    marks: list[Mark] = [Rule(near, upright=True, to=far, colour=SHADE)]
+    marks: list[plot.Mark] = [plot.Rule(near, upright=True, to=far, colour=plot.SHADE)]
     lanes = [(one.value, one.std, *PRINTED, LANES[0])]
     for rules, style, lane in zip(found.rules, (OURS, OURS_STRICT), LANES[1:], strict=False):
         own = row.ours.get(rules)
@@ -153,16 +131,14 @@ def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
     return strip_svg("strip lanes", replace(axis, ticks=()), marks)
 
 
-def _chart(found: Reproduction, told: Sequence[ReproducedRow]) -> str:
+def _chart(found: Reproduction, every: Sequence[ReproducedRow]) -> str:
     """All percentages at once: ours against the print."""
-    own, key = found.rules[0], _key(found)
-    rows = [
-        row for row in told if own in row.ours and row.printed.metric not in (COUNTED, "min_gain")
-    ]
+    percents = [row for row in every if row.printed.metric not in (COUNTED, "min_gain")]
+    rows = [row for row in percents if found.rules[0] in row.ours]
     if len(rows) < 2:
-        return key
-    chart = against_print(found, rows)
-    return f'<div class="charts">{chart_html(chart, height=320)}</div>{key}'
+        return _key(found)
+    chart = chart_html(against_print(found, rows), height=320)
+    return f'<div class="charts">{chart}</div>{_key(found)}'
 
 
 def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
@@ -170,25 +146,25 @@ def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
     pairs = [(row.printed.value, row.ours[found.rules[0]].mean) for row in rows]
     values = [v for pair in pairs for v in pair]
     room = max(0.05 * (max(values) - min(values)), TOLERANCE)
-    x, y = (_linear(name, values, room, 5) for name in ("printed, %", "ours, %"))
-    ends = np.array([x.low, x.high], dtype=float)
+    low, high = min(values) - room, max(values) + room
+    x, y = (plain_axis(name, low, high, 5) for name in ("printed, %", "ours, %"))
+    ends = np.array([low, high], dtype=float)
     verdicts = [found.verdict(row) for row in rows]
-    marks: list[Mark] = [
-        Area(ends, ends - TOLERANCE, ends + TOLERANCE),
+    marks: list[plot.Mark] = [
+        plot.Area(ends, ends - TOLERANCE, ends + TOLERANCE),
         Line(ends, ends, EDGE, width=1.5),
     ]
     for word in dict.fromkeys([*COLOURS, *verdicts]):
         own = [i for i, verdict in enumerate(verdicts) if verdict == word]
         if own:
-            x_own, y_own = [pairs[i][0] for i in own], [pairs[i][1] for i in own]
             tips = [
                 f"{rows[i].printed.method}, {where(found, rows[i])}: printed {pairs[i][0]:.1f}, "
                 f"ours {pairs[i][1]:.1f}, {word}"
                 for i in own
             ]
             name = f"{word} ({len(own)})" if word in COLOURS else ""
-            colour = COLOURS.get(word, "c6")
-            marks.append(Dots(x_own, y_own, colour, name, size=9, tips=tips))
+            spots = [pairs[i][0] for i in own], [pairs[i][1] for i in own]
+            marks.append(Dots(*spots, COLOURS.get(word, "c6"), name, size=9, tips=tips))
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in COLOURS if word in verdicts)
     gaps = np.array([b - a for a, b in pairs])
     alt = (
@@ -199,62 +175,55 @@ def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
     return Chart(title, x, y, tuple(marks), legend="above", grid=True, square=True, alt=alt)
 
 
-PRINTED, OURS, OURS_STRICT = (SOFT, "ring"), ("c0", "dot"), ("c3", "box")
-"""Colour and shape of the marks in a strip."""
-
-
 def _key(found: Reproduction) -> str:
     words = {PRINTED: "printed", OURS: f"ours, protocol {found.rules[0]}"}
     words |= {OURS_STRICT: f"ours, {STRICT}"} if STRICT in found.rules else {}
     key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
-    return key + '<p class="note">Bars: one standard deviation, where there is one.</p>'
+    return key + notes(["Bars: one standard deviation, where there is one."])
 
 
 def printed_tables(found: Reproduction) -> list[ResultTable]:
     """The same as plain tables, for a paper, a README or a program."""
     tables = []
-    told = [row for row in found.rows if row.ours or row.errors]
+    extra = (STRICT, f"{STRICT} difference") if STRICT in found.rules else ()
+    columns = ("printed", "ours", "difference", "verdict", *extra)
     for counts in (False, True):
         rows = {
             f"{row.printed.method}, {where(found, row)}": row
-            for row in told
+            for row in _reproduced(found)
             if (row.printed.metric == COUNTED) == counts
         }
         if not rows:
             continue
-        scale = 1.0 if counts else 100.0
-        cells: dict[tuple[str, str], Number] = {}
-        for name, row in rows.items():
-            one, std = row.printed, row.printed.std
-            cells[name, "printed"] = _cell(one.value, std, (), scale)
-            for rules in found.rules:
-                own, prefix = row.ours.get(rules), "" if rules == found.rules[0] else f"{rules} "
-                if own is not None:
-                    gap = own.mean - one.value
-                    cells[name, prefix.strip() or "ours"] = _cell(
-                        own.mean, own.std, own.values, scale
-                    )
-                    cells[name, f"{prefix}difference"] = _cell(gap, None, (), scale)
-            cells[name, "verdict"] = Number(why=found.verdict(row).partition(":")[0])
-        extra = (STRICT, f"{STRICT} difference") if STRICT in found.rules else ()
-        tables.append(
-            ResultTable(
-                f"{heading(found)}, in {'clients' if counts else 'percent'}",
-                tuple(rows),
-                ("printed", "ours", "difference", "verdict", *extra),
-                cells,
-                caption=_about(found),
-                corner="method and data",
-                metric=f"{found.paper.name}_table_{found.table}",
-                scale=scale,
-                digits=0 if counts else 1,
-                higher=None,
-                signed=("difference", f"{STRICT} difference"),
-            )
+        scale, unit = (1.0, "clients") if counts else (100.0, "percent")
+        cells = {
+            (name, column): number
+            for name, row in rows.items()
+            for column, number in _numbers(found, row, scale).items()
+        }
+        title, metric = (
+            f"{text.heading(found)}, in {unit}",
+            f"{found.paper.name}_table_{found.table}",
         )
+        table = ResultTable(title, tuple(rows), columns, cells, _about(found), "method and data")
+        signed = ("difference", f"{STRICT} difference")
+        table = replace(table, metric=metric, scale=scale, higher=None, signed=signed)
+        tables.append(replace(table, digits=0 if counts else 1))
     return tables
 
 
-def _cell(mean: float, std: float | None, values: Sequence[float], scale: float) -> Number:
-    spread = None if std is None else std / scale
-    return Number(mean / scale, spread, tuple(value / scale for value in values))
+def _numbers(found: Reproduction, row: ReproducedRow, scale: float) -> dict[str, Number]:
+    """One line of a plain table, by column."""
+
+    def number(mean: float, std: float | None = None, values: Sequence[float] = ()) -> Number:
+        spread = None if std is None else std / scale
+        return Number(mean / scale, spread, tuple(value / scale for value in values))
+
+    one = row.printed
+    cells = {"printed": number(one.value, one.std)}
+    for rules, own in row.ours.items():
+        if rules in found.rules:
+            first = rules == found.rules[0]
+            cells["ours" if first else rules] = number(own.mean, own.std, own.values)
+            cells["difference" if first else f"{rules} difference"] = number(own.mean - one.value)
+    return cells | {"verdict": Number(why=found.verdict(row).partition(":")[0])}

@@ -1,8 +1,8 @@
-"""What was run and what came out: overview, tables, curves, clients."""
+"""The runs and their results: overview, tables, curves, clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from urllib.parse import quote
@@ -10,26 +10,9 @@ from urllib.parse import quote
 import numpy as np
 
 from atoll.experiment.metrics import LABELS
-from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, nice_ticks
-from atoll.present.chart_svg import (
-    MAX_POINTS,
-    chart_html,
-    figure,
-    last_value,
-    line_numbers,
-    scale_html,
-    strip_svg,
-)
-from atoll.present.tables import (
-    Cell,
-    Column,
-    ResultTable,
-    Table,
-    html,
-    make_table,
-    number_of,
-    result_csv,
-)
+from atoll.present import chart_svg as svg
+from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
+from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
 from atoll.present.terminal import counted
 from atoll.report.collect import Collection, ReportedRun, main_table
 
@@ -61,13 +44,22 @@ def strip_axis(values: Sequence[float] | np.ndarray, share: float) -> Axis:
     """The common axis of a column of strips, with some room beside the values."""
     low, high = float(min(values)), float(max(values))
     room = max(share * (high - low), 0.5)
-    low, high = low - room, high + room
-    return Axis("", low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, 4)])
+    return plain_axis("", low - room, high + room)
+
+
+def notes(lines: Iterable[str]) -> str:
+    """Remarks, a paragraph each."""
+    return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
+
+
+def code(text: str) -> str:
+    """Commands or settings, unchanged."""
+    return f"<pre tabindex=0><code>{escape(text)}</code></pre>"
 
 
 def overview(found: Collection) -> str:
     """What was run, in a few sentences, and what is missing."""
-    aside = "".join(f'<p class="note">{escape(line)}</p>' for line in found.aside)
+    aside = notes(found.aside)
     if not found.shown:
         return f"{_gaps(found)}<p>No run has been tested yet: there are trials alone.</p>{aside}"
     seeds = sorted({one.config.seeds for one in found.shown})
@@ -84,8 +76,7 @@ def overview(found: Collection) -> str:
         for number, _, word in (count.partition(" ") for count in counts)
     )
     lines = "".join(f"<p>{line}</p>" for line in _findings(found))
-    settings = html(_settings(found))
-    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{settings}'
+    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{_settings(found)}'
 
 
 def _span(numbers: list[int], thing: str) -> str:
@@ -132,7 +123,7 @@ def _gaps(found: Collection) -> str:
     )
 
 
-def _settings(found: Collection) -> Table:
+def _settings(found: Collection) -> str:
     """One line for each federation: how it was made and how it was trained."""
     rows = []
     for column in found.columns:
@@ -142,14 +133,18 @@ def _settings(found: Collection) -> Table:
         epochs = ", ".join(sorted({str(one.config.epochs) for one in group}))
         rows.append([column, group[0].run.result.clients, *how, epochs])
     heads = ["federation", "clients", "partition", "split", "protocol", "in a round", "epochs"]
-    return make_table(heads, rows, left=len(heads), title="How the federations were made")
+    return html(make_table(heads, rows, left=len(heads), title="How the federations were made"))
 
 
 def results(found: Collection) -> str:
     """The table, and for each federation every method with its spread."""
     table = main_table(found)
+    # The best numbers are bold, and the names have the colours of the runs.
+    names, plain = {one.row: name_cell(one) for one in found.shown}, table.table()
+    rows = tuple((names.get(name.text, name), *rest) for name, *rest in plain.rows)
+    page = html(replace(plain, rows=rows, caption=f"{table.caption} Best in bold."))
     details = by_federation(found, lambda column: _details(found.group(column)))
-    return result_html(table, found) + csv_link([table], "results.csv") + _verdicts(found) + details
+    return page + csv_link([table], "results.csv") + _verdicts(found) + details
 
 
 def _verdicts(found: Collection) -> str:
@@ -163,14 +158,6 @@ def _verdicts(found: Collection) -> str:
         for name, lines in found.verdicts.items()
     )
     return f'<h3>What can be told apart</h3><dl class="said">{rows}</dl>'
-
-
-def result_html(table: ResultTable, found: Collection) -> str:
-    """A table with the best in bold and the colours of the runs."""
-    names = {one.row: name_cell(one) for one in found.shown}
-    plain = table.table()
-    rows = tuple((names.get(name.text, name), *rest) for name, *rest in plain.rows)
-    return html(replace(plain, rows=rows, caption=f"{table.caption} Best in bold."))
 
 
 def _details(group: Sequence[ReportedRun]) -> str:
@@ -189,17 +176,10 @@ def _details(group: Sequence[ReportedRun]) -> str:
         scores = [score.cell(), one.run.result.scored, after.cell(), f1.cell(), first.cell(1.0, 0)]
         rows.append([name_cell(one), strip, *scores])
     name = LABELS[metric]
-    strips = Column("seeds, mean ± std", below=scale_html(axis))
-    heads: list[str | Column] = [
-        "method",
-        strips,
-        name,
-        "scored model",
-        "after training",
-        "macro F1",
-        "best round",
-    ]
-    table = make_table(heads, rows, title=f"Test {name} and more, in percent")
+    strips = Column("seeds, mean ± std", below=svg.scale_html(axis))
+    more = ("scored model", "after training", "macro F1", "best round")
+    title = f"Test {name} and more, in percent"
+    table = make_table(["method", strips, name, *more], rows, title=title)
     return html(table, label=f"{group[0].column}: every method")
 
 
@@ -212,7 +192,7 @@ def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
         seeds = Dots(values, [0.5] * len(values), colour, size=6, opacity=0.35)
         ends = [mean - spread, mean + spread]
         marks = [Line(ends, [0.5, 0.5], colour, dash=dash_of(style)), seeds, *marks]
-    return strip_svg("strip", axis, marks)
+    return svg.strip_svg("strip", axis, marks)
 
 
 def _percents(one: ReportedRun, name: str) -> list[float]:
@@ -221,20 +201,18 @@ def _percents(one: ReportedRun, name: str) -> list[float]:
 
 def convergence(found: Collection) -> str:
     """A chart for each federation: the mean over clients after each round."""
-    figures = []
+    figures, points = [], points_for(len(found.columns))
     for column in found.columns:
         group = found.group(column)
-        name = LABELS[group[0].metric]
-        alone = len(group) == 1
+        alone, name = len(group) == 1, LABELS[group[0].metric]
         lines = _one_run_lines(group[0]) if alone else best_lines(group)
-        name, points = name if alone else f"test {name}", points_for(len(found.columns))
-        figures.append(line_chart(column, lines, "round", name, points))
+        y_name = name if alone else f"test {name}"
+        figures.append(line_chart(column, lines, "round", y_name, points))
     several = any(one.config.seeds > 1 for one in found.shown)
     crowded = any(len(found.group(column)) > MAX_LINES for column in found.columns)
     seeds = "; line: mean over seeds, band: lowest to highest seed" if several else ""
-    if len(found.shown) == 1:
-        text = f"Mean over clients after each round{seeds}."
-    else:
+    text = f"Mean over clients after each round{seeds}."
+    if len(found.shown) > 1:
         text = (
             "Mean over clients of the scored model on test nodes (or graphs) after each round"
             f"{seeds}. The first climb may be cut off below. "
@@ -244,23 +222,20 @@ def convergence(found: Collection) -> str:
     return f'<p>{text}</p><div class="charts">{"".join(figures)}</div>'
 
 
-def line_chart(
-    title: str, lines: Sequence[Line], x_name: str, y_name: str, points: int = MAX_POINTS
-) -> str:
+def line_chart(title: str, lines: Sequence[Line], x_name: str, y_name: str, points: int) -> str:
     """Lines in percent with bands, a label at each end, and their numbers, folded."""
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
-        return figure(title, "<p>No such number was measured.</p>")
+        return svg.figure(title, "<p>No such number was measured.</p>")
     right = max(float(line.x[-1]) for line in lines) or 1.0
     left = min(float(line.x[0]) for line in lines)
     left = 0.0 if left < 0.05 * right else left
-    x = Axis(x_name, left, right, ticks=[(t, f"{t:g}") for t in nice_ticks(left, right, 4)])
-    ends = ", ".join(f"{line.name} {last_value(line):.1f}%" for line in lines)
+    ends = ", ".join(f"{line.name} {svg.last_value(line):.1f}%" for line in lines)
     alt = f"Line chart: {title}. At the end: {ends}."
-    y = _percent_axis(y_name, lines)
+    x, y = plain_axis(x_name, left, right), _percent_axis(y_name, lines)
     chart = Chart(title, x, y, tuple(lines), legend="ends", grid=True, alt=alt)
-    numbers = line_numbers(title, lines, x_name)
-    return chart_html(chart, height=250, points=points, numbers=numbers)
+    numbers = svg.line_numbers(title, lines, x_name)
+    return svg.chart_html(chart, height=250, points=points, numbers=numbers)
 
 
 def _percent_axis(name: str, lines: Sequence[Line]) -> Axis:
@@ -274,7 +249,7 @@ def _percent_axis(name: str, lines: Sequence[Line]) -> Axis:
 
 def points_for(count: int) -> int:
     """Points of each line: fewer where a page has many charts, so that it stays small."""
-    return int(np.clip(MAX_POINTS * 12 // count, 30, MAX_POINTS))
+    return int(np.clip(svg.MAX_POINTS * 12 // count, 30, svg.MAX_POINTS))
 
 
 def best_lines(group: Sequence[ReportedRun]) -> list[Line]:
@@ -292,28 +267,18 @@ def seed_line(
     """A run's line with its band of seeds."""
     seeds = 100 * one.run.result.curve(one.metric, role, scored or None)
     style = one.style if style is None else style
-    return Line(
-        np.arange(1, seeds.shape[1] + 1),
-        seeds.mean(0),
-        colour_of(style),
-        name or one.row,
-        seeds.min(0),
-        seeds.max(0),
-        dash=dash_of(style),
-    )
+    rounds, band = np.arange(1, seeds.shape[1] + 1), (seeds.min(0), seeds.max(0))
+    name, colour = name or one.row, colour_of(style)
+    return Line(rounds, seeds.mean(0), colour, name, *band, dash=dash_of(style))
 
 
 def _one_run_lines(one: ReportedRun) -> list[Line]:
-    """For a page of one run: the scored model on three parts of the data, and the local model."""
+    """For a page of one run: the scored model on three parts of the data, and the other model."""
     scored = one.config.evaluate or "deployed"
-    other = "local" if scored == "deployed" else "deployed"
-    beside = "local model, test" if other == "local" else "deployed, test"
-    wanted = (
-        ("test", scored, "test"),
-        ("validation", scored, "val"),
-        ("training", scored, "train"),
-        (beside, other, "test"),
-    )
+    roles = (("test", "test"), ("validation", "val"), ("training", "train"))
+    other = ("local model", "local") if scored == "deployed" else ("deployed", "deployed")
+    wanted = [(name, scored, role) for name, role in roles]
+    wanted.append((f"{other[0]}, test", other[1], "test"))
     lines = [seed_line(one, *which, style) for style, which in enumerate(wanted)]
     return [line for line in lines if np.isfinite(line.y).all()]
 
@@ -337,25 +302,19 @@ def _clients(group: Sequence[ReportedRun]) -> str:
     alone = next((one for one in group if one.config.method == "local"), None)
     rows: list[list[Cell | str]] = []
     for one in group:
-        own, gain = each[one.row], "–"
-        if alone is not None and one is not alone and len(own) == len(each[alone.row]):
-            better = int((own > each[alone.row] + 1e-9).sum())
-            gain = f"{better} of {int(np.isfinite(own).sum())}"
+        own = each[one.row]
         quantiles = [f"{np.nanquantile(own, q):.1f}" for q in (0, 0.5, 1)]
         strip = Cell(html=clients_strip(own, axis, one.style))
-        rows.append([name_cell(one), strip, *quantiles, f"{np.nanstd(own):.1f}", gain])
-    strips = Column("clients, quartiles, median", below=scale_html(axis))
-    heads: list[str | Column] = [
-        "method",
-        strips,
-        "worst",
-        "median",
-        "best",
-        "std",
-        "gain over local",
-    ]
-    if alone is None:
-        heads, rows = heads[:-1], [row[:-1] for row in rows]
+        rows.append([name_cell(one), strip, *quantiles, f"{np.nanstd(own):.1f}"])
+        if alone is not None:
+            gain, comparable = "–", one is not alone and len(own) == len(each[alone.row])
+            if comparable:
+                better = int((own > each[alone.row] + 1e-9).sum())
+                gain = f"{better} of {int(np.isfinite(own).sum())}"
+            rows[-1].append(gain)
+    strips = Column("clients, quartiles, median", below=svg.scale_html(axis))
+    heads: list[str | Column] = ["method", strips, "worst", "median", "best", "std"]
+    heads += [] if alone is None else ["gain over local"]
     title = f"Test {LABELS[group[0].metric]} of each client, in percent"
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: clients")
 
@@ -375,7 +334,7 @@ def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
     else:
         marks.append(Line([least, most], [0.5, 0.5], colour))
     median = Line([middle, middle], [0.12, 0.88], colour, width=2.5)
-    return strip_svg("strip tall", axis, [*marks, median])
+    return svg.strip_svg("strip tall", axis, [*marks, median])
 
 
 def _of_clients(one: ReportedRun) -> np.ndarray:

@@ -1,31 +1,30 @@
-"""What crossed the wire, what never did, and what it all cost."""
+"""Traffic: what crossed the wire, what each method declares to send and to keep, and the cost."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
 
+from atoll.core.errors import AtollError
 from atoll.core.task import NODES, TASKS
+from atoll.engines.fleet import owners_of, steps_of
 from atoll.engines.ledger import SCORE
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig
 from atoll.experiment.metrics import LABELS
+from atoll.present.catalogue import PARAGRAPHS, module_doc
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
 from atoll.present.result_plots import traffic_by_round
 from atoll.present.tables import Cell, Column, html, make_table
+from atoll.report import results
 from atoll.report.collect import Collection, ReportedRun
-from atoll.report.declarations import Declared, declared
 from atoll.report.maps import stacked
-from atoll.report.results import (
-    MAX_LINES,
-    by_federation,
-    line_chart,
-    name_cell,
-    points_for,
-    seed_line,
-)
+from atoll.report.results import by_federation, name_cell
 
 DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
 """Name, colour and opacity of the two parts of a bar."""
@@ -111,17 +110,14 @@ def _card(one: ReportedRun, words: Declared | str) -> str:
     head = f"<h4>{escape(one.config.method)}</h4>"
     if isinstance(words, str):
         return f'<article class="card">{head}<p>{escape(words)}</p></article>'
-    rows = [
-        ("Crosses, per client and round", words.wire),
-        ("Stays", words.private),
-        ("Amount", words.floats),
-    ]
+    names = ("Crosses, per client and round", "Stays", "Amount")
+    rows = zip(names, (words.wire, words.private, words.floats), strict=True)
     body = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
-    if words.discloses:
-        lines = "".join(
-            f"<li><code>{escape(step)}.{escape(name)}</code>: {escape(why)}</li>"
-            for step, name, why in words.discloses
-        )
+    lines = "".join(
+        f"<li><code>{escape(step)}.{escape(name)}</code>: {escape(why)}</li>"
+        for step, name, why in words.discloses
+    )
+    if lines:
         body += f"<dt>Declared: may have a row per node or edge</dt><dd><ul>{lines}</ul></dd>"
     else:
         body += "<dt>Declared</dt><dd>nothing with a row per node or edge</dd>"
@@ -129,16 +125,72 @@ def _card(one: ReportedRun, words: Declared | str) -> str:
     return f'<article class="card">{head}<p>{about}</p><dl>{body}</dl></article>'
 
 
+@dataclass(frozen=True)
+class Declared:
+    """The paragraphs of a method's docstring, and what its steps disclose."""
+
+    about: str  # its first line
+    wire: str  # what crosses, per client and round
+    private: str  # what stays at the client
+    floats: str  # how much crosses
+    discloses: tuple[tuple[str, str, str], ...]  # step, field, reason of replies by node or edge
+
+
+def declared(config: RunConfig, task: str) -> Declared | str:
+    """The declarations of a run's method, or a sentence on why there are none."""
+    if "method" in config.objects:
+        return "The method was a Python object, which the folder does not hold."
+    try:
+        method = build_method(config, features=1, classes=2, task=task)
+    except AtollError as error:
+        return f"The method cannot be asked any more: {error}."
+    words = module_doc(type(method))
+    wire, private = paragraph(words, "Wire,"), paragraph(words, "Private state:")
+    for name, owner in list(owners_of(method).items())[1:]:
+        # A plug on another method: what that one sends is sent, too.
+        base = module_doc(type(owner))
+        label = f"{type(owner).__name__} ({name.rpartition('.')[2]})"
+        wire += f" {label}: {paragraph(base, 'Wire,')}"
+        private += f" {label}: {paragraph(base, 'Private state:')}"
+    return Declared(
+        words.partition("\n")[0],
+        wire,
+        private,
+        paragraph(words, "Floats per client"),
+        tuple((s.name, name, why) for s in steps_of(method) for name, why in s.discloses.items()),
+    )
+
+
+def paragraph(words: str, start: str) -> str:
+    """The text after a word at the start of a docstring's line, up to the next such word."""
+    ends = (*PARAGRAPHS, "What it tells:", "Compute:", "Ablations")
+    lines = words.splitlines()
+    begin = next((i for i, line in enumerate(lines) if line.startswith(start)), None)
+    if begin is None:
+        return ""
+    found = [lines[begin]]
+    for line in lines[begin + 1 :]:
+        if not line.strip() or line.startswith(ends):
+            break
+        found.append(line)
+    text = " ".join(found).partition(":")[2]
+    # A wire line is set in columns: "down  model      up  model, num_nodes".
+    text = re.sub(r"\bdown {2,}", "down: ", text)
+    text = re.sub(r"[;,]? {2,}up {2,}", "; up: ", text)
+    return re.sub(r"\s+", " ", text).strip().replace("`", "")
+
+
 def cost(found: Collection) -> str:
     """Seconds and megabytes, and what a megabyte bought."""
     tables = by_federation(found, lambda column: _cost_table(found.group(column)))
-    charts = [_cost_chart(found.group(c), points_for(len(found.columns))) for c in found.columns]
+    points = results.points_for(len(found.columns))
+    charts = "".join(_cost_chart(found.group(column), points) for column in found.columns)
     text = (
         "Seconds of a round are the median, with scoring; they depend on the machine and on what "
         "else ran there. Megabytes are training traffic of all clients, up and down, without "
         "scoring; they do not."
     )
-    return f'<p>{text}</p>{tables}<div class="charts">{"".join(charts)}</div>'
+    return f'<p>{text}</p>{tables}<div class="charts">{charts}</div>'
 
 
 def _cost_table(group: Sequence[ReportedRun]) -> str:
@@ -146,19 +198,11 @@ def _cost_table(group: Sequence[ReportedRun]) -> str:
     for one in group:
         seconds, summary = one.run.summary["seconds"], one.run.summary
         each = traffic_by_round(one.run.result).sum(0) / 1e6
-        rows.append(
-            [
-                name_cell(one),
-                f"{seconds['per_round']:.3f}",
-                f"{seconds['train']:.1f}",
-                f"{seconds['setup']:.1f}",
-                f"{each.mean():,.2f}",
-                f"{sum(summary['bytes'].values()) / 1e6:,.1f}",
-                f"{summary['engine']} on {summary['device']}",
-            ]
-        )
-    times = ["s / round", "s training", "s set-up"]
-    heads = ["method", *times, "MB / round", "MB in all", "ran"]
+        times = [f"{seconds['per_round']:.3f}", *(f"{seconds[k]:.1f}" for k in ("train", "setup"))]
+        sizes = f"{each.mean():,.2f}", f"{sum(summary['bytes'].values()) / 1e6:,.1f}"
+        ran = f"{summary['engine']} on {summary['device']}"
+        rows.append([name_cell(one), *times, *sizes, ran])
+    heads = "method", "s / round", "s training", "s set-up", "MB / round", "MB in all", "ran"
     table = make_table(heads, rows, title="All seeds together; a round of one seed")
     return html(table, label=f"{group[0].column}: cost")
 
@@ -171,9 +215,9 @@ def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
         each = traffic_by_round(one.run.result).sum(0) / 1e6
         if each.sum() > 0.01:
             speeds += [each.min(), each.max()]
-            lines.append(replace(seed_line(one), x=each.cumsum()))
+            lines.append(replace(results.seed_line(one), x=each.cumsum()))
     if len(lines) < 2 or max(speeds) <= 1.1 * min(speeds):
         return ""
     title, name = f"{group[0].column}: what traffic buys", LABELS[group[0].metric]
     x_name = "MB moved so far, one seed"
-    return line_chart(title, lines[:MAX_LINES], x_name, f"test {name}", points)
+    return results.line_chart(title, lines[: results.MAX_LINES], x_name, f"test {name}", points)

@@ -1,4 +1,4 @@
-"""What a tuning tried and found: the section of `atoll tune`."""
+"""The trials of a tuning and the best of them: the section of `atoll tune`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from atoll.present.chart_svg import chart_html, key_html, thinned
 from atoll.present.tables import Number, ResultTable, Table, html, make_table, number_of
 from atoll.present.terminal import counted
 from atoll.report.collect import Collection
+from atoll.report.results import code, notes
 from atoll.studies.tune.read import Tried
 from atoll.studies.tune.search import Trial
 
@@ -57,32 +58,27 @@ def _method(found: Collection, tried: Tried) -> str:
     history = chart_html(history_chart(tried, y), numbers=_best_so_far(tried))
     panels = [history, *(chart_html(chart) for chart in parameter_charts(tried, y))]
     cut = any(100 * _reached(t) < (y.low or 0) for t in tried.trials if t.curve)
-    note = '<p class="note">Marks on the lower edge lie below it.</p>' if cut else ""
-    return (
-        f"{head}{_best(found, tried)}{_best_trials(tried)}{key}"
-        f'<div class="charts small">{"".join(panels)}</div>{note}'
-    )
+    note = notes(["Marks on the lower edge lie below it."] if cut else [])
+    charts = f'<div class="charts small">{"".join(panels)}</div>'
+    return f"{head}{_best(found, tried)}{_best_trials(tried)}{key}{charts}{note}"
 
 
 def _best(found: Collection, tried: Tried) -> str:
-    """The chosen settings, and what the final test says of them."""
+    """The chosen settings, and their score in the final test."""
     best = tried.best
     assert best is not None
     words = " ".join(f"--set {key}={value}" for key, value in best.settings.items())
-    text = (
-        f"Best: trial {best.number} with {100 * (best.value or 0):.1f} percent on validation data"
-    )
-    tests = [
-        one
-        for one in found.shown
-        if one.labels.get("role") == "test" and one.labels.get("method") == tried.method
-    ]
-    if tests:
-        number = number_of(tests[0].run.summary["metrics"], f"test_{tests[0].metric}")
-        spread = f" ± {100 * number.std:.1f}" if number.std is not None else ""
-        seeds = counted(len(number.values), "fresh seed")
-        text += f"; on test data <b>{100 * number.mean:.1f}</b>{spread}, {seeds}"
-    return f"<p>{text}.</p><pre tabindex=0><code>{escape(words)}</code></pre>"
+    score = f"{100 * (best.value or 0):.1f} percent on validation data"
+    text = f"Best: trial {best.number} with {score}"
+    labels = ("test", tried.method)
+    for one in found.shown:
+        if (one.labels.get("role"), one.labels.get("method")) == labels:
+            number = number_of(one.run.summary["metrics"], f"test_{one.metric}")
+            spread = f" ± {100 * number.std:.1f}" if number.std is not None else ""
+            seeds = counted(len(number.values), "fresh seed")
+            text += f"; on test data <b>{100 * number.mean:.1f}</b>{spread}, {seeds}"
+            break
+    return f"<p>{text}.</p>{code(words)}"
 
 
 def _best_trials(tried: Tried) -> str:
