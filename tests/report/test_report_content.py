@@ -16,8 +16,8 @@ from atoll.experiment.config import make_config
 from atoll.methods import METHODS
 from atoll.report import collect, write_report
 from atoll.report.collect import main_table, other_tables
-from atoll.report.traffic import Declared, declared, paragraph
 from atoll.report.page import DARK, LIGHT, page
+from atoll.report.traffic import Declared, declared, paragraph
 
 
 class Outline(HTMLParser):
