@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from atoll.analyses.inspect import (
-    MAX_ROWS,
     inspection_files,
     inspection_numbers,
     inspection_tables,
@@ -24,6 +23,7 @@ from atoll.data.divide import federate
 from atoll.data.measure.heterogeneity import describe
 from atoll.data.public.registry import load_dataset
 from atoll.data.source import Source
+from atoll.present.chart import MAX_ROWS
 from atoll.present.files import write_all
 from atoll.present.layout import layout
 from atoll.present.tables import Table

@@ -201,10 +201,8 @@ def printed_tables(found: Reproduction) -> list[ResultTable]:
             for name, row in rows.items()
             for column, number in _numbers(found, row, scale).items()
         }
-        title, metric = (
-            f"{text.heading(found)}, in {unit}",
-            f"{found.paper.name}_table_{found.table}",
-        )
+        title = f"{text.heading(found)}, in {unit}"
+        metric = f"{found.paper.name}_table_{found.table}"
         table = ResultTable(title, tuple(rows), columns, cells, _about(found), "method and data")
         signed = ("difference", f"{STRICT} difference")
         table = replace(table, metric=metric, scale=scale, higher=None, signed=signed)
