@@ -17,172 +17,104 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from atoll import data, methods, nn, testing
-    from atoll.api import Result, load, partition, read_result, resume, run, save
-    from atoll.core.aggregate import (
-        Aggregate,
-        Mean,
-        Median,
-        Rule,
-        Update,
-        aggregated,
-        average,
-        first_server,
-        mix,
-        model_of,
-        next_server,
-        put,
-        spread,
-    )
-    from atoll.core.errors import AtollError, ConfigError
-    from atoll.core.federation import Federation
-    from atoll.core.fit import fit
-    from atoll.core.graph import Graph
-    from atoll.core.hyper import (
-        Epochs,
-        Limits,
-        NonNegative,
-        OneOrMore,
-        OptimizerState,
-        Positive,
-        Share,
-        ShareBelowOne,
-        WeightBy,
-        ZeroOrMore,
-    )
-    from atoll.core.losses import cross_entropy, masked_mean, sq_distance
-    from atoll.core.message import ToAll, ToEach
-    from atoll.core.method import Clients, Method, Net, client_step
-    from atoll.core.optim import SGD, Adam, Optimizer
-    from atoll.core.private_layers import Private, fit_received, init_shared
-    from atoll.core.random import fold
-    from atoll.core.space import USUAL, OneOf, Real, Whole
-    from atoll.core.tree import Empty, Tree, leaves, record, tree_map
-    from atoll.core.wrapper import Wrapper
-    from atoll.experiment.rounds import Experiment
-    from atoll.studies.compare.comparison import compare
-    from atoll.studies.tune.tuning import tune
+    from atoll import data as data
+    from atoll import methods as methods
+    from atoll import nn as nn
+    from atoll import testing as testing
+    from atoll.api import Result as Result
+    from atoll.api import load as load
+    from atoll.api import partition as partition
+    from atoll.api import read_result as read_result
+    from atoll.api import resume as resume
+    from atoll.api import run as run
+    from atoll.api import save as save
+    from atoll.core.aggregate import Aggregate as Aggregate
+    from atoll.core.aggregate import Mean as Mean
+    from atoll.core.aggregate import Median as Median
+    from atoll.core.aggregate import Rule as Rule
+    from atoll.core.aggregate import Update as Update
+    from atoll.core.aggregate import aggregated as aggregated
+    from atoll.core.aggregate import average as average
+    from atoll.core.aggregate import first_server as first_server
+    from atoll.core.aggregate import mix as mix
+    from atoll.core.aggregate import model_of as model_of
+    from atoll.core.aggregate import next_server as next_server
+    from atoll.core.aggregate import put as put
+    from atoll.core.aggregate import spread as spread
+    from atoll.core.errors import AtollError as AtollError
+    from atoll.core.errors import ConfigError as ConfigError
+    from atoll.core.federation import Federation as Federation
+    from atoll.core.fit import fit as fit
+    from atoll.core.graph import Graph as Graph
+    from atoll.core.hyper import Epochs as Epochs
+    from atoll.core.hyper import Limits as Limits
+    from atoll.core.hyper import NonNegative as NonNegative
+    from atoll.core.hyper import OneOrMore as OneOrMore
+    from atoll.core.hyper import OptimizerState as OptimizerState
+    from atoll.core.hyper import Positive as Positive
+    from atoll.core.hyper import Share as Share
+    from atoll.core.hyper import ShareBelowOne as ShareBelowOne
+    from atoll.core.hyper import WeightBy as WeightBy
+    from atoll.core.hyper import ZeroOrMore as ZeroOrMore
+    from atoll.core.losses import cross_entropy as cross_entropy
+    from atoll.core.losses import masked_mean as masked_mean
+    from atoll.core.losses import sq_distance as sq_distance
+    from atoll.core.message import ToAll as ToAll
+    from atoll.core.message import ToEach as ToEach
+    from atoll.core.method import Clients as Clients
+    from atoll.core.method import Method as Method
+    from atoll.core.method import Net as Net
+    from atoll.core.method import client_step as client_step
+    from atoll.core.optim import SGD as SGD
+    from atoll.core.optim import Adam as Adam
+    from atoll.core.optim import Optimizer as Optimizer
+    from atoll.core.private_layers import Private as Private
+    from atoll.core.private_layers import fit_received as fit_received
+    from atoll.core.private_layers import init_shared as init_shared
+    from atoll.core.random import fold as fold
+    from atoll.core.space import USUAL as USUAL
+    from atoll.core.space import OneOf as OneOf
+    from atoll.core.space import Real as Real
+    from atoll.core.space import Whole as Whole
+    from atoll.core.tree import Empty as Empty
+    from atoll.core.tree import Tree as Tree
+    from atoll.core.tree import leaves as leaves
+    from atoll.core.tree import record as record
+    from atoll.core.tree import tree_map as tree_map
+    from atoll.core.wrapper import Wrapper as Wrapper
+    from atoll.experiment.rounds import Experiment as Experiment
+    from atoll.studies.compare.comparison import compare as compare
+    from atoll.studies.tune.tuning import tune as tune
 
 _NAMES = {
-    "atoll.api": ("Result", "load", "partition", "read_result", "resume", "run", "save"),
-    "atoll.core.aggregate": (
-        "Aggregate",
-        "Mean",
-        "Median",
-        "Rule",
-        "Update",
-        "aggregated",
-        "average",
-        "first_server",
-        "mix",
-        "model_of",
-        "next_server",
-        "put",
-        "spread",
-    ),
-    "atoll.core.errors": ("AtollError", "ConfigError"),
-    "atoll.core.federation": ("Federation",),
-    "atoll.core.fit": ("fit",),
-    "atoll.core.graph": ("Graph",),
-    "atoll.core.hyper": (
-        "Epochs",
-        "Limits",
-        "NonNegative",
-        "OneOrMore",
-        "OptimizerState",
-        "Positive",
-        "Share",
-        "ShareBelowOne",
-        "WeightBy",
-        "ZeroOrMore",
-    ),
-    "atoll.core.losses": ("cross_entropy", "masked_mean", "sq_distance"),
-    "atoll.core.message": ("ToAll", "ToEach"),
-    "atoll.core.method": ("Clients", "Method", "Net", "client_step"),
-    "atoll.core.optim": ("SGD", "Adam", "Optimizer"),
-    "atoll.core.private_layers": ("Private", "fit_received", "init_shared"),
-    "atoll.core.random": ("fold",),
-    "atoll.core.space": ("USUAL", "OneOf", "Real", "Whole"),
-    "atoll.core.tree": ("Empty", "Tree", "leaves", "record", "tree_map"),
-    "atoll.core.wrapper": ("Wrapper",),
-    "atoll.experiment.rounds": ("Experiment",),
-    "atoll.studies.compare.comparison": ("compare",),
-    "atoll.studies.tune.tuning": ("tune",),
+    "api": "Result load partition read_result resume run save",
+    "core.aggregate": "Aggregate Mean Median Rule Update aggregated average first_server mix "
+    "model_of next_server put spread",
+    "core.errors": "AtollError ConfigError",
+    "core.federation": "Federation",
+    "core.fit": "fit",
+    "core.graph": "Graph",
+    "core.hyper": "Epochs Limits NonNegative OneOrMore OptimizerState Positive Share ShareBelowOne "
+    "WeightBy ZeroOrMore",
+    "core.losses": "cross_entropy masked_mean sq_distance",
+    "core.message": "ToAll ToEach",
+    "core.method": "Clients Method Net client_step",
+    "core.optim": "SGD Adam Optimizer",
+    "core.private_layers": "Private fit_received init_shared",
+    "core.random": "fold",
+    "core.space": "USUAL OneOf Real Whole",
+    "core.tree": "Empty Tree leaves record tree_map",
+    "core.wrapper": "Wrapper",
+    "experiment.rounds": "Experiment",
+    "studies.compare.comparison": "compare",
+    "studies.tune.tuning": "tune",
 }
 """The public names by the module that has them. Whatever a method's file needs is among them."""
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES = {name: f"atoll.{home}" for home, names in _NAMES.items() for name in names.split()}
 _MODULES = ("methods", "nn", "data", "testing")
 
-__all__ = [
-    "SGD",
-    "USUAL",
-    "Adam",
-    "Aggregate",
-    "AtollError",
-    "Clients",
-    "ConfigError",
-    "Empty",
-    "Epochs",
-    "Experiment",
-    "Federation",
-    "Graph",
-    "Limits",
-    "Mean",
-    "Median",
-    "Method",
-    "Net",
-    "NonNegative",
-    "OneOf",
-    "OneOrMore",
-    "Optimizer",
-    "OptimizerState",
-    "Positive",
-    "Private",
-    "Real",
-    "Result",
-    "Rule",
-    "Share",
-    "ShareBelowOne",
-    "ToAll",
-    "ToEach",
-    "Tree",
-    "Update",
-    "WeightBy",
-    "Whole",
-    "Wrapper",
-    "ZeroOrMore",
-    "aggregated",
-    "average",
-    "client_step",
-    "compare",
-    "cross_entropy",
-    "data",
-    "first_server",
-    "fit",
-    "fit_received",
-    "fold",
-    "init_shared",
-    "leaves",
-    "load",
-    "masked_mean",
-    "methods",
-    "mix",
-    "model_of",
-    "next_server",
-    "nn",
-    "partition",
-    "put",
-    "read_result",
-    "record",
-    "resume",
-    "run",
-    "save",
-    "spread",
-    "sq_distance",
-    "testing",
-    "tree_map",
-    "tune",
-]
+if not TYPE_CHECKING:  # a type checker reads the imports above
+    __all__ = list(_HOMES | dict.fromkeys(_MODULES))
 
 
 def __getattr__(name: str) -> object:

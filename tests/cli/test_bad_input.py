@@ -181,7 +181,7 @@ def test_a_bug_is_called_one(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("atoll.experiment.run.run_config", broken)
+    monkeypatch.setattr("atoll.experiment.run.RunPlan", broken)
     result = cli(*SMALL, code=1)
     assert result.stderr == (
         "internal error: ZeroDivisionError: oh; `atoll --debug ...` shows where\n"

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import atoll
 from atoll.cli.app import main
-from atoll.experiment.watch import Watch
+from atoll.experiment.status import StatusReader
 from atoll.studies.tune.read import read_tried
 from atoll.studies.tune.tuning import read_asked, run_tuning
 
@@ -47,7 +47,7 @@ def test_a_finished_comparison_is_shown_and_not_run_again(compared: Path) -> Non
     assert [row["method"] for row in found["tables"][0]["rows"]] == ["local", "fedavg"]
     assert scores(compared) == before
     assert (compared / "events.jsonl").read_bytes() == events
-    assert Watch(compared).look().finished
+    assert StatusReader(compared).read().finished
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -59,7 +59,7 @@ def test_a_stopped_comparison_continues(compared: Path, jobs: str) -> None:
     (compared / "events.jsonl").write_text("\n".join(events[:3]) + "\n")  # as a kill leaves it
     resume("compare", compared, "--jobs", jobs)
     assert scores(compared) == before
-    assert Watch(compared).look().finished
+    assert StatusReader(compared).read().finished
 
 
 def test_a_finished_tuning_is_shown_and_takes_more_trials(tuned: Path) -> None:

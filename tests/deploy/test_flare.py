@@ -26,8 +26,8 @@ from atoll.deploy.demo import Demo, free_port
 from atoll.deploy.kits import provision, site_command
 from atoll.deploy.supervise import write_job
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
-from atoll.experiment.accounting import epsilon, release
 from atoll.experiment.config import config_text, make_config
+from atoll.experiment.privacy import epsilon, release
 
 ATOLL = [sys.executable, "-m", "atoll"]
 CLIENTS, ROUNDS = 3, 25

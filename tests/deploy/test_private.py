@@ -26,10 +26,9 @@ from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet, SitesFailed
-from atoll.experiment.accounting import epsilon, release
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config
-from atoll.experiment.privacy import make_privacy, with_privacy
+from atoll.experiment.privacy import epsilon, make_privacy, release, with_privacy
 from atoll.methods import METHODS
 from atoll.testing import small_federation
 from tests.deploy.test_coordinator import Killed, lose, same

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
-from atoll.experiment.watch import Watch
+from atoll.experiment.status import StatusReader
 
 STUDY = [
     "compare", "local", "fedavg", "fedprox", "--data", "lagoon:nodes=150", "--clients", "3",
@@ -96,7 +96,7 @@ def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path, jobs: str) 
     assert code == 130
     assert "stopping after this round" in said
     assert "Traceback" not in said
-    assert "running" not in Watch(folder).look().cells
+    assert "running" not in StatusReader(folder).read().cells
     done = len(list(folder.glob("cells/*/result.json")))
     assert said.splitlines()[-1] == (
         f"stopped; {done} of {CELLS} cells are finished, and the study is saved in {folder}; "

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import atoll
-from atoll.experiment.watch import Watch
+from atoll.experiment.status import StatusReader
 from atoll.studies.tune.result import TuningResult
 
 OPTIONS = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 12, "epochs": 1}
@@ -37,7 +37,7 @@ def test_a_killed_tuning_is_seen_as_such_and_ends_with_the_same_choice(tmp_path:
             process.send_signal(signal.SIGCONT)
     process.kill()
     process.wait()
-    seen = Watch(tmp_path / "killed").look()
+    seen = StatusReader(tmp_path / "killed").read()
     assert seen.gone
     assert seen.silent is not None
     assert not seen.finished

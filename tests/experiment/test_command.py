@@ -85,7 +85,7 @@ def caught(module, name, words):
 def test_a_printed_run_gives_the_same_configuration(config):
     words = shlex.split(run_command(config))
     assert words[:2] == ["atoll", "run"]
-    (again,) = caught(run_module, "run_config", words[1:])
+    again, *_ = caught(run_module, "RunPlan", words[1:])
     assert again == config
 
 

@@ -14,7 +14,7 @@ from atoll.core.tree import num_bytes
 from atoll.experiment.config import make_config
 from atoll.experiment.federation_cache import TRAINING, FederationCache
 from atoll.experiment.problem import Divide, Division, Problem
-from atoll.experiment.run import run_config
+from atoll.experiment.run import RunPlan
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 2}
 
@@ -85,7 +85,7 @@ def test_shared_clients_give_the_numbers_of_a_run_of_its_own() -> None:
     shared = FederationCache()
     for method in ("fedath", "fedgta"):
         config = make_config(**SMALL, method=method, seeds=2)
-        alone, together = run_config(config), run_config(config, divide=shared)
+        alone, together = RunPlan(config).run(), RunPlan(config, divide=shared).run()
         assert together.metrics() == alone.metrics()
         assert together.config == alone.config
     assert shared.made == 2

@@ -15,8 +15,9 @@ from atoll.engines import replay
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import RunFolder, read_run
 from atoll.experiment.history import History
+from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
-from atoll.experiment.run import Silent, Stopped, run_config
+from atoll.experiment.run import RunPlan, Stopped
 from atoll.experiment.selection import BEST_CACHED, Improvements, Selection
 from tests.experiment.test_run_graphs import rings
 
@@ -102,8 +103,8 @@ def same_models(one, other):
 def test_replayed_rounds_and_seeds_at_once_keep_the_same_model(tmp_path, method, monkeypatch):
     monkeypatch.setattr(replay, "MOMENT", 60.0)  # many rounds are replayed before they are read
     config = make_config(method=method, data=NODES, **EARLY)
-    run_config(config, out=tmp_path / "one", at_once=False)
-    run_config(config, out=tmp_path / "many", at_once=True)
+    RunPlan(config, out=tmp_path / "one").run(at_once=False)
+    RunPlan(config, out=tmp_path / "many").run(at_once=True)
     problem = read_run(tmp_path / "one")
     for number, federation in enumerate(problem.federations):
         plain = RunFolder(tmp_path / "one").model(number)
@@ -120,7 +121,7 @@ def test_replayed_rounds_and_seeds_at_once_keep_the_same_model(tmp_path, method,
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-class StopAfter(Silent):
+class StopAfter(Observer):
     def __init__(self, rounds):
         self.rounds, self.done = rounds, 0
 

@@ -13,8 +13,8 @@ from atoll.cli import main
 from atoll.core.errors import ConfigError
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.ledger import Ledger
-from atoll.experiment.accounting import epsilon, release, spent
-from atoll.experiment.privacy import make_privacy, privacy_report
+from atoll.experiment.config import make_config
+from atoll.experiment.privacy import epsilon, privacy_report, release, spent
 from atoll.testing import small_federation
 
 SMALL = {"hidden": 5}
@@ -68,9 +68,8 @@ def test_a_client_is_charged_for_the_rounds_it_was_drawn_in():
 
 
 def test_no_noise_is_no_privacy_and_said():
-    privacy = make_privacy("clip=1,noise=0")
-    found = privacy_report(privacy, [ledger(2, lambda n: range(4))], clients=4, fraction=1.0,
-                           rounds=2, federated=False)  # fmt: skip
+    config = make_config(rounds=2, dp="clip=1,noise=0")
+    found = privacy_report(config, [ledger(2, lambda n: range(4))], 4)
     assert found["epsilon_server"] is None
     assert found["epsilon_peers"] is None
     assert found["says"].startswith("epsilon is infinite")
@@ -78,14 +77,13 @@ def test_no_noise_is_no_privacy_and_said():
 
 
 def test_seeds_of_a_federation_add_up_and_of_a_simulation_do_not():
-    privacy, both = make_privacy("clip=1,noise=1"), [ledger(3, lambda n: range(4))] * 2
-    about = {"clients": 4, "fraction": 1.0, "rounds": 3}
-    alone = privacy_report(privacy, both, federated=False, **about)
-    together = privacy_report(privacy, both, federated=True, **about)
+    config, both = make_config(rounds=3, dp="clip=1,noise=1"), [ledger(3, lambda n: range(4))] * 2
+    alone = privacy_report(config, both, 4)
+    together = privacy_report(config, both, 4, federated=True)
     assert (alone["releases"], together["releases"]) == (3, 6)
     assert alone["epsilon_server"] < together["epsilon_server"]
-    open_noise = make_privacy("clip=1,noise=1,randomness=seed")
-    found = privacy_report(open_noise, both, federated=True, **about)
+    open_noise = make_config(rounds=3, dp="clip=1,noise=1,randomness=seed")
+    found = privacy_report(open_noise, both, 4, federated=True)
     assert found["epsilon_server"] is None
     assert "which the server knows" in found["says"]
 
@@ -143,6 +141,6 @@ def test_options_that_cannot_be_used_get_one_sentence(text, problem):
 
 
 def test_without_the_accountant_there_is_no_private_run(monkeypatch):
-    monkeypatch.setattr("atoll.experiment.accounting.find_spec", lambda name: None)
+    monkeypatch.setattr("atoll.experiment.privacy.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[privacy\]'"):
         atoll.run("fedavg", small_federation(), rounds=1, set=SMALL, dp="clip=1,noise=1")

@@ -18,7 +18,7 @@ from atoll.core.federation import Federation
 from atoll.experiment.config import make_config, read_config
 from atoll.experiment.folder import check_folder
 from atoll.experiment.history import History
-from atoll.experiment.run import Stopped, run_config
+from atoll.experiment.run import RunPlan, Stopped
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 
@@ -172,9 +172,8 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
         "seed-0/checkpoint.atoll", "seed-0/clients.npz", "seed-0/partition.npz",
         "seed-1/checkpoint.atoll", "seed-1/clients.npz", "seed-1/partition.npz",
     ]  # fmt: skip
-    again = run_config(
-        make_config(**read_config(tmp_path / "a" / "config.toml")), out=tmp_path / "b"
-    )
+    config = make_config(**read_config(tmp_path / "a" / "config.toml"))
+    again = RunPlan(config, out=tmp_path / "b").run()
     assert again.metrics() == first.metrics() == saved_metrics(tmp_path / "a")
     a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
     for name in ("config.toml", "ledger.csv", "metrics.csv"):

@@ -15,7 +15,7 @@ from atoll.core.random import make_key
 from atoll.core.tree import leaves, tree_map
 from atoll.experiment.config import make_config
 from atoll.experiment.rounds import Experiment
-from atoll.experiment.run import Stopped, run_config
+from atoll.experiment.run import RunPlan, Stopped
 from atoll.experiment.sweep import SeedFailed, Sweep, can_be_one, run_together
 from atoll.methods import METHODS, FedAvg, Local
 from atoll.nn import GCN, NETS
@@ -130,7 +130,7 @@ def test_what_cannot_be_one_program(change, reason: str) -> None:
 
 def test_the_command_gives_the_same_result_either_way(tmp_path) -> None:
     config = make_config(method="fedavg", data="lagoon", clients=4, rounds=5, seeds=3)
-    results = [run_config(config, out=tmp_path / str(k), at_once=k) for k in (False, True)]
+    results = [RunPlan(config, out=tmp_path / str(k)).run(at_once=k) for k in (False, True)]
     for one, other in zip(results[0].seeds, results[1].seeds, strict=True):
         assert one.seed == other.seed
         for scored, scores in one.history.scores.items():
@@ -161,9 +161,9 @@ class Impatient:
 def test_a_stopped_sweep_is_resumed(tmp_path) -> None:
     config = make_config(method="fedavg", data="lagoon", clients=4, rounds=6, seeds=2)
     with pytest.raises(Stopped):
-        run_config(config, out=tmp_path / "run", at_once=True, observer=Impatient())
-    resumed = run_config(config, out=tmp_path / "run", at_once=True, resuming=True)
-    whole = run_config(config, at_once=True)
+        RunPlan(config, out=tmp_path / "run", observer=Impatient()).run(at_once=True)
+    resumed = RunPlan(config, out=tmp_path / "run", resuming=True).run(at_once=True)
+    whole = RunPlan(config).run(at_once=True)
     for one, other in zip(resumed.seeds, whole.seeds, strict=True):
         np.testing.assert_allclose(
             one.history.scores["deployed"], other.history.scores["deployed"], atol=1e-5

@@ -18,7 +18,7 @@ from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.replay import Replay
 from atoll.experiment.config import make_config
 from atoll.experiment.rounds import Experiment
-from atoll.experiment.run import Stopped, run_config
+from atoll.experiment.run import RunPlan, Stopped
 from atoll.experiment.sweep import Parted, Sweep, can_be_one, run_together
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN
@@ -205,7 +205,7 @@ def test_files_are_those_of_runs_one_by_one(tmp_path: Path) -> None:
     outs = [tmp_path / "one", tmp_path / "two"]
     together = run_configs(grid, outs=outs)
     for config, out, result in zip(grid, outs, together, strict=True):
-        alone = run_config(config, out=tmp_path / f"{out.name}-alone")
+        alone = RunPlan(config, out=tmp_path / f"{out.name}-alone").run()
         assert result.config == alone.config
         for one, other in zip(result.seeds, alone.seeds, strict=True):
             for scored, scores in other.history.scores.items():
@@ -216,7 +216,7 @@ def test_files_are_those_of_runs_one_by_one(tmp_path: Path) -> None:
         ]
         assert files[0] == files[1]
         # Finished: a checkpoint of the sweep is one of the run.
-        again = run_config(config, out=out, resuming=True)
+        again = RunPlan(config, out=out, resuming=True).run()
         assert again.metrics() == result.metrics()
 
 
@@ -244,7 +244,7 @@ def test_a_stopped_grid_goes_on(tmp_path: Path, monkeypatch) -> None:
         run_configs(grid, outs=outs, observers=[Impatient(3), Impatient(100)])
     resumed = run_configs(grid, outs=outs, resuming=True)
     for config, result in zip(grid, resumed, strict=True):
-        whole = run_config(config).seeds[0].history
+        whole = RunPlan(config).run().seeds[0].history
         np.testing.assert_allclose(
             result.seeds[0].history.scores["deployed"], whole.scores["deployed"], atol=1e-5
         )

@@ -21,7 +21,7 @@ from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import make_config
 from atoll.experiment.events import read_events
 from atoll.experiment.hardware import cores
-from atoll.experiment.run import Observer, Silent
+from atoll.experiment.observers import Observer
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.studies import parallel
@@ -71,7 +71,7 @@ class Heard:
         self.ends.append(outcome.run.name)
 
 
-class HeardRun(Silent):
+class HeardRun(Observer):
     """Notes the rounds that progress.json tells (`ReadsFiles`)."""
 
     def __init__(self, study: Heard, name: str) -> None:

@@ -11,7 +11,7 @@ import atoll
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import make_config
 from atoll.experiment.events import read_events
-from atoll.experiment.run import Silent
+from atoll.experiment.observers import Observer
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.studies.study import run_study
@@ -54,7 +54,7 @@ def test_other_options_under_the_same_name_are_refused(tmp_path: Path) -> None:
         run_study(tmp_path, cells(rounds=3)[:1], about=ABOUT)
 
 
-class Heard(SilentStudy, Silent):
+class Heard(SilentStudy, Observer):
     """Notes whose rounds were run."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import click
 from atoll.cli import common, options
 from atoll.cli.options import PATH, Strings, command, option
 from atoll.core.errors import ConfigError
-from atoll.experiment.watch import Watch
+from atoll.experiment.status import StatusReader
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,7 +129,7 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
         click.echo("stopped before the first cell; nothing was saved", err=True)
         return
     cells = json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]
-    done = Watch(folder).look().cells.get("finished", 0)
+    done = StatusReader(folder).read().cells.get("finished", 0)
     click.echo(
         f"stopped; {done} of {len(cells)} cells are finished, and the study is saved in {folder}; "
         f"continue with: atoll compare --resume {folder}",

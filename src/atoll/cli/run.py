@@ -12,7 +12,7 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
-from atoll.experiment.watch import Watch
+from atoll.experiment.status import StatusReader
 
 
 @command(
@@ -39,22 +39,24 @@ def run(
 ) -> None:
     """Run METHOD (default: fedavg) on a federation and save the result."""
     from atoll.experiment.config import make_config
-    from atoll.experiment.run import resume, run_config
+    from atoll.experiment.run import RunPlan, resume
     from atoll.present.terminal import Watcher
 
     how = common.pop(given, "log", "save_every")
     folder, chosen = given.pop("resume_from"), common.chosen_options(given)
     watcher = Watcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
+    config = None
     if folder is not None:
         others = chosen | {"config": config_file, "out": out}
         common.refuse_beside_resume("run", others, "--json and --quiet")
-        action = partial(resume, folder)
     else:
         config = make_config(**common.over_file(config_file, chosen))
         folder = out or common.fresh_folder(f"{config.method}-{config.data}")
-        action = partial(run_config, config, out=folder)
     with common.stoppable(partial(_report_stop, folder)), watcher:
-        result = action(observer=watcher, **how)
+        if config is None:
+            result = resume(folder, watcher, **how)
+        else:
+            result = RunPlan(config, folder, watcher, **how).run()
     common.show_results([result], result.out, as_json=as_json, quiet=quiet)
 
 
@@ -81,7 +83,7 @@ def demo(out: Path | None, **given: int) -> None:
     """Three methods on the built-in federation: what does working together gain?"""
     from atoll.experiment.config import make_config
     from atoll.experiment.folder import check_folder
-    from atoll.experiment.run import run_config
+    from atoll.experiment.run import RunPlan
     from atoll.present.terminal import Watcher
 
     folder, results = out or common.fresh_folder("demo"), []
@@ -98,7 +100,7 @@ def demo(out: Path | None, **given: int) -> None:
         to = folder / config.method
         watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
         with common.stoppable(partial(_report_stop, to)), watcher:
-            results.append(run_config(config, out=to, observer=watcher))
+            results.append(RunPlan(config, to, watcher).run())
     common.show_results(results, folder, as_json=False, quiet=False)
 
 
@@ -114,11 +116,11 @@ def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
     """Watch the run or study in DIR from its files alone, until it is finished."""
     from atoll.present.watch import follow, plain, seen_text
 
-    watched = Watch(folder)
+    watched = StatusReader(folder)
     if as_json:
-        click.echo(json.dumps(plain(watched.look())))
+        click.echo(json.dumps(plain(watched.read())))
     elif once:
-        common.make_console().print(seen_text(watched.look()))
+        common.make_console().print(seen_text(watched.read()))
     else:
         with contextlib.suppress(KeyboardInterrupt):  # the user has seen enough
             follow(watched, common.make_console(), every)

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, TimeRemainingColumn
 
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.history import History
+from atoll.experiment.observers import Observer
 from atoll.experiment.problem import task_of_object
-from atoll.experiment.run import Observer
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
 from atoll.studies.costs import cost_of
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun
@@ -172,12 +172,11 @@ class TuneWatcher(RunsWatcher):
             self.say(f"{outcome.run.name} ({self.place}/{self.runs}): {words}, {spent:.1f} s", "")
 
 
-class _RunWatcher:
-    """One run's rounds, for the bar of its study (`Observer`, `studies.study_run.ReadsFiles`)."""
+class _RunWatcher(Observer):
+    """One run's rounds, for the bar of its study (`studies.study_run.ReadsFiles`)."""
 
     def __init__(self, study: RunsWatcher, run: StudyRun) -> None:
         self.study, self.run = study, run
-        self.should_stop = study.should_stop
         self.done: dict[int, int] = {}
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
@@ -204,6 +203,9 @@ class _RunWatcher:
         value = progress["validation"][-1] if progress["validation"] else None
         at = Position(progress["seed"], now, rounds, share, progress["per_round"], value)
         self.study.advance(self.run, at)
+
+    def should_stop(self) -> bool:
+        return self.study.should_stop()
 
 
 class TimeLeft:

@@ -69,3 +69,9 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(names)}"
     return ConfigError(f"unknown {kind} '{given}'; {hint}")
+
+
+def check_name(kind: str, given: str, allowed: Iterable[str]) -> None:
+    """Raise the error of `unknown` for a name that does not exist."""
+    if given not in allowed:
+        raise unknown(kind, given, allowed)

@@ -10,7 +10,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -42,20 +42,18 @@ from atoll.engines.fleet import (
     Roster,
     SitesFailed,
 )
-from atoll.engines.ledger import Ledger
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
-from atoll.experiment.history import History, restored_scores
-from atoll.experiment.model import about_model
-from atoll.experiment.privacy import with_privacy
+from atoll.experiment.history import History
+from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.protocols import Protocol
-from atoll.experiment.result import Result, SeedResult, make_result
-from atoll.experiment.rounds import Experiment, Run, cached_rounds
+from atoll.experiment.result import Result, SeedResult
+from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.run import name_configuration
-from atoll.experiment.selection import selection_of
+from atoll.experiment.selection import select_rule, selection_of
 
 ROSTER = "roster.json"
 
@@ -136,8 +134,7 @@ def coordinate(
             every_seconds=0.0,
             on_round=partial(_report, experiment, on_round),
         )
-        saved.write_seed(done)
-        saved.write_model(done, about_model(config, bare, cast(Federation, roster)))
+        saved.write_seed(done, config, bare)
         seeds.append(SeedResult(seed, done.history, done.ledger))
     result = _result(config, rules, bare, roster, seeds, setup, folder)
     result.save(folder)
@@ -161,18 +158,21 @@ def _result(
     setup: float,
     folder: Path,
 ) -> Result:
-    return make_result(
-        config,
-        rules,
-        method,
-        seeds,
+    ledgers = [seed.ledger for seed in seeds]
+    return Result(
+        config=config,
+        seeds=tuple(seeds),
+        deployed=method.scored_as(),
+        weights=rules.weights,
+        select=select_rule(config, rules),
         engine="flare",
         device="cpu",
         setup_seconds=setup,
         federation={"sites": list(roster.names), roster.task.plural: list(roster.nodes)},
-        metric=roster.metric,
         out=folder,
-        federated=True,
+        metric=roster.metric,
+        hyperparameters=asdict(method),
+        privacy=privacy_report(config, ledgers, len(roster), federated=True),
     )
 
 
@@ -185,12 +185,7 @@ def read_federated_result(order: Order, folder: Path) -> Result:
     seeds = []
     for seed in range(config.seed, config.seed + config.seeds):
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
-        history = _no_history(roster)
-        history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
-        history.cached = cached_rounds(method, tree["server"])
-        ledger = Ledger()
-        ledger.restore(tree["ledger"])
-        seeds.append(SeedResult(seed, history, ledger))
+        seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), method))
     setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]
     return _result(config, rules, method, roster, seeds, setup, folder)
 

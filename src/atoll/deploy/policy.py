@@ -24,8 +24,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, ConfigError, unknown
 from atoll.core.method import Step
-from atoll.experiment.accounting import epsilon, need_accountant
-from atoll.experiment.privacy import PrivacyConfig
+from atoll.experiment.privacy import PrivacyConfig, epsilon, need_accountant
 from atoll.methods import METHODS
 
 DECLARED = "declared"

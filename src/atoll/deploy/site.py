@@ -38,12 +38,11 @@ from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
 from atoll.engines.prepare import prepared
 from atoll.engines.simulation import Simulation
 from atoll.engines.wire import make_probe
-from atoll.experiment.accounting import epsilon, release
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.metrics import from_confusion
-from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
+from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
 
 EVALUATOR = "evaluator"
 Shape = tuple[torch.Size, torch.dtype]

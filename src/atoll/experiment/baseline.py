@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,20 +22,19 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph
-from atoll.core.task import Scores
+from atoll.core.tree import stack
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import RunConfig
-from atoll.experiment.evaluate import Evaluator
+from atoll.experiment.evaluate import score_numbers
 from atoll.experiment.folder import RunFolder, check_folder
-from atoll.experiment.hardware import environment, tuned_process
+from atoll.experiment.hardware import tuned_process
 from atoll.experiment.history import History, empty_history
-from atoll.experiment.loggers.base import open_logs
-from atoll.experiment.observers import Heard, Progress
+from atoll.experiment.loggers import open_logs
+from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.problem import Data, Divide, Problem
-from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
-from atoll.experiment.rounds import score_numbers
-from atoll.experiment.run import Observer, Silent, Stopped, selection
+from atoll.experiment.run import Stopped
+from atoll.experiment.selection import select_rule
 
 Model = TypeVar("Model")
 NOT_FEDERATED = "not federated"
@@ -66,11 +65,6 @@ AnyBaseline = Baseline[Any]
 """A baseline with any kind of model."""
 
 
-def kind_of(baseline: AnyBaseline) -> str:
-    """How results name its model: one of `KINDS`."""
-    return POOLED if baseline.pools else NOT_FEDERATED
-
-
 def without_test(federation: Federation) -> Federation:
     """The federation without test nodes: no test role, and none of those labels."""
     return replace(federation, graphs=each(_without_test, federation.graphs))
@@ -94,85 +88,61 @@ def run_baseline(
 ) -> Result:
     """Fit a baseline for every seed, score it as a method is scored, and save it as a run.
 
-    Args:
-        config: A configuration with an object in place of the method.
-        baseline: The baseline.
-        out: Folder to save in.
-        observer: Is notified of each seed, as of one round.
-        data: A Python object in place of a data set's name.
-        log: Further loggers (`experiment.loggers.base.LOGS`).
-        divide: Makes the clients of a seed, as `Problem.divide` does.
+    The other arguments are those of `RunPlan`; a seed counts as one round.
     """
     problem = Problem.of(config, data)
-    full, rules = problem.config, problem.rules
-    if full.dp is not None:
+    if problem.config.dp is not None:
         raise ConfigError(
             f"differential privacy protects federated training, but '{config.method}' is a "
             "baseline without any; leave out dp, or the baseline"
         )
-    full = msgspec.structs.replace(full, rounds=1, evaluate="deployed")
+    full = msgspec.structs.replace(problem.config, rounds=1, evaluate="deployed")
     problem = replace(problem, config=full)
     folder = None if out is None else RunFolder(out)
     if out is not None:
         check_folder(out, resuming=True)
-    heard = Heard(observer or Silent(), None if out is None else Progress(out), open_logs(log, out))
-    seeds: list[SeedResult] = []
-    began = time.perf_counter()
+    observers = Observers(observer, out, open_logs(log, out))
+    seeds, began = list[SeedResult](), time.perf_counter()
     for number in range(full.seed, full.seed + full.seeds):
         made = (divide or Problem.divide)(problem, number)
         federation, full = made.federation, made.config
         if not seeds:
-            heard.begin(full, "none", "a baseline is not federated", made.notes)
-        if heard.should_stop():
+            observers.begin(full, "none", "a baseline is not federated", made.notes)
+        if observers.should_stop():
             raise Stopped(out, number, 0)
         history = _fit_and_score(baseline, federation, number)
-        seeds.append(SeedResult(number, history, Ledger()))
         if folder is not None:
-            if len(seeds) == 1:
+            if not seeds:
                 folder.begin(full, federation)
             folder.write_partition(number, federation)
             folder.write_clients(number, history)
-        heard.round(number, history)
-    setup = time.perf_counter() - began - sum(seed.history.seconds[0] for seed in seeds)
-    result = _result(baseline, full, rules, seeds, federation, out, setup)
-    if out is not None:
-        result.save(out)
-    heard.end(result)
-    return result
-
-
-def _result(
-    baseline: AnyBaseline,
-    config: RunConfig,
-    rules: Protocol,
-    seeds: Sequence[SeedResult],
-    federation: Federation,
-    out: Path | None,
-    setup_seconds: float,
-) -> Result:
-    return Result(
-        config=config,
+        seeds.append(SeedResult(number, history, Ledger()))
+        observers.round(number, history)
+    result = Result(
+        config=full,
         seeds=tuple(seeds),
-        deployed=kind_of(baseline),
-        weights=rules.weights,
-        select=selection(config, rules),
+        deployed=POOLED if baseline.pools else NOT_FEDERATED,
+        weights=problem.rules.weights,
+        select=select_rule(full, problem.rules),
         engine="none",
         device="cpu",
-        setup_seconds=setup_seconds,
-        environment=environment(),
+        setup_seconds=time.perf_counter() - began - sum(s.history.seconds[0] for s in seeds),
         federation=federation.about,
         out=out,
         metric=federation.metric,
         hyperparameters=asdict(baseline) if is_dataclass(baseline) else {},
     )
+    if out is not None:
+        result.save(out)
+    observers.end(result)
+    return result
 
 
 def _fit_and_score(baseline: AnyBaseline, federation: Federation, seed: int) -> History:
     began, hidden = time.perf_counter(), without_test(federation)
     history = empty_history(federation)
     model = baseline.fit(hidden, seed)
-    evaluator = Evaluator(_Given(), with_auc=federation.classes == 2)  # type: ignore[arg-type]
-    found: list[Scores] = []
+    found = []
     for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
         scores = baseline.predict(model, client, blind)
         if tuple(scores.shape) != (graph.num_nodes, federation.classes):
@@ -181,21 +151,8 @@ def _fit_and_score(baseline: AnyBaseline, federation: Federation, seed: int) -> 
                 f"client {client}; it must give one row a node and one column a class, "
                 f"{(graph.num_nodes, federation.classes)}"
             )
-        found.append(evaluator.score(graph, scores, None, torch.zeros(2, dtype=torch.int64))[0])
-    table = score_numbers(
-        Scores(*(torch.stack([getattr(one, name) for one in found]) for name in _FIELDS))
-    )
+        found.append(graph.task.score(scores, graph, with_auc=federation.classes == 2))
+    table = score_numbers(stack(found))
     history.scores = {name: [table] for name in history.scores}
     history.seconds = [time.perf_counter() - began]
     return history
-
-
-_FIELDS = ("confusion", "loss", "auc")
-
-
-@dataclass(frozen=True)
-class _Given:
-    """Predicts the scores that it is given, in the place of a method."""
-
-    def predict(self, graph: Graph, message: Tensor, state: None, noise: None) -> Tensor:
-        return message

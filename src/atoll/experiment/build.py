@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_origin
 import msgspec
 
 from atoll.core.aggregate import RULES, Rule
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.core.hyper import hypers
 from atoll.core.method import Method
 from atoll.core.optim import OPTIMIZERS
@@ -32,29 +32,33 @@ KINDS = {
     "array": "a list",
 }
 """How an error sentence calls a type."""
+_FIXED = ("features", "classes", "net", "optimizer", "base")
 
 
-def build_method(config: RunConfig, features: int, classes: int, task: str = NODES.name) -> Method:
-    """The method of a resolved configuration, with its network and optimizer."""
+def build_method(
+    config: RunConfig, features: int = 1, classes: int = 2, task: str = NODES.name
+) -> Method:
+    """The method of a resolved configuration, with its network and optimizer.
+
+    The smallest sizes are enough to check a configuration before its data are loaded.
+    """
     cls = method_class(config.method)
     if task not in cls.tasks:
-        raise ConfigError(_cannot(config, cls, task))
-    settings = dict(config.set)
-    preset = str(settings.pop("preset", ""))
-    if preset:
-        if not cls.presets:
-            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
-        if preset not in cls.presets:
-            raise unknown(f"preset of {config.method}", preset, cls.presets)
-        settings = {**cls.presets[preset], **settings}
+        able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
+        what = " and ".join(f"{known}s" for known in cls.tasks)
+        raise ConfigError(
+            f"{config.method} classifies {what}, but '{plain_name(config.data)}' has {task}s to "
+            f"classify; methods for that: {able}"
+        )
+    settings = _with_preset(dict(config.set), cls, config.method)
     if TASKS[task].many_graphs:
         settings = {**cls.for_graphs, **settings}
     base = _base(settings.pop("base", ""), cls, config.method)
     wanted = cls.nets or (base.nets if base is not None else ())
     net_name = _net_name(settings.pop("net", ""), config, wanted, task)
     optimizer_name = str(settings.pop("optimizer", "")).lower()
-    if optimizer_name and optimizer_name not in OPTIMIZERS:
-        raise unknown("optimizer", optimizer_name, OPTIMIZERS)
+    if optimizer_name:
+        check_name("optimizer", optimizer_name, OPTIMIZERS)
     net = NETS[net_name](features=features, classes=classes)
     method: Any = cls(net=net)
     parts: dict[str, Any] = {"method": method, "net": net}
@@ -73,16 +77,32 @@ def build_method(config: RunConfig, features: int, classes: int, task: str = NOD
         for owner, name in _owners(key, parts, config.method):
             chosen[owner][name] = _converted(parts[owner], name, value)
     # All of a part's at once: what two of them say together is checked when both are there.
-    return _assembled({owner: replace(part, **chosen[owner]) for owner, part in parts.items()})
+    parts = {owner: replace(part, **chosen[owner]) for owner, part in parts.items()}
+    shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
+    if base is not None:
+        given = {name: part for name, part in shared.items() if name in _names(base)}
+        shared["base"] = replace(parts["base"], **given)
+    built: Method = replace(parts["method"], **shared)
+    return built
 
 
-def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
+def _with_preset(settings: dict[str, Value], cls: type[Method], method: str) -> dict[str, Value]:
+    """The settings, over those of the method's preset if one is named."""
+    preset = str(settings.pop("preset", ""))
+    if not preset:
+        return settings
+    if not cls.presets:
+        raise ConfigError(f"{method} has no presets; leave out --set preset={preset}")
+    check_name(f"preset of {method}", preset, cls.presets)
+    return {**cls.presets[preset], **settings}
+
+
+def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
     """The network's name; a method, or the one it is plugged on, may want a certain one."""
     nets = nets_for(task)
     fitting = [name for name in wanted if name in nets]
-    name = str(asked).lower() or (*fitting, *nets)[0]
-    if name not in NETS:
-        raise unknown("net", name, NETS)
+    name = str(wish).lower() or (*fitting, *nets)[0]
+    check_name("net", name, NETS)
     if fitting and name not in fitting:
         works = " or ".join(fitting)
         raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
@@ -94,40 +114,16 @@ def _net_name(asked: Value, config: RunConfig, wanted: tuple[str, ...], task: st
     return name
 
 
-def _cannot(config: RunConfig, cls: type[Method], task: str) -> str:
-    """Why a method is not for a task, and which ones are."""
-    able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
-    what = " and ".join(f"{known}s" for known in cls.tasks)
-    return (
-        f"{config.method} classifies {what}, but '{plain_name(config.data)}' has {task}s to "
-        f"classify; methods for that: {able}"
-    )
-
-
 def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
-    """The method that another one is plugged on (`--set base=fedprox`), if any is asked for."""
+    """The method that another one is plugged on (`--set base=fedprox`), if one is named."""
     if not name:
         return None
-    if "base" not in (f.name for f in fields(cls)):
+    if "base" not in _names(cls):
         raise ConfigError(f"{method} is not a plug on other methods; leave out --set base={name}")
     base = method_class(str(name))
     if base is cls:
         raise ConfigError(f"{method} cannot be its own base; name another method")
     return base
-
-
-def _assembled(parts: Mapping[str, Any]) -> Method:
-    """Net and optimizer put into the base, if there is one, and all of them into the method."""
-    shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
-    if "base" in parts:
-        base = parts["base"]
-        given = {name: part for name, part in shared.items() if name in _names(base)}
-        shared["base"] = replace(base, **given)
-    built: Method = replace(parts["method"], **shared)
-    return built
-
-
-_FIXED = ("features", "classes", "net", "optimizer", "base")
 
 
 def _names(part: Any) -> list[str]:
@@ -173,11 +169,9 @@ def _converted(part: Any, name: str, value: object) -> Any:
 def _rule(text: str) -> Rule:
     """The aggregation rule that a recipe names: `median`, or `trimmed:f=2` with its parameters."""
     name, options = parse_recipe(text)
-    if name not in RULES:
-        raise unknown("aggregation rule", name, RULES)
+    check_name("aggregation rule", name, RULES)
     rule: Any = RULES[name]()
     for key in options:
-        if key not in _names(rule):
-            raise unknown(f"parameter of aggregate={name}", key, _names(rule))
+        check_name(f"parameter of aggregate={name}", key, _names(rule))
     made: Rule = replace(rule, **{key: _converted(rule, key, options[key]) for key in options})
     return made

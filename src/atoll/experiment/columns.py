@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -140,13 +141,11 @@ def read_ledger(table: Columns, seed: int) -> Ledger:
     ledger = Ledger()
     own = {key: values[table["seed"] == seed] for key, values in table.items()}
     client = own["client"]
-    if not len(client):
-        return ledger
-    breaks = np.concatenate([[True], client[1:] <= client[:-1]])
+    breaks = np.ones(len(client), dtype=bool)
+    breaks[1:] = client[1:] <= client[:-1]
     for key in ("round", "step", "bytes_down", "bytes_up"):
         breaks[1:] |= own[key][1:] != own[key][:-1]
-    starts = np.flatnonzero(breaks)
-    for first, end in zip(starts, [*starts[1:], len(client)], strict=True):
+    for first, end in pairwise([*np.flatnonzero(breaks), len(client)]):
         ledger.add(
             int(own["round"][first]),
             str(own["step"][first]),

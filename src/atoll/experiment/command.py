@@ -52,7 +52,7 @@ def run_command(config: RunConfig) -> str:
 
 def what_differs(before: RunConfig, now: RunConfig) -> str:
     """What was asked for otherwise the first time: `rounds 12, now 100; lr 0.01, now none`."""
-    first, second = (_flat(config) for config in (before, now))
+    first, second = _flat(before), _flat(now)
     keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
     return "; ".join(f"{key} {_word(first.get(key))}, now {_word(second.get(key))}" for key in keys)
 

@@ -1,8 +1,7 @@
 """A run's configuration: typed, complete, saved with every result.
 
-What is left open (None) is filled in by `resolve` from the protocol and the data, so that a saved
-configuration names every choice. Precedence: command line, file, protocol, the method's own
-defaults.
+`resolve` fills in open choices (None) from the protocol and the data, so that a saved configuration
+names every choice. Precedence: command line, file, protocol, the method's own defaults.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from typing import Any
 
 import msgspec
 import tomli_w
+from msgspec.structs import replace
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name
 from atoll.core.space import Value
 from atoll.core.task import TASKS, task_named
 from atoll.data.archive import Header, is_federation_file, read_header
@@ -96,10 +96,8 @@ def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{what} is not valid TOML: {error}; mend it") from error
-    known = RunConfig.__struct_fields__
     for key in raw:
-        if key not in known:
-            raise unknown(f"key in {where or what}", key, known)
+        check_name(f"key in {where or what}", key, RunConfig.__struct_fields__)
     try:
         make_config(**raw)
     except ConfigError as error:
@@ -109,46 +107,39 @@ def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
 
 def make_config(**given: Any) -> RunConfig:
     """A configuration from plain values; wrong types and impossible numbers are errors."""
-    known = RunConfig.__struct_fields__
     for key in given:
-        if key not in known:
-            raise unknown("option", key, known)
-    if isinstance(given.get("ratios"), str):
-        given["ratios"] = _ratios(given["ratios"])
+        check_name("option", key, RunConfig.__struct_fields__)
+    ratios = given.get("ratios")
+    if isinstance(ratios, str):  # 0.2/0.4/0.4
+        try:
+            given["ratios"] = [float(part) for part in ratios.split("/")]
+        except ValueError:
+            raise ConfigError(
+                f"ratios cannot be '{ratios}'; give three shares, as in 0.2/0.4/0.4"
+            ) from None
     if isinstance(given.get("dp"), str | dict):
         given["dp"] = msgspec.to_builtins(make_privacy(given["dp"]))
     try:
         config: RunConfig = msgspec.convert(given, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(_wrong_type(str(error), given)) from error
+    wrong: dict[str, tuple[bool, str]] = {}
     for name in ("clients", "rounds", "epochs", "seeds"):
         number = getattr(config, name)
-        if number is not None and number < 1:
-            raise ConfigError(f"{name} is {number}; give a whole number of at least 1")
-    if not 0 < config.fraction <= 1:
-        raise ConfigError(f"fraction is {config.fraction}; give a number above 0 and up to 1")
-    if not 0 <= config.seed < 2**31:
-        raise ConfigError(f"seed is {config.seed}; give a whole number from 0 to 2147483647")
-    if config.batch_size is not None and config.batch_size < 0:
-        raise ConfigError(
-            f"batch_size is {config.batch_size}; give 0 (all at once) or a number of graphs"
-        )
-    if config.chunk < 0:
-        raise ConfigError(f"chunk is {config.chunk}; give 0 (choose) or a number of clients")
+        wrong[name] = number is not None and number < 1, "a whole number of at least 1"
+    wrong |= {
+        "fraction": (not 0 < config.fraction <= 1, "a number above 0 and up to 1"),
+        "seed": (not 0 <= config.seed < 2**31, "a whole number from 0 to 2147483647"),
+        "batch_size": ((config.batch_size or 0) < 0, "0 (all at once) or a number of graphs"),
+        "chunk": (config.chunk < 0, "0 (choose) or a number of clients"),
+    }
+    for name, (holds, wanted) in wrong.items():
+        if holds:
+            raise ConfigError(f"{name} is {getattr(config, name)}; give {wanted}")
     divided = saved_header(config)
     if divided is not None and "protocol" not in given:
-        return msgspec.structs.replace(config, protocol=divided.about.get("protocol", "strict"))
+        return replace(config, protocol=divided.about.get("protocol", "strict"))
     return config
-
-
-def _ratios(text: str) -> list[float]:
-    """Shares of training, validation and test: 0.2/0.4/0.4."""
-    try:
-        return [float(part) for part in text.split("/")]
-    except ValueError:
-        raise ConfigError(
-            f"ratios cannot be '{text}'; give three shares, as in 0.2/0.4/0.4"
-        ) from None
 
 
 def saved_header(config: RunConfig) -> Header | None:
@@ -183,7 +174,7 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
                 f"--{name} is for data that are still to be divided, and '{config.data}' is; leave "
                 "it out"
             )
-    return msgspec.structs.replace(config, **fixed)
+    return replace(config, **fixed)
 
 
 def _wrong_type(problem: str, given: Mapping[str, Any]) -> str:
@@ -205,9 +196,7 @@ def config_text(config: RunConfig) -> str:
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
     """Fill in what the protocol and the kind of data decide; check every name.
 
-    Args:
-        config: As the user gave it.
-        task: What is predicted, by its name in `TASKS`; None finds out by the data's name.
+    The task is a name in `TASKS`; None finds out by the data's name.
     """
     divided = saved_header(config)
     if divided is not None:
@@ -215,59 +204,59 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     rules = protocol(config.protocol)
     task = task or (divided.task if divided else task_of_data(config.data))
     name = divided.name if divided else plain_name(config.data)
-    _check_task(config.task, name, task)
-    _check_protocol_task(rules, name, task)
-    settings = {} if "method" in config.objects else _settings(config, rules, name)
+    many_graphs, named = TASKS[task].many_graphs, "method" not in config.objects
+    _check_task(config, rules, name, task)
+    settings = _settings(config, rules, name) if named else {}
     epochs = _epochs(config, settings) or rules.epochs
     generator = built_in(config.data)
-    usual = rules.graph_partition if TASKS[task].many_graphs else rules.partition
+    usual = rules.graph_partition if many_graphs else rules.partition
     partition = config.partition or ("column:owner" if generator else usual)
+    clients = config.clients
     # A graph that Python gives has its owners already; a named generator makes as many as wanted.
     made_for = generator is not None and "data" not in config.objects
-    by_column = partition.startswith("column:") and not made_for
-    usual_clients = rules.clients_of_data.get(name.lower(), rules.clients)
-    if generator and generator.owners:
-        usual_clients = generator.owners
-    clients = config.clients if by_column else config.clients or usual_clients
-    filled = msgspec.structs.replace(
+    if clients is None and (made_for or not partition.startswith("column:")):
+        clients = rules.clients_of_data.get(name.lower(), rules.clients)
+        if generator and generator.owners:
+            clients = generator.owners
+    batch_size = config.batch_size
+    if many_graphs and batch_size is None:
+        batch_size = rules.batch_size
+    filled = replace(
         config,
         method=config.method if ":" in config.method else config.method.lower(),
         clients=clients,
-        partition=partition if divided else _as_drawn(partition, rules, clients),
+        partition=partition if divided else _continued(partition, rules, clients),
         split=config.split or _split(rules, partition, clients),
         ratios=None if divided else config.ratios or rules.ratios,
         rounds=config.rounds or rules.rounds,
-        epochs=None if "method" in config.objects else epochs,
+        epochs=epochs if named else None,
         evaluate=config.evaluate or rules.evaluate,
-        batch_size=_batch_size(config, rules, task),
+        batch_size=batch_size,
         set=settings,
     )
     _check_names(filled, task)
     return filled if divided else _with_owner(filled), rules
 
 
-def _check_task(asked: str | None, data: str, task: str) -> None:
-    """The data decide the task; what the user names must agree."""
-    if asked is not None and task_named(asked).name != task:
+def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> None:
+    """The data decide the task; the options and the protocol must agree with them."""
+    if config.task is not None and task_named(config.task).name != task:
         raise ConfigError(
-            f"task is {asked}, but '{data}' has {TASKS[task].plural} to classify; leave out "
+            f"task is {config.task}, but '{data}' has {TASKS[task].plural} to classify; leave out "
             "--task, or choose other data"
         )
-
-
-def _check_protocol_task(rules: Protocol, data: str, task: str) -> None:
-    if task in rules.tasks:
-        return
-    if not TASKS[task].many_graphs:
+    many_graphs = TASKS[task].many_graphs
+    if task not in rules.tasks and not many_graphs:
         raise ConfigError(
             f"protocol '{rules.name}' is for sets of graphs, but '{data}' is one graph; choose "
             "another protocol"
         )
-    others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
-    raise ConfigError(
-        f"protocol '{rules.name}' is for one graph, but '{data}' is a set of graphs; use "
-        f"--protocol {others}"
-    )
+    if task not in rules.tasks:
+        others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
+        raise ConfigError(
+            f"protocol '{rules.name}' is for one graph, but '{data}' is a set of graphs; use "
+            f"--protocol {others}"
+        )
 
 
 def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]:
@@ -278,25 +267,14 @@ def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]
     return {**rules.settings, **own, **config.set}
 
 
-def _batch_size(config: RunConfig, rules: Protocol, task: str) -> int | None:
-    if TASKS[task].many_graphs:
-        return rules.batch_size if config.batch_size is None else config.batch_size
-    if config.batch_size is not None:
-        raise ConfigError(
-            f"batch_size is for sets of graphs, but '{plain_name(config.data)}' is one graph; "
-            "leave it out"
-        )
-    return None
-
-
 def _split(rules: Protocol, partition: str, clients: int | None) -> str:
     """The protocol's split; for some it depends on the number of clients which draw that is."""
     order = rules.draws.get(partition.partition(":")[0], ())
     return f"{rules.split}:draw={order.index(clients)}" if clients in order else rules.split
 
 
-def _as_drawn(partition: str, rules: Protocol, clients: int | None) -> str:
-    """A partition that draws continues the stream where the smaller settings left it."""
+def _continued(partition: str, rules: Protocol, clients: int | None) -> str:
+    """A random partition continues the random stream where the smaller settings left it."""
     order = rules.draws.get(partition, ())
     if partition != "metis-overlap" or clients not in order or clients == order[0]:
         return partition
@@ -304,7 +282,7 @@ def _as_drawn(partition: str, rules: Protocol, clients: int | None) -> str:
 
 
 def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
-    """Local epochs have an option of their own; `--set epochs=5` means the same."""
+    """Local epochs have a separate option; `--set epochs=5` means the same."""
     if "epochs" not in settings:
         return config.epochs
     text = settings.pop("epochs")
@@ -319,26 +297,24 @@ def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
 
 def _check_names(config: RunConfig, task: str) -> None:
     """Every name and hyper-parameter, before data are loaded and a folder is made."""
-    assert config.partition is not None
-    assert config.split is not None
-    assert config.evaluate is not None
+    if not TASKS[task].many_graphs and config.batch_size is not None:
+        raise ConfigError(
+            f"batch_size is for sets of graphs, but '{plain_name(config.data)}' is one graph; "
+            "leave it out"
+        )
     if "method" not in config.objects:
-        with_privacy(build_method(config, features=1, classes=2, task=task), config.dp)
+        with_privacy(build_method(config, task=task), config.dp)
     # Options may follow the name: dirichlet:alpha=0.5. A federation may come divided ("given").
-    for kind, text, known in (
-        ("partition", config.partition, (*PARTITIONS, BY_SET, "given")),
-        ("split", config.split, SPLITS),
+    partition, split = ((text or "").partition(":")[0] for text in (config.partition, config.split))
+    for kind, names, known in (
+        ("partition", [partition], (*PARTITIONS, BY_SET, "given")),
+        ("split", [split], SPLITS),
+        ("value of --evaluate", [config.evaluate or ""], SCORED),
+        ("compat switch", config.compat, COMPAT),
+        ("value of --allow", config.allow, DEGENERATE),
     ):
-        if text.partition(":")[0] not in known:
-            raise unknown(kind, text.partition(":")[0], known)
-    if config.evaluate not in SCORED:
-        raise unknown("value of --evaluate", config.evaluate, SCORED)
-    for name in config.compat:
-        if name not in COMPAT:
-            raise unknown("compat switch", name, COMPAT)
-    for name in config.allow:
-        if name not in DEGENERATE:
-            raise unknown("value of --allow", name, DEGENERATE)
+        for name in names:
+            check_name(kind, name, known)
 
 
 def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> RunConfig:
@@ -348,7 +324,7 @@ def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> R
     if asked.partition is not None or by_column or column is None:
         return config
     chosen = {"partition": f"column:{column}", "clients": asked.clients}
-    return _with_owner(msgspec.structs.replace(config, **chosen))
+    return _with_owner(replace(config, **chosen))
 
 
 def owner_column(source: Source, data: str) -> str | None:
@@ -364,4 +340,4 @@ def _with_owner(config: RunConfig) -> RunConfig:
     column = (config.partition or "").removeprefix("column:")
     if column == config.partition or column in ("", *OWNERS) or not is_own(config.data):
         return config
-    return msgspec.structs.replace(config, own={"owner": column, **config.own})
+    return replace(config, own={"owner": column, **config.own})

@@ -1,9 +1,10 @@
-"""Scoring as a client step: a client predicts on its own graph and replies with counts alone."""
+"""Scoring as a client step: a client predicts on its own graph and replies with counts only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from atoll.core.graph import Graph
 from atoll.core.method import Method, client_step
 from atoll.core.task import Scores
 from atoll.core.tree import Tree, record
+from atoll.experiment.metrics import METRICS, from_confusion
 
 
 @dataclass(frozen=True)
@@ -36,29 +38,21 @@ class Evaluator:
     @client_step(keeps_state=True)
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
         """Predict and count."""
+        if not self.with_train:  # the training part is left out as far as that is possible
+            graph = graph if graph.held_out is None else graph.held_out
+            graph = replace(graph, train=torch.zeros_like(graph.train))
         noise = key if self.with_dropout else None
-        if not self.with_train:
-            graph = _held_out(graph)
         outputs = self.method.predict(graph, message, state, noise)
         return graph.task.score(outputs, graph, with_auc=self.with_auc)
-
-
-def _held_out(graph: Graph) -> Graph:
-    """The graph without its training part, as far as that can be left out."""
-    graph = graph if graph.held_out is None else graph.held_out
-    return replace(graph, train=torch.zeros_like(graph.train))
 
 
 @record
 class Outcome:
     """What one round found, on the device.
 
-    Attributes:
-        positions: Which clients took part.
-        scored: Who scored the deployed model: all clients that are there.
-        deployed: Their scores.
-        local: Scores of the local models of those who took part; None if no client trained.
-        finite: For a round with a tape: which of the numbers that it watched are finite.
+    Clients at `positions` took part and have `local` scores, unless no client trained. Those at
+    `scored`, all that are there, scored the deployed model. `finite` belongs to a round with a
+    tape: which of the numbers that it watched are finite.
     """
 
     positions: Tensor
@@ -66,3 +60,13 @@ class Outcome:
     deployed: Scores
     local: Scores | None = None
     finite: Tensor | None = None
+
+
+def score_numbers(scores: Scores) -> np.ndarray:
+    """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
+    confusion, auc = scores.confusion.numpy(), scores.auc.numpy()
+    numbers = from_confusion(confusion)
+    numbers["auc"] = np.where(auc < 0, np.nan, auc)
+    empty = confusion.sum((-1, -2)) == 0
+    numbers["loss"] = np.where(empty, np.nan, scores.loss.numpy())
+    return np.stack([numbers[metric] for metric in METRICS], axis=-1)

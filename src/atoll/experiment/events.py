@@ -1,11 +1,12 @@
 """`events.jsonl` of a study: a line whenever a cell begins, ends, fails or is stopped.
 
 A process that is killed while it writes leaves half a line. Readers skip it, and the next writer
-begins a line of its own, so that no more than that one event is lost. Several processes may write.
+begins another line, so that no more than that one event is lost. Several processes may write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -19,21 +20,19 @@ EVENTS = "events.jsonl"
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """All whole lines of a study; none if nothing was begun."""
     path = folder / EVENTS
-    return _parse(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
+    return _parse(path.read_bytes()) if path.exists() else []
 
 
-def _parse(text: str) -> list[dict[str, Any]]:
+def _parse(lines: bytes) -> list[dict[str, Any]]:
     found = []
-    for line in text.splitlines():
-        try:
+    for line in lines.decode(errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
             found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
     return found
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """The last word on every cell that failed and was not begun again."""
+    """The last error of every cell that failed and was not begun again."""
     failed: dict[str, str] = {}
     for event in read_events(folder):
         if event.get("event") == "failed":
@@ -44,7 +43,7 @@ def failures(folder: Path) -> dict[str, str]:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """One more line."""
+    """Write one more line."""
     with (folder / EVENTS).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, and all is written
         cut = False
@@ -70,4 +69,4 @@ class NewEvents:
             text = file.read()
         text = text[: text.rfind(b"\n") + 1]
         self.place += len(text)
-        return _parse(text.decode(errors="replace"))
+        return _parse(text)

@@ -1,7 +1,7 @@
 """Federations that several runs share are loaded and divided once.
 
-Which seed, data and partition a federation has does not depend on the method that trains on it, so
-what decides it is the configuration without everything that only decides the training.
+A federation does not depend on the method that trains on it. Its key is therefore the configuration
+without all options that decide only the training.
 """
 
 from __future__ import annotations
@@ -20,27 +20,16 @@ from atoll.experiment.hardware import available_memory
 from atoll.experiment.problem import Data, Divide, Division, Problem
 
 TRAINING = (
-    "method",
-    "rounds",
-    "epochs",
-    "fraction",
-    "seeds",
-    "seed",
-    "engine",
-    "device",
-    "chunk",
-    "set",
-    "compat",
-    "evaluate",
-    "objects",
+    *("method", "rounds", "epochs", "fraction", "seeds", "seed", "engine", "device", "chunk"),
+    *("set", "compat", "evaluate", "objects"),
 )
-"""What no federation depends on; whatever else there is, or will be, tells two apart."""
+"""What no federation depends on; every other option, also a future one, distinguishes two."""
 SHARE = 4
 """Federations are kept in at most the free memory divided by this."""
 
 
 @dataclass
-class _Kept:
+class _Entry:
     made: Division
     group: str
     data: Data | None  # kept, so that no other object gets its identity
@@ -68,47 +57,43 @@ class FederationCache:
         self.limit = available_memory() // SHARE if limit is None else limit
         self.make = make
         self.made = 0  # how many were not found
-        self._kept: dict[tuple[str, int, bool, int], _Kept] = {}
+        self._entries: dict[tuple[str, int, bool, int], _Entry] = {}
 
     def with_limit(self, limit: int) -> Self:
         """An empty cache of the same kind with another limit."""
         other = copy(self)
-        other.limit, other._kept = limit, {}
+        other.limit, other._entries = limit, {}
         return other
 
     def __getstate__(self) -> dict[str, object]:
         """For another process, which makes its own federations."""
-        return {**vars(self), "made": 0, "_kept": {}}
+        return {**vars(self), "made": 0, "_entries": {}}
 
     def __call__(self, problem: Problem, seed: int) -> Division:
         config, group = problem.config, group_of(problem.given)
         # The notes on a file depend on whether there are several seeds.
         key = group, problem.seed_of_data(seed), config.seeds > 1, id(problem.data)
-        if key not in self._kept:
-            self.made += 1
-            made = self.make(problem, seed)
-            self._keep(key, _Kept(made, group, problem.data))
+        if key in self._entries:
+            made = self._entries[key].made
+            training = {name: getattr(config, name) for name in TRAINING}
+            return replace(made, config=msgspec.structs.replace(made.config, **training))
+        self.made += 1
+        made = self.make(problem, seed)
+        if isinstance(made.federation.graphs, Lazily):  # there is nothing to keep
             return made
-        made = self._kept[key].made
-        training = {name: getattr(config, name) for name in TRAINING}
-        return replace(made, config=msgspec.structs.replace(made.config, **training))
-
-    def _keep(self, key: tuple[str, int, bool, int], new: _Kept) -> None:
-        if isinstance(new.made.federation.graphs, Lazily):  # there is nothing to keep
-            return
-        others = [old for old, kept in self._kept.items() if kept.group != new.group]
+        new = _Entry(made, group, problem.data)
+        others = [old for old, entry in self._entries.items() if entry.group != group]
         while others and self._size() + new.size > self.limit:
-            del self._kept[others.pop(0)]
+            del self._entries[others.pop(0)]
         if self._size() + new.size <= self.limit:
-            self._kept[key] = new
+            self._entries[key] = new
+        return made
 
     def _size(self) -> int:
-        return sum(kept.size for kept in self._kept.values())
+        return sum(entry.size for entry in self._entries.values())
 
 
 def group_of(config: RunConfig) -> str:
     """What decides the clients of a run, but for the seed: equal for runs that share them."""
-    plain = RunConfig()
-    return config_text(
-        msgspec.structs.replace(config, **{name: getattr(plain, name) for name in TRAINING})
-    )
+    plain = {name: getattr(RunConfig(), name) for name in TRAINING}
+    return config_text(msgspec.structs.replace(config, **plain))

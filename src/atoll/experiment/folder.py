@@ -36,34 +36,20 @@ from atoll.core.method import Method
 from atoll.core.tree import Tree
 from atoll.data.measure.heterogeneity import describe
 from atoll.engines.checkpoint import load_checkpoint
-from atoll.engines.ledger import Ledger
 from atoll.experiment.build import build_method
 from atoll.experiment.columns import read_history, read_ledger, read_table
-from atoll.experiment.config import (
-    RunConfig,
-    config_text,
-    make_config,
-    read_config,
-)
-from atoll.experiment.history import History, empty_history, restored_scores
-from atoll.experiment.model import (
-    SelectedModel,
-    from_export,
-    only_read,
-    read_model,
-    write_model,
-)
-from atoll.experiment.observers import PROGRESS
+from atoll.experiment.config import RunConfig, config_text, make_config, read_config
+from atoll.experiment.history import History, empty_history
+from atoll.experiment.model import SelectedModel, about_model, read_model, write_model
 from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult
-from atoll.experiment.rounds import Run, cached_rounds
+from atoll.experiment.rounds import Run
 
 CHECKPOINT = "checkpoint.atoll"
 SEED_DATA = ("clients.npz", "facts.npz")
 """The file of a seed's arrays; the second name is that of earlier versions."""
 MEASURES = "federation.npz"
-MODEL = "model"
 MAX_CLIENTS = 200
 """Most clients whose pairs are compared; there are K² of them."""
 MAX_EDGES = 300_000
@@ -83,18 +69,9 @@ class NotFinished(ConfigError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run: its files, and what they contain.
-
-    Attributes:
-        path: Where it is. It need not exist before something is written.
-    """
+    """The folder of a run, and the content of its files. It need not exist before a first write."""
 
     path: Path
-
-    @property
-    def progress(self) -> Path:
-        """The file that shows other processes how far the run is."""
-        return self.path / PROGRESS
 
     def seed(self, seed: int) -> Path:
         """The folder of one seed."""
@@ -107,8 +84,10 @@ class RunFolder:
     def begin(self, config: RunConfig, federation: Federation) -> None:
         """Write the configuration, and measure how the clients differ."""
         write_atomically(self.path / CONFIG, config_text(config).encode())
-        path = self.path / MEASURES
-        if not path.exists() and _measurable(federation):
+        path, graphs = self.path / MEASURES, federation.graphs
+        if path.exists() or federation.task.many_graphs or not 1 < len(graphs) <= MAX_CLIENTS:
+            return
+        if sum(graph.edges.shape[1] for graph in graphs) <= MAX_EDGES:
             found = describe(federation, random_graphs=0, path_sources=1)
             _write_arrays(path, {name: np.asarray(getattr(found, name)) for name in MEASURED})
 
@@ -117,16 +96,23 @@ class RunFolder:
         ids = {f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)}
         _write_arrays(self.seed(seed) / "partition.npz", ids)
 
-    def write_seed(self, run: Run) -> None:
-        """Write the arrays of a finished seed."""
-        few = len(run.history.nodes) <= MAX_CLIENTS
-        known = relations(run.experiment.method, run.server) if few else {}
-        self.write_clients(run.experiment.seed, run.history, known)
+    def write_seed(self, run: Run, config: RunConfig, method: Method) -> None:
+        """Write the arrays of a finished seed and the selected model, if the run kept it.
+
+        The method has no wrapper of differential privacy.
+        """
+        wanted = run.experiment
+        self.write_clients(wanted.seed, run.history, wanted.method.diagnostics(run.server))
+        model = None if run.keeper is None else run.keeper.selected(run.history)
+        if model is not None:
+            model = model.only_read(wanted.method, wanted.federation)
+            about = about_model(config, method, wanted.federation)
+            write_model(self._model(wanted.seed), model, about)
 
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """Write the clients' sizes, the seconds of each round, and how the clients relate."""
+        """Write the clients' sizes, the seconds of each round, and how few clients relate."""
         cached = [(i, number) for i, rounds in enumerate(history.cached) for number in rounds]
         found = {
             "nodes": history.nodes,
@@ -134,37 +120,28 @@ class RunFolder:
             "seconds": np.array(history.seconds),
             "cached": np.array(cached, dtype=np.int64).reshape(-1, 2),
         }
-        found |= {name: value.double().cpu().numpy() for name, value in known.items()}
+        if len(history.nodes) <= MAX_CLIENTS:
+            names = [name for name in RELATIONS if name in known]
+            found |= {name: known[name].double().cpu().numpy() for name in names}
         _write_arrays(self.seed(seed) / SEED_DATA[0], found)
 
-    def write_model(self, run: Run, about: Mapping[str, object]) -> None:
-        """Write the model of the selected round of a finished seed, if the run kept it."""
-        wanted = run.experiment
-        model = None if run.keeper is None else run.keeper.selected(run.history)
-        if model is None:
-            return
-        if model.private:
-            model = from_export(model.export())
-            private = only_read(model, wanted.method, wanted.federation.graphs)
-            model = replace(model, private=private)
-        write_model(self.path / MODEL / f"seed-{wanted.seed}", model, about)
+    def _model(self, seed: int) -> Path:
+        return self.path / "model" / f"seed-{seed}"
 
     def model(self, seed: int | None = None) -> SelectedModel:
         """The model of the selected round of a seed, by default of the first."""
-        number = self.config.seed if seed is None else seed
-        folder = self.path / MODEL / f"seed-{number}"
-        if number not in self.seeds:
-            last = self.seeds[-1]
+        number, seeds = self.config.seed if seed is None else seed, self.seeds
+        if number not in seeds:
             raise ConfigError(
-                f"the run in '{self.path}' has no seed {number}; give one from {self.seeds[0]} to "
-                f"{last}"
+                f"the run in '{self.path}' has no seed {number}; give one from {seeds[0]} to "
+                f"{seeds[-1]}"
             )
-        if not folder.exists():
+        if not self._model(number).exists():
             raise ConfigError(
                 f"the run in '{self.path}' kept no model of seed {number}: it is not finished, was "
                 "made by an earlier version, or selects by test scores; run it again"
             )
-        return read_model(folder)
+        return read_model(self._model(number))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -189,11 +166,10 @@ class RunFolder:
         if not (self.path / RESULT).exists():
             raise NotFinished(f"the run in '{self.path}' is not finished; {again}")
         found = read_json(self.path / RESULT)
-        if found.get("seeds", config.seeds) < config.seeds:
-            raise NotFinished(
-                f"the run in '{self.path}' has {found['seeds']} of its {config.seeds} seeds; "
-                f"{again}"
-            )
+        done = found.get("seeds", config.seeds)
+        if done < config.seeds:
+            few = f"has {done} of its {config.seeds} seeds"
+            raise NotFinished(f"the run in '{self.path}' {few}; {again}")
         return found
 
     @cached_property
@@ -229,26 +205,22 @@ class RunFolder:
         """The result, as the run returned it. Scores have six digits, as in metrics.csv."""
         config, about = self.config, self.summary
         metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
+        same = ["weights", "select", "engine", "device"]
+        same += ["environment", "federation", "hyperparameters"]
         try:
             names = set(metrics["scored"].tolist()) - {"local"}
             return Result(
                 config=config,
                 seeds=tuple(
-                    SeedResult(seed, read_history(metrics, seed, kept), read_ledger(ledger, seed))
-                    for seed, kept in zip(self.seeds, self.seed_data, strict=True)
+                    SeedResult(seed, read_history(metrics, seed, arrays), read_ledger(ledger, seed))
+                    for seed, arrays in zip(self.seeds, self.seed_data, strict=True)
                 ),
                 deployed=names.pop() if names else about["scored"],
-                weights=about["weights"],
-                select=about["select"],
-                engine=about["engine"],
-                device=about["device"],
                 setup_seconds=about["seconds"]["setup"],
-                environment=about["environment"],
-                federation=about["federation"],
                 out=self.path,
                 metric=about.get("metric", "accuracy"),
-                hyperparameters=about["hyperparameters"],
                 privacy=about.get("privacy"),
+                **{name: about[name] for name in same},
             )
         except (KeyError, ValueError, IndexError) as error:
             raise DataError(
@@ -276,18 +248,6 @@ def read_result(folder: str | Path) -> Result:
         True
     """
     return open_run(folder).result
-
-
-def relations(method: Method, server: Tree) -> dict[str, Tensor]:
-    """Similarity, mixing weights and clusters, as far as the server keeps them."""
-    found = method.diagnostics(server)
-    return {name: found[name] for name in RELATIONS if name in found}
-
-
-def _measurable(federation: Federation) -> bool:
-    if federation.task.many_graphs or not 1 < len(federation) <= MAX_CLIENTS:
-        return False
-    return sum(graph.edges.shape[1] for graph in federation.graphs) <= MAX_EDGES
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -321,7 +281,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_folder(out: Path, *, resuming: bool) -> None:
     """Make sure that the folder can be made and written, and that nothing in it would be lost."""
     try:
-        if (out / "config.toml").exists() and not resuming:
+        if (out / CONFIG).exists() and not resuming:
             raise ConfigError(
                 f"'{out}' already holds a run; continue it with --resume {out}, or choose another "
                 "--out"
@@ -343,13 +303,10 @@ def check_folder(out: Path, *, resuming: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A finished run with its clients, which are made again from the data.
+    """A finished run with the exact scores of its checkpoints, and each seed's server and clients.
 
-    Attributes:
-        result: As the run returned it, with the exact scores of the checkpoints.
-        servers: The server's tree at the end of each seed.
-        federations: Each seed's clients.
-        method: Built again from the configuration; None if Python gave an object.
+    Clients and method are made again from data and configuration. The method is None if Python gave
+    an object.
     """
 
     result: Result
@@ -365,13 +322,7 @@ class FinishedRun:
 def read_run(
     folder: Path, data: Data | None = None, *, like: FinishedRun | None = None
 ) -> FinishedRun:
-    """Read a finished run and make its clients again.
-
-    Args:
-        folder: Where it was saved.
-        data: The object that Python gave in place of a name.
-        like: A run whose clients this one must share; they are not made again.
-    """
+    """Read a finished run and make its clients again, or share those of the run `like`."""
     found = RunFolder(folder)
     _ = found.summary  # an unfinished run is an error
     if "data" in found.config.objects and data is None:
@@ -394,17 +345,12 @@ def read_run(
     if "method" not in config.objects:
         method = build_method(config, first.features, first.classes, first.task.name)
     trees = [load_checkpoint(found.checkpoint(seed)) for seed in found.seeds]
-    seeds = tuple(map(_exact, found.seeds, trees, federations, [method] * len(trees)))
+    seeds = tuple(
+        SeedResult.of_checkpoint(seed, tree, empty_history(federation), method)
+        for seed, tree, federation in zip(found.seeds, trees, federations, strict=False)
+    )
     result = replace(found.result, config=config, seeds=seeds)
     return FinishedRun(result, tuple(tree["server"] for tree in trees), federations, method)
-
-
-def _exact(seed: int, tree: Tree, federation: Federation, method: Method | None) -> SeedResult:
-    history, ledger = empty_history(federation), Ledger()
-    history.scores, history.seconds = restored_scores(tree), tree["seconds"].tolist()
-    history.cached = [] if method is None else cached_rounds(method, tree["server"])
-    ledger.restore(tree["ledger"])
-    return SeedResult(seed, history, ledger)
 
 
 def _check_same_clients(folder: Path, config: RunConfig, other: RunConfig) -> None:

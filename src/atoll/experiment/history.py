@@ -46,6 +46,12 @@ class History:
         stacked = np.stack(self.scores[scored])
         return np.asarray(stacked[:, :, ROLES.index(role), METRICS.index(metric)])
 
+    def restore(self, checkpoint: Tree) -> None:
+        """Continue with the scores and seconds of a checkpoint."""
+        saved = checkpoint["scores"].items()
+        self.scores = {name: list(rounds.numpy()) for name, rounds in saved}
+        self.seconds = checkpoint["seconds"].tolist()
+
 
 def empty_history(federation: Federation) -> History:
     """The clients' sizes, and nothing measured yet."""
@@ -54,8 +60,3 @@ def empty_history(federation: Federation) -> History:
         counts=torch.stack(masks).numpy().astype(np.int64),
         nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
     )
-
-
-def restored_scores(saved: Tree) -> dict[str, list[np.ndarray]]:
-    """The scores of a snapshot, as `History` has them."""
-    return {name: list(rounds.numpy()) for name, rounds in saved["scores"].items()}

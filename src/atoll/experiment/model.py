@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ class SelectedModel:
         own = self.private[position] if self.private else None
         return method.predict(graph, deployed, own, key)
 
-    def _merged(self, new: SelectedModel, better: np.ndarray) -> SelectedModel:
+    def merged(self, new: SelectedModel, better: np.ndarray) -> SelectedModel:
         """Some clients' models replaced by newer ones."""
 
         def choose(old: Sequence[Tree], other: Sequence[Tree]) -> list[Tree]:
@@ -87,19 +87,33 @@ class SelectedModel:
         }
         return tree_map(torch.Tensor.cpu, tree)
 
+    @classmethod
+    def of_export(cls, tree: Tree) -> SelectedModel:
+        """The model that `export` gave."""
+        trees = (unpack_states(tree[name]) for name in ("deployed", "private"))
+        return cls(tree["rounds"].numpy(), *trees)
 
-def from_export(tree: Tree) -> SelectedModel:
-    """The model that `SelectedModel.export` gave."""
-    trees = (unpack_states(tree[name]) for name in ("deployed", "private"))
-    return SelectedModel(tree["rounds"].numpy(), *trees)
+    def only_read(self, method: Method, federation: Federation) -> SelectedModel:
+        """The model without the private tensors that predicting does not read.
+
+        Optimizer moments and the like are as large as the model, and no prediction needs them.
+        """
+        if not self.private:
+            return self
+        model, found = SelectedModel.of_export(self.export()), list[Tree]()
+        for position, own in enumerate(model.private):
+            graph = with_views(federation.graphs[position], method.views)
+            with torch.no_grad(), _ReadTensors() as watch:
+                model.predict(method, graph, position)
+            flat, spec = pytree.tree_flatten(own)
+            flat = [leaf if id(leaf) in watch.read else None for leaf in flat]
+            known = any(leaf is not None for leaf in flat)
+            found.append(pytree.tree_unflatten(flat, spec) if known else None)
+        return replace(model, private=found if any(own is not None for own in found) else [])
 
 
 class ModelKeeper:
-    """Keeps the best model so far while a run trains.
-
-    Attributes:
-        model: The model of the selected round; None before there is one.
-    """
+    """Keeps the best model so far while a run trains."""
 
     def __init__(self, selection: Selection, method: Method, rounds: int) -> None:
         self.method, self.rule = method, selection
@@ -136,13 +150,13 @@ class ModelKeeper:
         if better.all():
             self.model = new
         elif self.model is not None:
-            self.model = self.model._merged(new, better)
+            self.model = self.model.merged(new, better)
 
     def restore(self, history: History, exported: Tree) -> None:
         """Continue from a checkpoint; an earlier version's has no model."""
         for number in range(history.rounds):
             self.improvements.of(history, number)
-        self.model = None if exported is None else from_export(exported)
+        self.model = None if exported is None else SelectedModel.of_export(exported)
 
     def selected(self, history: History) -> SelectedModel | None:
         """The model of the round that is selected; None where that one was not kept."""
@@ -151,7 +165,7 @@ class ModelKeeper:
         return self.model
 
 
-class _Reads(TorchFunctionMode):
+class _ReadTensors(TorchFunctionMode):
     """Notes which tensors are given to an operation."""
 
     def __init__(self) -> None:
@@ -159,35 +173,11 @@ class _Reads(TorchFunctionMode):
         self.read: set[int] = set()
 
     def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        self, func: Callable[..., object], types: object, args: Tree = (), kwargs: Tree = None
     ) -> object:
         given = pytree.tree_leaves((args, kwargs))
         self.read |= {id(value) for value in given if isinstance(value, Tensor)}
         return func(*args, **(kwargs or {}))
-
-
-def only_read(model: SelectedModel, method: Method, graphs: Sequence[Graph]) -> list[Tree]:
-    """The clients' private trees without the tensors that predicting does not read.
-
-    Optimizer moments and the like are as large as the model, and no prediction needs them.
-    """
-    found: list[Tree] = []
-    for position, own in enumerate(model.private):
-        graph = with_views(graphs[position], method.views)
-        with torch.no_grad(), _Reads() as watch:
-            model.predict(method, graph, position)
-        flat, spec = pytree.tree_flatten(own)
-        flat = [leaf if id(leaf) in watch.read else None for leaf in flat]
-        found.append(pytree.tree_unflatten(flat, spec) if any(map(_known, flat)) else None)
-    return found if any(map(_known, found)) else []
-
-
-def _known(value: object) -> bool:
-    return value is not None
 
 
 def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object]) -> None:
@@ -197,10 +187,10 @@ def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object])
     write_atomically(folder / "deployed.safetensors", encode(tree))
     if model.private:
         write_atomically(folder / "private.safetensors", encode(_named(model.private)))
-    first, same = int(model.rounds[0]), len(set(model.rounds.tolist())) == 1
+    rounds: list[int] = model.rounds.tolist()
     content = {
-        "round": first if same else model.rounds.tolist(),
-        "clients": len(model.rounds),
+        "round": rounds[0] if len(set(rounds)) == 1 else rounds,
+        "clients": len(rounds),
         "one_per_client": each,
         "private_parts": bool(model.private),
         **about,
@@ -210,7 +200,7 @@ def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object])
 
 def about_model(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
     """What model.toml says beside the selected round."""
-    evaluate = config.evaluate or "deployed"
+    evaluate, deployed = config.evaluate or "deployed", method.scored_as()
     plain = json.loads(json.dumps(asdict(method), default=str))
     names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
     return {
@@ -219,8 +209,8 @@ def about_model(config: RunConfig, method: Method, federation: Federation) -> di
         "protocol": config.protocol,
         "task": federation.task.name,
         "metric": federation.metric,
-        "deployed": method.scored_as(),
-        "scored": method.scored_as() if evaluate == "deployed" else evaluate,
+        "deployed": deployed,
+        "scored": deployed if evaluate == "deployed" else evaluate,
         "net": type(method.net).__name__,
         "features": federation.features,
         "classes": federation.classes,
@@ -243,21 +233,20 @@ def _named(trees: Sequence[Tree]) -> dict[str, Tree]:
 
 def read_model(folder: Path) -> SelectedModel:
     """A model that `write_model` wrote."""
+
+    def read(name: str) -> Tree:
+        path = folder / f"{name}.safetensors"
+        return decode(path.read_bytes(), limit=1 << 40, finite=False) if path.exists() else None
+
     try:
         about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
-        deployed, private = (_read(folder, name) for name in ("deployed", "private"))
-        clients, picked = int(about["clients"]), about["round"]
+        deployed, picked = read("deployed"), about["round"]
         each = [deployed] if not about["one_per_client"] else list(deployed.values())
-        rounds = np.full(clients, picked) if isinstance(picked, int) else np.array(picked)
-        own = list(private.values()) if about["private_parts"] else ()
+        rounds = [picked] * int(about["clients"]) if isinstance(picked, int) else picked
+        own = list(read("private").values()) if about["private_parts"] else ()
     except (OSError, KeyError, ValueError, AttributeError, WireError) as error:
         raise DataError(
             f"the model in '{folder}' cannot be read ({type(error).__name__}: {error}); copy the "
             "folder whole"
         ) from error
-    return SelectedModel(rounds, each, own, about)
-
-
-def _read(folder: Path, name: str) -> Tree:
-    path = folder / f"{name}.safetensors"
-    return decode(path.read_bytes(), limit=1 << 40, finite=False) if path.exists() else None
+    return SelectedModel(np.array(rounds), each, own, about)

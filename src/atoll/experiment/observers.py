@@ -1,7 +1,7 @@
-"""A sign of life for other processes: what a run leaves in `progress.json` for `atoll watch`.
+"""Observers of a run: their base class, several of them as one, and `progress.json`.
 
-The file is small, replaced in one step, and written at most once a second, so that a run pays
-nothing for it; a disk that is full does not stop the run.
+`atoll watch` and other processes read that file. It is small, replaced in one step, and written at
+most once a second, so that a run pays nothing for it. A full disk does not stop the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,31 +23,40 @@ if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
     from atoll.experiment.history import History
     from atoll.experiment.result import Result
-    from atoll.experiment.run import Observer
 
 PROGRESS = "progress.json"
 EVERY = 1.0
-"""Least seconds between two signs of life."""
+"""Least seconds between two writes of the file."""
 POINTS = 120
 """Most points of the validation curve in the file."""
 
 
-@runtime_checkable
-class HearsTheEnd(Protocol):
-    """An observer that also wants the result."""
+class Observer:
+    """Is notified of a run's progress; this one ignores it all, and a subclass overrides some."""
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        """Before the first seed."""
+
+    def round(self, seed: int, history: History) -> None:
+        """After every round, or after several that were replayed together."""
+
+    def should_stop(self) -> bool:
+        """Whether to stop after this round."""
+        return False
 
     def end(self, result: Result) -> None:
         """After the last round, when everything is saved."""
 
 
-class Heard:
-    """Passes the events of a run to several observers (`experiment.run.Observer`)."""
+class Observers(Observer):
+    """Passes the events of a run on to several observers; the user's own may stop the run."""
 
     def __init__(
-        self, observer: Observer, progress: Progress | None, logs: Sequence[Observer]
+        self, observer: Observer | None, out: Path | None, logs: Sequence[Observer]
     ) -> None:
-        self.observer, self.progress = observer, progress
-        self.all: list[Any] = [observer, *([progress] if progress else []), *logs]
+        self.observer = observer or Observer()
+        self.progress = None if out is None else Progress(out)
+        self.all = [self.observer, *([self.progress] if self.progress else []), *logs]
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         for one in self.all:
@@ -64,18 +73,16 @@ class Heard:
         return stop
 
     def end(self, result: Result) -> None:
-        """Pass the result on to those who want it."""
         for one in self.all:
-            if isinstance(one, HearsTheEnd):
+            if isinstance(one, Observer):  # an object of the user's may have the other methods only
                 one.end(result)
 
 
-class Progress:
-    """Writes `progress.json` while a run goes on."""
+class Progress(Observer):
+    """Writes `progress.json` while a run trains."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / PROGRESS
-        self.config: RunConfig | None = None
         self.began, self.written = time.time(), -np.inf
         self.done: dict[int, int] = {}
         self.curves: dict[int, list[float]] = {}
@@ -89,9 +96,6 @@ class Progress:
         if time.monotonic() - self.written >= EVERY:
             self.write("running")
 
-    def should_stop(self) -> bool:
-        return False
-
     def end(self, result: Result) -> None:
         self.path.unlink(missing_ok=True)  # result.json says the rest
 
@@ -99,21 +103,27 @@ class Progress:
         """Replace the file; the state is "running" or "stopped"."""
         if self.now is None:
             return
-        text = json.dumps({"state": state, **self._content()})
-        beside = self.path.with_name(f".{PROGRESS}.{os.getpid()}")
+        text = json.dumps({"state": state, **self._content(*self.now)})
+        new = self.path.with_name(f".{PROGRESS}.{os.getpid()}")
+        # Without the flush to the disk of `write_atomically`, which takes longer than a round.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self.path)
+            new.write_text(text, encoding="utf-8")
+            new.replace(self.path)
         self.written = time.monotonic()
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self, seed: int, history: History) -> dict[str, Any]:
         config = self.config
-        assert config is not None
+        curve = self.curves.setdefault(seed, [])  # mean validation accuracy of the rounds so far
+        for table in history.scores[config.evaluate or "deployed"][len(curve) :]:
+            curve.append(float(mean_over_clients(table[:, 1, 0], history.counts[:, 1])))
+        known = [value for value in curve if not np.isnan(value)]
+        # From the end, so that the newest point is always there.
+        thin = curve[::-1][:: -(-len(curve) // POINTS)][::-1]
         rounds = config.rounds or 0
-        # Seeds before the first that is heard of were finished in an earlier run.
+        # An earlier run finished the seeds before the first one here.
         before = (min(self.done) - config.seed) * rounds
-        content = {
+        return {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "began": round(self.began, 1),
@@ -125,17 +135,6 @@ class Progress:
             "rounds": rounds,
             "done": before + sum(self.done.values()),
             "total": rounds * config.seeds,
-        }
-        assert self.now is not None
-        return {**content, **self._latest(*self.now)}
-
-    def _latest(self, seed: int, history: History) -> dict[str, Any]:
-        curve = self._curve(seed, history)
-        known = [value for value in curve if not np.isnan(value)]
-        every = -(-len(curve) // POINTS)
-        # From the end, so that the newest point is always there.
-        thin = curve[::-1][::every][::-1]
-        return {
             "seed": seed,
             "round": history.rounds,
             "per_round": round(float(np.median(history.seconds[-20:])), 4),
@@ -143,11 +142,3 @@ class Progress:
             "best": round(max(known), 4) if known else None,
             "best_round": curve.index(max(known)) + 1 if known else None,
         }
-
-    def _curve(self, seed: int, history: History) -> list[float]:
-        """Mean validation accuracy of all rounds so far; what is known already is kept."""
-        assert self.config is not None
-        curve = self.curves.setdefault(seed, [])
-        for table in history.scores[self.config.evaluate or "deployed"][len(curve) :]:
-            curve.append(float(mean_over_clients(table[:, 1, 0], history.counts[:, 1])))
-        return curve

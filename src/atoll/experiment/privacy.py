@@ -1,19 +1,34 @@
-"""What `--dp` asks for, and what a result says about it."""
+"""Differential privacy: what `--dp` asks for, what the clients spent, and how a result reports it.
+
+The accountant is Google's (`dp-accounting`). A client's releases are Gaussian mechanisms: k of them
+with multiplier z reveal as much as one with z / √k, whose epsilon at a given delta is known
+exactly. Neighbours are two federations, in one of which a client's updates are all zero. The seed
+decides which clients take part in a round, so the draw counts as known: a client is charged for its
+rounds, and no amplification by sampling is claimed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from atoll.core.dp import Noised
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name
 from atoll.core.method import Method
 from atoll.engines.ledger import Ledger
-from atoll.experiment.accounting import ADJACENCY, SAMPLING, need_accountant, spent
+
+if TYPE_CHECKING:
+    from atoll.experiment.config import RunConfig
+
+ADJACENCY = "one client's updates are all zero (zero-out)"
+SAMPLING = "who is drawn is taken as known; the client drawn most often; no amplification"
 
 
 class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,8 +40,8 @@ class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         delta: The probability that epsilon does not hold.
         scores: Whether sites tell the server their scores, in the clear and outside epsilon, or
             keep them in a file of their own. In a simulation scores are the experimenter's.
-        randomness: Where a site's noise comes from: the "site" itself, so that nobody else can take
-            it off again, or the "seed", as in a simulation, which protects nobody: for tests.
+        randomness: Where a site's noise comes from: the "site" itself, so that no other party can
+            take it off again, or the "seed", as in a simulation, which protects no site: for tests.
     """
 
     clip: float
@@ -38,7 +53,6 @@ class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 def parse_privacy(text: str) -> dict[str, Any]:
     """`clip=1,noise=1.1,delta=1e-5` as plain values."""
-    known = PrivacyConfig.__struct_fields__
     found: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -46,19 +60,16 @@ def parse_privacy(text: str) -> dict[str, Any]:
             raise ConfigError(
                 f"--dp takes key=value, but got '{part}'; write --dp clip=1,noise=1.1,delta=1e-5"
             )
-        if key not in known:
-            raise unknown("key of --dp", key, known)
-        found[key] = value
-        if key in ("clip", "noise", "delta"):
-            try:
-                found[key] = float(value)
-            except ValueError:
-                raise ConfigError(f"dp: {key} cannot be '{value}'; it takes a number") from None
+        check_name("key of --dp", key, PrivacyConfig.__struct_fields__)
+        try:
+            found[key] = float(value) if key in ("clip", "noise", "delta") else value
+        except ValueError:
+            raise ConfigError(f"dp: {key} cannot be '{value}'; it takes a number") from None
     return found
 
 
 def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
-    """The options, checked; what the numbers may be is the mechanism's own business."""
+    """The options, checked."""
     plain = parse_privacy(given) if isinstance(given, str) else dict(given)
     for key in ("clip", "noise"):
         if key not in plain:
@@ -76,8 +87,17 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
     return config
 
 
+def need_accountant() -> None:
+    """Raise one sentence where the extra is missing."""
+    if find_spec("dp_accounting") is None:
+        raise ConfigError(
+            "differential privacy is accounted for by dp-accounting, which is not installed: pip "
+            "install 'atoll-fgl[privacy]'"
+        )
+
+
 def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
-    """The method, with clipped and noised updates if that was asked for."""
+    """The method, with clipped and noised updates if the user wants that."""
     if privacy is None:
         return method
     need_accountant()
@@ -86,67 +106,100 @@ def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
     )
 
 
-def privacy_report(
-    privacy: PrivacyConfig,
-    ledgers: Sequence[Ledger],
-    *,
-    clients: int,
-    fraction: float,
-    rounds: int,
-    federated: bool,
-) -> dict[str, Any]:
-    """What a result says about privacy, in plain values; an infinite epsilon is None.
+def epsilon(precision: float, delta: float) -> float:
+    """Epsilon of Gaussian releases whose 1/z² add up to `precision`; infinite without noise."""
+    if precision in (0, math.inf):
+        return float(precision)
+    import dp_accounting
 
-    Args:
-        privacy: What was asked for.
-        ledgers: One for each seed.
-        clients: How many there are.
-        fraction: Share of them in a round.
-        rounds: Of one seed.
-        federated: Whether real sites ran all seeds on the same data, so that they add up; of a
-            simulation's seeds each stands for itself, and the worst counts.
+    return float(dp_accounting.get_epsilon_gaussian(1 / math.sqrt(precision), delta))
+
+
+def release(noise: float) -> float:
+    """What one release adds to `precision`."""
+    return 1 / noise**2 if noise**2 else math.inf  # the square of very little is 0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The privacy that the clients of a run spent, by the one that spent most.
+
+    Attributes:
+        releases: How many updates the client that sent most has sent.
+        least: Fewest clients of a round.
+        server: Epsilon against the server, which sees every update.
+        peers: Epsilon against all other parties, which see the models: another site knows its own
+            noise, and is left with the noise of the others.
     """
+
+    releases: int
+    least: int
+    server: float
+    peers: float
+
+
+def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
+    """The privacy spent by what crossed, in all these ledgers together."""
+    sent = [e for ledger in ledgers for e in ledger.entries if e.step == "train" and e.up]
+    clients = max((entry.runs[-1][1] for entry in sent), default=1)
+    releases, shares = np.zeros(clients, dtype=np.int64), np.zeros(clients)
+    for entry in sent:
+        for first, end in entry.runs:
+            releases[first:end] += 1
+            shares[first:end] += 1 / max(entry.size - 1, 1)
+    most, one = int(releases.max()), release(noise)
+    return Spent(
+        most,
+        min((entry.size for entry in sent), default=0),
+        epsilon(one * most if most else 0.0, delta),
+        epsilon(one * float(shares.max()) if most else 0.0, delta),
+    )
+
+
+def privacy_report(
+    config: RunConfig, ledgers: Sequence[Ledger], clients: int, *, federated: bool = False
+) -> dict[str, Any] | None:
+    """A result's report on privacy, in plain values; None without differential privacy.
+
+    An infinite epsilon is None. Where real sites ran (`federated`), all seeds used the same data,
+    so they add up. Of a simulation's seeds each stands for itself, and the worst counts.
+    """
+    privacy = config.dp
+    if privacy is None:
+        return None
     groups = [list(ledgers)] if federated else [[ledger] for ledger in ledgers]
     every = [spent(privacy.noise, privacy.delta, group) for group in groups]
     found = max(every, key=lambda one: one.releases)
     broken = federated and privacy.randomness == "seed"
-    server, peers = (
-        math.inf if broken else max(getattr(one, who) for one in every)
-        for who in ("server", "peers")
-    )
+    server = math.inf if broken else max(one.server for one in every)
+    peers = math.inf if broken else max(one.peers for one in every)
+    if broken:
+        says = (
+            "epsilon is infinite: the noise was drawn from the seed, which the server knows "
+            "(randomness=seed is for tests)"
+        )
+    elif math.isinf(server):
+        says = "epsilon is infinite: without noise, clipping alone hides nothing"
+    else:
+        says = (
+            f"epsilon {server:.3g} against the server, {peers:.3g} against those who see the "
+            f"models alone, at delta {privacy.delta:g}, for what training sends (clip "
+            f"{privacy.clip:g}, noise {privacy.noise:g}, {found.releases} updates of the client "
+            "that sent most)"
+        )
     return {
         **msgspec.to_builtins(privacy),
-        "epsilon_server": _finite(server),
-        "epsilon_peers": _finite(peers),
+        "epsilon_server": server if math.isfinite(server) else None,
+        "epsilon_peers": peers if math.isfinite(peers) else None,
         "releases": found.releases,
-        "rounds": rounds,
+        "rounds": config.rounds or 0,
         "clients": clients,
-        "fraction": fraction,
+        "fraction": config.fraction,
         "least_in_a_round": found.least,
         "adjacency": ADJACENCY,
         "sampling": SAMPLING,
         "accountant": f"dp-accounting {metadata.version('dp-accounting')}, get_epsilon_gaussian",
         "simulated": not federated,
-        "says": _says(privacy, server, peers, found.releases, broken)
+        "says": says
         + ("" if privacy.delta * clients < 1 else f"; give a delta far below 1/{clients}"),
     }
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
-
-
-def _says(privacy: PrivacyConfig, server: float, peers: float, releases: int, broken: bool) -> str:
-    """The report in a sentence or two."""
-    if broken:
-        return (
-            "epsilon is infinite: the noise was drawn from the seed, which the server knows "
-            "(randomness=seed is for tests)"
-        )
-    if math.isinf(server):
-        return "epsilon is infinite: without noise, clipping alone hides nothing"
-    return (
-        f"epsilon {server:.3g} against the server, {peers:.3g} against those who see the models "
-        f"alone, at delta {privacy.delta:g}, for what training sends (clip {privacy.clip:g}, noise "
-        f"{privacy.noise:g}, {releases} updates of the client that sent most)"
-    )

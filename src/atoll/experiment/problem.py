@@ -38,12 +38,9 @@ def task_of_object(data: Data | None) -> str | None:
 
 @dataclass(frozen=True)
 class Division:
-    """The clients of one seed.
+    """The clients of one seed, the loader's notes, and the configuration with every choice named.
 
-    Attributes:
-        federation: The clients.
-        notes: Sentences of the loader for the user.
-        config: The configuration with every choice named: the data may decide how it is divided.
+    The data may decide how they are divided.
     """
 
     federation: Federation
@@ -55,11 +52,8 @@ class Division:
 class Problem:
     """Source, partition and split of a run, resolved once.
 
-    Attributes:
-        given: The configuration that the user gave.
-        config: The same, completed by the protocol.
-        rules: The protocol.
-        data: An object that Python gave in place of a name.
+    The protocol (`rules`) completes the configuration that the user gave. `data` is an object in
+    place of a name.
     """
 
     given: RunConfig
@@ -70,8 +64,7 @@ class Problem:
     @classmethod
     def of(cls, given: RunConfig, data: Data | None = None) -> Problem:
         """Resolve a configuration; no data are loaded yet."""
-        config, rules = resolve(given, task_of_object(data))
-        return cls(given, config, rules, data)
+        return cls(given, *resolve(given, task_of_object(data)), data)
 
     @property
     def divided(self) -> Header | None:
@@ -97,20 +90,27 @@ class Problem:
             return Division(*open_federation(config, self.divided), config)
         source, notes = (data, []) if data is not None else self.load(seed)
         if not isinstance(source, Source):
-            federation = self._divide_graphs(source, seed)
-            made = {"partition": federation.about["partition"], "clients": len(federation)}
-            return Division(federation, notes, msgspec.structs.replace(config, **made))
-        source, config = self.prepare(source)
+            # A group divides itself; a wish of the user must be refused then, not overruled.
+            wishes = self.given if isinstance(source, GraphGroup) else config
+            clients, partition = wishes.clients, wishes.partition
+            if "undirected" in self.rules.prepare:
+                source = source.undirected_simple()
+        else:
+            source, config = self.prepare(source)
+            clients, partition = config.clients, config.partition or self.rules.partition
         federation = federate(
             source,
-            clients=config.clients,
-            partition=config.partition or self.rules.partition,
+            clients=clients,
+            partition=partition,
             split=config.split or self.rules.split,
             ratios=config.ratios,
             seed=self.seed_of_data(seed),
             allow=config.allow,
+            batch_size=BATCH_SIZE if config.batch_size is None else config.batch_size,
         )
-        if data is not None:  # a graph that Python gives may name its owners
+        if not isinstance(source, Source):
+            config = msgspec.structs.replace(config, partition=federation.about["partition"])
+        if data is not None or not isinstance(source, Source):  # these may know their clients
             config = msgspec.structs.replace(config, clients=len(federation))
         return Division(federation, notes, config)
 
@@ -132,36 +132,18 @@ class Problem:
             source = PREPARATIONS[name](source)
         return source, config
 
-    def _divide_graphs(self, source: GraphSet | GraphGroup, seed: int) -> Federation:
-        """A federation of clients with many graphs each."""
-        config = self.config
-        # A group divides itself; a wish of the user must be refused then, not overruled.
-        wishes = self.given if isinstance(source, GraphGroup) else config
-        if "undirected" in self.rules.prepare:
-            source = source.undirected_simple()
-        return federate(
-            source,
-            clients=wishes.clients,
-            partition=wishes.partition,
-            split=config.split or self.rules.split,
-            ratios=config.ratios,
-            seed=self.seed_of_data(seed),
-            allow=config.allow,
-            batch_size=BATCH_SIZE if config.batch_size is None else config.batch_size,
-        )
-
 
 Divide = Callable[[Problem, int], Division]
 """Makes the clients of one seed, as `Problem.divide` does."""
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
-    """A federation from its file, and where it comes from, for people."""
+    """A federation from its file, and a human-readable sentence on its origin."""
     path = config.data
     needed, there = memory_needed(path), available_memory()
     lazy = needed > there / 2
-    about = header.about
-    known = [f"{key} {about[key]}" for key in _ORIGIN if about.get(key) is not None]
+    about, origin = header.about, ("partition", "split", "seed", "protocol", "sha1")
+    known = [f"{key} {about[key]}" for key in origin if about.get(key) is not None]
     notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
     if config.seeds > 1:
         notes.append("every seed trains the same clients with the same split, those of the file")
@@ -171,9 +153,6 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
             f"{needed / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB are free"
         )
     return load_federation(path, lazy=lazy), notes
-
-
-_ORIGIN = ("partition", "split", "seed", "protocol", "sha1")
 
 
 def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:

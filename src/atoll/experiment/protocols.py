@@ -7,11 +7,10 @@ selected, and the defaults of width, rate and budget. Options on the command lin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.core.errors import unknown
+from atoll.core.errors import check_name
 from atoll.core.task import GRAPHS, NODES, TASKS
 
 COMPAT: dict[str, str] = {
@@ -28,7 +27,7 @@ class Protocol:
 
     Attributes:
         name: As on the command line.
-        about: One line for people.
+        about: One human-readable line.
         prepare: Names from `data.prepare`, in order.
         partition: Default recipe.
         split: Default recipe.
@@ -36,14 +35,11 @@ class Protocol:
         data_seed: Seed of partition and split; None varies them with the run's seed.
         draws: Numbers of clients in the order in which the public code draws them, one after the
             other from one seed, by partition: each has another partition and split.
-        clients: Default number of clients.
-        rounds: Default number of rounds.
-        epochs: Default number of local epochs.
         evaluate: "deployed" scores what `method.deploy` gives; "local" the model after training.
         weights: Mean over clients, one of `metrics.WEIGHTINGS`.
         select: "best-val" (mean over clients), "best-val-per-client", or "last".
         settings: Defaults of hyper-parameters, as for `--set`.
-        of_methods: The same, for methods that have them; others are not asked.
+        of_methods: The same, for methods that have them; others ignore them.
         of_data: The same again, by the data's name.
         clients_of_data: Default number of clients where a data set has its own.
         tasks: Names of the tasks that it is for.
@@ -58,17 +54,17 @@ class Protocol:
     split: str = "stratified"
     ratios: tuple[float, float, float] | None = None
     data_seed: int | None = None
-    draws: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    draws: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     clients: int = 5
     rounds: int = 100
     epochs: int = 3
     evaluate: str = "deployed"
     weights: str = "tests"
     select: str = "best-val"
-    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    of_methods: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    of_data: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    clients_of_data: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    of_methods: Mapping[str, Any] = field(default_factory=dict)
+    of_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    clients_of_data: Mapping[str, int] = field(default_factory=dict)
     tasks: tuple[str, ...] = (NODES.name,)
     graph_partition: str = "gcfl-oneds"
     batch_size: int = 128
@@ -83,14 +79,22 @@ _GCFL_EPSILONS = {
     "mix": {"eps1": 0.08, "eps2": 0.4, "seq_length": 5},
 }
 """When GCFL splits, from the run files of its public code."""
-
-PROTOCOLS: dict[str, Protocol] = {
-    "strict": Protocol(
+_FEDTAD = Protocol(
+    "fedtad",
+    "FedTAD's tables: python-louvain, per-class split, the broadcast global model",
+    partition="louvain-fedtad",
+    split="fedtad",
+    data_seed=2024,
+    clients=10,
+    weights="nodes",
+)
+_ALL = (
+    Protocol(
         "strict",
         "one rule for every method: deployed model, best mean validation round, data vary by seed",
         tasks=tuple(TASKS),
     ),
-    "openfgl": Protocol(
+    Protocol(
         "openfgl",
         "OpenFGL's defaults: its Louvain packing and split, the local model after training",
         partition="louvain-openfgl",
@@ -100,27 +104,16 @@ PROTOCOLS: dict[str, Protocol] = {
         evaluate="local",
         weights="nodes",
     ),
-    "fedtad": Protocol(
-        "fedtad",
-        "FedTAD's tables: python-louvain, per-class split, the broadcast global model",
-        partition="louvain-fedtad",
-        split="fedtad",
-        data_seed=2024,
-        clients=10,
-        weights="nodes",
-    ),
-    "fedath": Protocol(
-        "fedath",
-        "FedATH's tables: FedTAD's data, lr 1e-3, the local model after training (docs/results)",
-        partition="louvain-fedtad",
-        split="fedtad",
-        data_seed=2024,
-        clients=10,
-        weights="nodes",
+    _FEDTAD,
+    replace(
+        _FEDTAD,
+        name="fedath",
+        about="FedATH's tables: FedTAD's data, lr 1e-3, the local model after training "
+        "(docs/results)",
         evaluate="local",
         settings={"lr": 1e-3},
     ),
-    "fediih": Protocol(
+    Protocol(
         "fediih",
         "FedIIH's and FED-PUB's tables: largest component, METIS, global split, local models",
         prepare=("undirected", "largest-component", "words-normalized"),
@@ -135,7 +128,7 @@ PROTOCOLS: dict[str, Protocol] = {
         select="best-val-per-client",
         settings={"hidden": 128, "weight_decay": 1e-6},
     ),
-    "gcfl": Protocol(
+    Protocol(
         "gcfl",
         "GCFL's tables: graph classification, last round, every client alike",
         prepare=(),
@@ -153,11 +146,11 @@ PROTOCOLS: dict[str, Protocol] = {
         clients_of_data={"nci1": 30},
         tasks=(GRAPHS.name,),
     ),
-}
+)
+PROTOCOLS: dict[str, Protocol] = {rules.name: rules for rules in _ALL}
 
 
 def protocol(name: str) -> Protocol:
     """The protocol with this name."""
-    if name not in PROTOCOLS:
-        raise unknown("protocol", name, PROTOCOLS)
+    check_name("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]

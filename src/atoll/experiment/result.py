@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
+from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
 from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History
 from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
-from atoll.experiment.privacy import privacy_report
-from atoll.experiment.protocols import Protocol
-from atoll.experiment.selection import Selection, select_rule
+from atoll.experiment.selection import Selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +36,18 @@ class SeedResult:
     seed: int
     history: History
     ledger: Ledger
+
+    @classmethod
+    def of_checkpoint(
+        cls, seed: int, tree: Tree, sizes: History, method: Method | None
+    ) -> SeedResult:
+        """The exact scores of a checkpoint, in a history that has the clients' sizes."""
+        sizes.restore(tree)
+        if method is not None:
+            sizes.cached = method.diagnostics(tree["server"]).get("cached", [])
+        ledger = Ledger()
+        ledger.restore(tree["ledger"])
+        return cls(seed, sizes, ledger)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -77,7 +90,7 @@ class Result:
     engine: str
     device: str
     setup_seconds: float = 0.0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=environment)
     federation: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
     metric: str = "accuracy"
@@ -114,11 +127,31 @@ class Result:
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Every reported number: mean, standard deviation and the value of each seed."""
-        table: dict[str, list[float]] = {}
+        table: dict[str, list[float]] = defaultdict(list)
         for seed in self.seeds:
-            for name, value in seed_metrics(seed.history, self).items():
-                table.setdefault(name, []).append(value)
-        return {name: _spread(values) for name, values in table.items()}
+            for name, value in self.seed_metrics(seed.history).items():
+                table[name].append(float(value))
+        return {
+            name: {"mean": float(np.mean(values)), "std": spread(values), "per_seed": values}
+            for name, values in table.items()
+        }
+
+    def seed_metrics(self, history: History) -> dict[str, float]:
+        """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
+        rule = replace(self.selection, metric=self.selection.picked_by(history))
+        out = {
+            f"{role}_{metric}": rule.value(history, metric, role)
+            for metric in METRICS
+            for role in ("test", "val")
+        }
+        others = {f"test_accuracy_by_{name}": replace(rule, weights=name) for name in WEIGHTINGS}
+        others["last_test_accuracy"] = replace(rule, select="last")
+        for scored in SCORED:
+            name = self.deployed if scored == "deployed" else "local"
+            others[f"{name}_test_accuracy"] = replace(rule, scored=scored)
+        out |= {name: other.value(history, "accuracy", "test") for name, other in others.items()}
+        out["best_round"] = float(best_round(rule.mean(history, rule.metric, "val")))
+        return {name: value for name, value in out.items() if not np.isnan(value)}
 
     def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
         """What each client reports, (S, K): a metric at the round that the protocol picks."""
@@ -135,10 +168,9 @@ class Result:
             role: "train", "val" or "test".
             scored: "deployed" or "local"; None is what the result reports.
         """
-        rule = replace(self.selection, scored=scored or self.selection.scored)
-        return np.stack(
-            [rule.mean(seed.history, metric or self.metric, role) for seed in self.seeds]
-        )
+        rule, metric = self.selection, metric or self.metric
+        rule = replace(rule, scored=scored or rule.scored)
+        return np.stack([rule.mean(seed.history, metric, role) for seed in self.seeds])
 
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
@@ -155,18 +187,13 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        config = self.config
-        privacy = {} if self.privacy is None else {"privacy": dict(self.privacy)}
+        named = msgspec.structs.replace(self.config, clients=self.clients)
+        choices = ("method", "data", "clients", "partition", "split", "protocol")
         return {
-            "method": config.method,
-            "data": config.data,
-            "clients": self.clients,
-            "partition": config.partition,
-            "split": config.split,
-            "protocol": config.protocol,
+            **{name: getattr(named, name) for name in choices},
             "engine": self.engine,
             "device": self.device,
-            "rounds": config.rounds,
+            "rounds": named.rounds,
             "seeds": len(self.seeds),
             "seed": self.seeds[0].seed,
             "scored": self.scored,
@@ -174,7 +201,7 @@ class Result:
             "seconds": self.seconds(),
             "bytes": self.bytes(),
             "out": None if self.out is None else str(self.out),
-            **privacy,
+            **({} if self.privacy is None else {"privacy": dict(self.privacy)}),
         }
 
     def save(self, out: str | Path, *, tables: bool = True) -> None:
@@ -182,7 +209,7 @@ class Result:
 
         Args:
             out: The folder.
-            tables: Whether the numbers of every round and client go along, which may be many.
+            tables: Whether the numbers of every round and client are written, which may be many.
         """
         out = Path(out)
         whole = {
@@ -208,89 +235,3 @@ class Result:
         files[RESULT] = json.dumps(whole, indent=2, allow_nan=False, default=str).encode()
         for name, content in files.items():
             write_atomically(out / name, content)
-
-
-def seed_metrics(history: History, rules: Result) -> dict[str, float]:
-    """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
-    rule = rules.selection
-    rule = replace(rule, metric=rule.picked_by(history))
-    out: dict[str, float] = {}
-    for metric in METRICS:
-        for role in ("test", "val"):
-            out[f"{role}_{metric}"] = rule.value(history, metric, role)
-    others = {f"test_accuracy_by_{name}": replace(rule, weights=name) for name in WEIGHTINGS}
-    others["last_test_accuracy"] = replace(rule, select="last")
-    for scored in SCORED:
-        name = rules.deployed if scored == "deployed" else "local"
-        others[f"{name}_test_accuracy"] = replace(rule, scored=scored)
-    out |= {name: other.value(history, "accuracy", "test") for name, other in others.items()}
-    out["best_round"] = float(best_round(rule.mean(history, rule.metric, "val")))
-    return {name: value for name, value in out.items() if not np.isnan(value)}
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    each = [float(v) for v in values]
-    return {"mean": float(np.mean(values)), "std": spread(values), "per_seed": each}
-
-
-def make_result(
-    config: RunConfig,
-    rules: Protocol,
-    method: Method,
-    seeds: Sequence[SeedResult],
-    *,
-    engine: str,
-    device: str,
-    setup_seconds: float,
-    federation: Mapping[str, Any],
-    metric: str,
-    out: Path | None,
-    federated: bool = False,
-) -> Result:
-    """The result of all seeds; see `Result`.
-
-    Args:
-        config: Resolved.
-        rules: Its protocol.
-        method: As built, without the wrapper of differential privacy.
-        seeds: One for each seed.
-        engine: The engine that ran.
-        device: The device that ran.
-        setup_seconds: Loading, dividing and preparing.
-        federation: How the first seed's federation was made.
-        metric: The data set's metric.
-        out: The folder of the run.
-        federated: Whether real sites ran all seeds on the same data.
-    """
-    return Result(
-        config=config,
-        seeds=tuple(seeds),
-        deployed=method.scored_as(),
-        weights=rules.weights,
-        select=select_rule(config, rules),
-        engine=engine,
-        device=device,
-        setup_seconds=setup_seconds,
-        environment=environment(),
-        federation=federation,
-        out=out,
-        metric=metric,
-        hyperparameters=asdict(method),
-        privacy=_privacy_of(config, seeds, federated=federated),
-    )
-
-
-def _privacy_of(
-    config: RunConfig, seeds: Sequence[SeedResult], *, federated: bool
-) -> dict[str, Any] | None:
-    """The report on differential privacy; None if the run had none."""
-    if config.dp is None:
-        return None
-    return privacy_report(
-        config.dp,
-        [seed.ledger for seed in seeds],
-        clients=len(seeds[0].history.nodes),
-        fraction=config.fraction,
-        rounds=config.rounds or 0,
-        federated=federated,
-    )

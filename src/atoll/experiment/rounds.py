@@ -1,8 +1,8 @@
 """One experiment: one method on one federation with one seed, round by round.
 
 After every round two things are scored on each client's own graph: the *deployed* model (what
-`method.deploy` gives it) and the *local* model (right after its own training). Which of the two a
-result reports is the protocol's business; both are kept.
+`method.deploy` gives it) and the *local* model (right after its own training). The protocol decides
+which of the two a result reports; both are kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,22 +25,20 @@ from atoll.core.method import Method, task_of
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.base import EngineFactory, Recordable
-from atoll.engines.checkpoint import (
-    load_checkpoint,
-    pack_states,
-    save_checkpoint,
-    unpack_states,
-)
+from atoll.engines.checkpoint import load_checkpoint, pack_states, save_checkpoint, unpack_states
 from atoll.engines.clients import Backend, Participants
 from atoll.engines.ledger import Ledger
 from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
 from atoll.engines.simulation import Simulation
-from atoll.experiment.accounting import spent
-from atoll.experiment.evaluate import Evaluator, Outcome
-from atoll.experiment.history import History, empty_history, restored_scores
-from atoll.experiment.metrics import METRICS, from_confusion
+from atoll.experiment.evaluate import Evaluator, Outcome, score_numbers
+from atoll.experiment.history import History, empty_history
+from atoll.experiment.metrics import METRICS
 from atoll.experiment.model import ModelKeeper, Trees
+from atoll.experiment.privacy import spent
 from atoll.experiment.selection import Selection
+
+TreesAfter = Callable[[Round[Outcome]], Trees]
+"""Gives the server's tree and the private states after a round."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +106,14 @@ class Experiment:
             fingerprint: Names the configuration; a checkpoint of another one is refused.
             every_seconds: Least time between two checkpoints.
             on_round: Called after each round, or after several that were replayed together.
-            should_stop: Asked then; True saves and returns.
+            should_stop: Called then; True saves and returns.
         """
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; give at least 1")
         run = self.begin()
         run.start_from(checkpoint, fingerprint)
-        saved = Saver([(run, checkpoint, fingerprint)], every_seconds)
-        while saved.goes_on(should_stop):
+        saver = Saver([(run, checkpoint, fingerprint)], every_seconds)
+        while saver.another_round(should_stop):
             run.advance()
             if on_round is not None:
                 on_round(run.history)
@@ -129,27 +126,24 @@ class Experiment:
 
 
 class Saver:
-    """Saves runs: at the start, now and then, at the end, and when they are stopped.
+    """Saves runs: at the start, every few seconds, at the end, and when they are stopped.
 
-    Args:
-        runs: Each with the file of its checkpoint, or None, and its fingerprint.
-        every_seconds: Least time between two checkpoints.
-        before: Called before the runs are saved.
+    Each run has the file of its checkpoint, or None, and its fingerprint.
     """
 
     def __init__(
         self,
         runs: Sequence[tuple[Run, Path | None, str]],
         every_seconds: float,
-        before: Callable[[], None] | None = None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.runs, self.every_seconds, self.before = runs, every_seconds, before
         self.round, self.time, self.pause = -1, -np.inf, every_seconds
 
-    def goes_on(self, should_stop: Callable[[], bool] | None) -> bool:
-        """Save if it is time to, and say whether there is another round to play."""
-        played = sum(run.history.rounds for run, _, _ in self.runs)
-        finished = all(run.finished for run, _, _ in self.runs)
+    def another_round(self, should_stop: Callable[[], bool] | None) -> bool:
+        """Save if it is time to, and return whether there is another round to play."""
+        played = sum(run.history.rounds for run, *_ in self.runs)
+        finished = all(run.finished for run, *_ in self.runs)
         stop = finished or (should_stop is not None and should_stop())
         began = time.monotonic()
         due = stop or began - self.time >= self.pause
@@ -163,8 +157,7 @@ class Saver:
 
     def save(self, leave_out: Sequence[Run] = ()) -> None:
         """Save all runs but some."""
-        if self.before is not None:
-            self.before()
+        self.before()
         for run, checkpoint, fingerprint in self.runs:
             if checkpoint is not None and run not in leave_out:
                 save_checkpoint(checkpoint, run.snapshot(fingerprint))
@@ -173,10 +166,11 @@ class Saver:
 class Run:
     """An experiment under way: the server's tree, the clients behind the engine, the history.
 
-    Args:
-        experiment: What is run.
-        runs_per_device: How many runs share the device's memory, itself included.
+    `runs_per_device` is the number of runs that share the device's memory, itself included.
     """
+
+    keeper: ModelKeeper | None
+    replay: Replay[Outcome] | None
 
     def __init__(self, experiment: Experiment, *, runs_per_device: int = 1) -> None:
         self.experiment, self.runs_per_device = experiment, runs_per_device
@@ -190,10 +184,9 @@ class Run:
         self.history = self.no_history()
         self.history.ledger = self.ledger
         self.server: Tree = None
-        self.keeper: ModelKeeper | None = None
+        self.keeper = self.replay = None
         if experiment.keep is not None:
             self.keeper = ModelKeeper(experiment.keep, experiment.method, experiment.rounds)
-        self.replay: Replay[Outcome] | None = None
         cuda = torch.device(experiment.device).type == "cuda"
         wished = cuda if experiment.replay is None else experiment.replay
         if wished and isinstance(self.simulation.engine, Recordable):
@@ -227,10 +220,16 @@ class Run:
 
     def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
         """Start, or continue from the checkpoint if it exists."""
-        if checkpoint is not None and checkpoint.exists():
-            self.restore(load_checkpoint(checkpoint), fingerprint, checkpoint)
-        else:
+        if checkpoint is None or not checkpoint.exists():
             self.start()
+            return
+        tree = load_checkpoint(checkpoint)
+        if tree["fingerprint"] != fingerprint:
+            raise DataError(
+                f"checkpoint {checkpoint} belongs to another configuration; resume with its own "
+                "folder (--resume DIR) or choose another --out"
+            )
+        self.restore(tree)
 
     def start(self) -> None:
         """The server's first tree."""
@@ -238,7 +237,7 @@ class Run:
 
     def finish(self) -> None:
         """Note what only the end tells, and let go of recordings: they hold memory."""
-        self.history.cached = cached_rounds(self.experiment.method, self.server)
+        self.history.cached = self.experiment.method.diagnostics(self.server).get("cached", [])
         if self.replay is not None:
             self.replay.finish()
 
@@ -247,14 +246,14 @@ class Run:
         began, number = time.perf_counter(), self.history.rounds
         everyone = self.simulation.clients(number)
         self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
-        self._read([Round(number, outcome)], began, [self.trees])
+        self._read([Round(number, outcome)], began, lambda _: self.trees())
 
     def advance(self) -> None:
         """One round, or as many as can be replayed before they are read."""
         began, replay = time.perf_counter(), self.replay
         copy = None if self.keeper is None else self.keeper.copied
         if replay and (rounds := replay.advance(self.history.rounds, self.kinds_ahead(), copy)):
-            self._read(rounds, began, [partial(replay.trees, played) for played in rounds])
+            self._read(rounds, began, replay.trees)
         else:
             self.one_round()
 
@@ -278,11 +277,7 @@ class Run:
         return number % self.train_every == 0 or number == self.experiment.rounds - 1
 
     def play(
-        self,
-        server: Tree,
-        everyone: Participants,
-        with_train: bool,
-        method: Method | None = None,
+        self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Outcome]:
         """One round, without reading anything of what it found; another method may stand in."""
         method = method or self.experiment.method
@@ -294,38 +289,25 @@ class Run:
         finite = None if everyone.tape is None else everyone.tape.finite()
         return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
 
-    def _read(
-        self, rounds: Sequence[Round[Outcome]], began: float, after: Sequence[Callable[[], Trees]]
-    ) -> None:
+    def _read(self, rounds: Sequence[Round[Outcome]], began: float, after: TreesAfter) -> None:
         """Fetch what some rounds found and write it down."""
         found = fetched(rounds)
         self.write(rounds, found, (time.perf_counter() - began) / len(rounds), after)
 
     def write(
-        self,
-        rounds: Sequence[Round[Outcome]],
-        found: Outcome,
-        seconds: float,
-        after: Sequence[Callable[[], Trees]],
+        self, rounds: Sequence[Round[Outcome]], found: Outcome, seconds: float, after: TreesAfter
     ) -> None:
-        """Write down what some rounds found, up to the first that went wrong.
-
-        Args:
-            rounds: In order.
-            found: Their outcomes, stacked, where Python can read them.
-            seconds: What each of them took.
-            after: The trees after each of them.
-        """
+        """Write down the stacked outcomes of some rounds, up to the first that went wrong."""
         deployed = score_numbers(found.deployed)
         local = None if found.local is None else score_numbers(found.local)
         for row, played in enumerate(rounds):
-            positions = found.positions[row].tolist()
+            positions, scored = found.positions[row].tolist(), found.scored[row].tolist()
             problem = played.problem(None if found.finite is None else found.finite[row], positions)
             if problem is not None:
                 raise problem
             nothing = np.full((len(self.history.nodes), len(ROLES), len(METRICS)), np.nan)
             everywhere = nothing.copy()
-            everywhere[found.scored[row].tolist()] = deployed[row]
+            everywhere[scored] = deployed[row]
             # The local numbers of those who did not train are their last ones.
             past = self.history.scores["local"]
             scores = past[-1].copy() if past else nothing
@@ -334,62 +316,50 @@ class Run:
             self.history.scores["deployed"].append(everywhere)
             self.history.scores["local"].append(scores)
             self.history.seconds.append(seconds)
-            for step, drawn, down, up in [] if played.tape is None else played.tape.traffic:
-                who = positions if drawn else found.scored[row].tolist()
-                self.ledger.add(played.number, step, who, down, up)
+            for step, sampled, down, up in [] if played.tape is None else played.tape.traffic:
+                self.ledger.add(played.number, step, positions if sampled else scored, down, up)
             if self.keeper is not None:
-                self.keeper.offer(self.history, played.number, after[row])
+                self.keeper.offer(self.history, played.number, partial(after, played))
 
     def snapshot(self, fingerprint: str) -> Tree:
         """Everything needed to continue with the same numbers."""
         history = {k: [torch.from_numpy(a) for a in v] for k, v in self.history.scores.items()}
+        states = pack_states(self.simulation.engine.export_states())
+        method, privacy = self.experiment.method, None
+        if isinstance(method, Noised):
+            plain = {"clip": method.clip, "noise": method.noise, "delta": method.delta}
+            privacy = plain | asdict(spent(method.noise, method.delta, [self.ledger]))
         return {
             "fingerprint": fingerprint,
             "server": tree_map(torch.Tensor.cpu, self.server),
-            "states": tree_map(
-                torch.Tensor.cpu, pack_states(self.simulation.engine.export_states())
-            ),
+            "states": tree_map(torch.Tensor.cpu, states),
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "ledger": self.ledger.export(),
-            "privacy": self.privacy(),
+            "privacy": privacy,
             "selected": self.keeper.model.export() if self.keeper and self.keeper.model else None,
         }
 
-    def privacy(self) -> dict[str, Any] | None:
-        """What the clients have spent so far, as plain values; None where nothing is noised."""
-        method = self.experiment.method
-        if not isinstance(method, Noised):
-            return None
-        plain = {"clip": method.clip, "noise": method.noise, "delta": method.delta}
-        return {**plain, **asdict(spent(method.noise, method.delta, [self.ledger]))}
-
-    def restore(self, tree: Tree, fingerprint: str, path: Path) -> None:
+    def restore(self, tree: Tree) -> None:
         """Continue from a snapshot."""
-        if tree["fingerprint"] != fingerprint:
-            raise DataError(
-                f"checkpoint {path} belongs to another configuration; resume with its own folder "
-                "(--resume DIR) or choose another --out"
-            )
         device = self.experiment.device
         server, states = tree_map(lambda leaf: leaf.to(device), (tree["server"], tree["states"]))
         self.server = server
         self.simulation.engine.import_states(unpack_states(states))
-        self.history.seconds = tree["seconds"].tolist()
-        self.history.scores = restored_scores(tree)
+        self.history.restore(tree)
         self.ledger.restore(tree["ledger"])
         if self.keeper is not None:
             self.keeper.restore(self.history, tree.get("selected"))
 
 
 def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:
-    """Scores of the local models of those who trained, if anybody did."""
+    """Scores of the local models of the clients that trained; None if none did."""
     if "train" not in chosen.replies:
         return None
     trained = method.local(chosen.replies["train"])
     positions = chosen.positions
     if len(chosen) < chosen.total:
-        # A row for everybody, as `ToEach` wants; rows of absent clients are never read.
+        # A row for each client, as `ToEach` wants; rows of absent clients are never read.
         row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
         order = torch.arange(len(chosen), device=positions.device)
         trained = take(trained, row.scatter(0, positions, order))
@@ -397,34 +367,13 @@ def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> 
     return scores
 
 
-def cached_rounds(method: Method, server: Tree) -> list[list[int]]:
-    """For each client the rounds after which its model was put aside; empty for most methods."""
-    found: list[list[int]] = method.diagnostics(server).get("cached", [])
-    return found
-
-
-def score_numbers(scores: Scores) -> np.ndarray:
-    """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
-    confusion = scores.confusion.numpy()
-    numbers = from_confusion(confusion)
-    empty = confusion.sum((-1, -2)) == 0
-    auc = scores.auc.numpy()
-    numbers["auc"] = np.where(auc < 0, np.nan, auc)
-    numbers["loss"] = np.where(empty, np.nan, scores.loss.numpy())
-    return np.stack([numbers[m] for m in METRICS], axis=-1)
-
-
 def check_task(method: Method, federation: Federation) -> None:
     """Refuse a method, or its network, that does not classify what the clients have."""
     task, name = federation.task.name, type(method).__name__
+    have = f"the clients of '{federation.name}' have {task}s to classify"
     if task not in method.tasks:
-        raise ConfigError(
-            f"{name} classifies {' and '.join(f'{known}s' for known in method.tasks)}, but the "
-            f"clients of '{federation.name}' have {task}s to classify; choose another method"
-        )
+        known = " and ".join(f"{known}s" for known in method.tasks)
+        raise ConfigError(f"{name} classifies {known}, but {have}; choose another method")
     if task_of(method.net) != task:
-        net = type(method.net).__name__
-        raise ConfigError(
-            f"network {net} classifies {task_of(method.net)}s, but the clients of "
-            f"'{federation.name}' have {task}s to classify; choose another network"
-        )
+        net, known = type(method.net).__name__, f"{task_of(method.net)}s"
+        raise ConfigError(f"network {net} classifies {known}, but {have}; choose another network")

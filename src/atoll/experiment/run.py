@@ -6,10 +6,9 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from typing import Protocol as TypingProtocol
 
 import msgspec
 
@@ -20,26 +19,14 @@ from atoll.core.method import Method
 from atoll.data.source import GraphGroup
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method
-from atoll.experiment.config import (
-    RunConfig,
-    config_text,
-    make_config,
-    read_config,
-    saved_header,
-)
+from atoll.experiment.config import RunConfig, config_text, make_config, read_config, saved_header
 from atoll.experiment.folder import RunFolder, check_folder
-from atoll.experiment.hardware import (
-    choose_device,
-    start,
-    tuned_process,
-)
-from atoll.experiment.history import History
-from atoll.experiment.loggers.base import open_logs
-from atoll.experiment.model import about_model
-from atoll.experiment.observers import Heard, Progress
-from atoll.experiment.privacy import with_privacy
+from atoll.experiment.hardware import choose_device, start, tuned_process
+from atoll.experiment.loggers import open_logs
+from atoll.experiment.observers import Observer, Observers
+from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import Data, Divide, Problem, nearly_single_class
-from atoll.experiment.result import Result, SeedResult, make_result
+from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.selection import select_rule, selection_of
 from atoll.experiment.sweep import can_be_one, run_together
@@ -54,33 +41,6 @@ class Stopped(Exception):
     def __init__(self, out: Path | None, seed: int, rounds: int) -> None:
         super().__init__()
         self.out, self.seed, self.rounds = out, seed, rounds
-
-
-class Observer(TypingProtocol):
-    """Hears how a run goes; the command line draws a progress bar with it."""
-
-    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        """Before the first seed."""
-
-    def round(self, seed: int, history: History) -> None:
-        """After every round."""
-
-    def should_stop(self) -> bool:
-        """Whether to stop after this round."""
-
-
-@dataclass
-class Silent:
-    """Hears everything, says nothing."""
-
-    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        pass
-
-    def round(self, seed: int, history: History) -> None:
-        pass
-
-    def should_stop(self) -> bool:
-        return False
 
 
 def run(
@@ -102,7 +62,7 @@ def run(
         engine: A name, or a function that takes `engines.prepare.EngineInputs` and returns an
             engine (`engines.base.Engine`).
         out: Folder to save the result and checkpoints in; None saves nothing.
-        observer: Hears about progress.
+        observer: Is notified of progress.
         save_every: Least seconds between two checkpoints.
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
@@ -132,16 +92,9 @@ def run(
         objects=[name for name, value in objects.items() if value is not None],
         **options,
     )
-    return run_config(
-        config,
-        out=None if out is None else Path(out),
-        observer=observer,
-        method=given_method,
-        data=given_data,
-        engine=given_engine,
-        save_every=save_every,
-        log=log,
-    )
+    folder = None if out is None else Path(out)
+    given = given_method, given_data, given_engine
+    return RunPlan(config, folder, observer, *given, save_every=save_every, log=log).run()
 
 
 def resume(
@@ -170,148 +123,100 @@ def resume(
             f"'{folder}' holds no run to resume (it has no config.toml); give the folder of a run"
         )
     config = make_config(**read_config(folder / "config.toml"))
-    return run_config(
-        config,
-        out=folder,
-        observer=observer,
-        method=method,
-        data=data,
-        engine=engine,
-        resuming=True,
-        save_every=save_every,
-        log=log,
-    )
+    given = method, data, engine
+    return RunPlan(config, folder, observer, *given, True, save_every=save_every, log=log).run()
 
 
-@tuned_process()
-def run_config(
-    config: RunConfig,
-    *,
-    out: Path | None = None,
-    observer: Observer | None = None,
-    method: Method | None = None,
-    data: Data | None = None,
-    engine: EngineFactory | None = None,
-    resuming: bool = False,
-    save_every: float = SAVE_EVERY,
-    at_once: bool | None = None,
-    log: str | Sequence[str] = (),
-    divide: Divide | None = None,
-) -> Result:
-    """Run every seed of a configuration.
+@dataclass(eq=False)
+class RunPlan:
+    """All seeds of a configuration, on their way to a result.
 
-    Args:
-        config: What to run.
-        out: Folder to save everything in.
-        observer: Hears about progress.
-        method: In the place of a name.
-        data: In the place of a name.
-        engine: In the place of a name.
-        resuming: Whether the folder holds a run that goes on.
-        save_every: Least seconds between two checkpoints.
-        at_once: Whether all seeds are trained in one program, if they can be; None does on a GPU,
-            where that costs little more than one seed. On a CPU it gains nothing.
-        log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
-        divide: Makes the clients of a seed; a `FederationCache` for runs that share them.
-    """
-    check_objects(config, {"method": method, "data": data, "engine": engine})
-    plan = Plan(
-        Problem.of(config, data),
-        out=out,
-        observer=observer,
-        method=method,
-        engine=engine,
-        resuming=resuming,
-        save_every=save_every,
-        log=log,
-        divide=divide,
-    )
-    if not (plan.device.type == "cuda" if at_once is None else at_once):
-        return plan.result([plan.one_seed(experiment) for experiment in plan.experiments()])
-    waiting = list(plan.experiments())
-    if can_be_one(waiting):
-        return plan.result([plan.one_seed(experiment) for experiment in waiting])
-    runs = run_together(
-        waiting,
-        checkpoints=[plan.checkpoint(e) for e in waiting],
-        every_seconds=save_every,
-        should_stop=plan.heard.should_stop,
-        on_round=lambda place, history: plan.heard.round(waiting[place].seed, history),
-    )
-    return plan.result([plan.seed_result(run) for run in runs])
-
-
-class Plan:
-    """A configuration on its way to a result: experiments, where they are saved, what they gave.
-
-    The other arguments are those of `run_config`.
+    `out` is the folder to save in, which may contain a run to continue if `resuming`. Objects stand
+    in place of names: `given_method`, `data` and `given_engine`. Runs that share their clients
+    share a `FederationCache` as `divide`.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        out: Path | None,
-        observer: Observer | None,
-        resuming: bool,
-        save_every: float,
-        log: str | Sequence[str],
-        divide: Divide | None,
-        method: Method | None = None,
-        engine: EngineFactory | None = None,
-    ) -> None:
+    given: RunConfig
+    out: Path | None = None
+    observer: Observer | None = None
+    given_method: Method | None = None
+    data: Data | None = None
+    given_engine: EngineFactory | None = None
+    resuming: bool = False
+    save_every: float = SAVE_EVERY
+    log: str | Sequence[str] = ()
+    divide: Divide | None = None
+
+    def __post_init__(self) -> None:
+        objects = {"method": self.given_method, "data": self.data, "engine": self.given_engine}
+        check_objects(self.given, objects)
+        self.problem = Problem.of(self.given, self.data)
         self.began, self.setup = time.perf_counter(), 0.0
-        self.out, self.save_every, self.given, self.problem = out, save_every, method, problem
-        self.divide: Divide = divide or Problem.divide
-        self.config, self.rules = config, _ = problem.config, problem.rules
-        if engine is None:
+        self.config, self.rules = config, _ = self.problem.config, self.problem.rules
+        self.engine, self.why = config.engine, "given as an object"
+        if self.given_engine is None:
             self.engine, self.why = choose_engine(config.engine)
-        else:
-            self.engine, self.why = config.engine, "given as an object"
-        self.makes_engine = engine or self.engine
         self.device = choose_device(config.device)
         start(self.device)
-        if method is not None:
+        if self.given_method is not None:
             # What it cannot protect is refused before anything is kept.
-            with_privacy(method, config.dp)
-        if not 0 <= save_every < math.inf:
-            raise ConfigError(f"save_every is {save_every}; give seconds, 0 for every round")
-        if out is not None:
-            check_folder(out, resuming=resuming)
-        self.folder = None if out is None else RunFolder(out)
-        progress = None if self.folder is None else Progress(self.folder.path)
-        self.heard = Heard(observer or Silent(), progress, open_logs(log, out))
+            with_privacy(self.given_method, config.dp)
+        if not 0 <= self.save_every < math.inf:
+            raise ConfigError(f"save_every is {self.save_every}; give seconds, 0 for every round")
+        self.folder = None if self.out is None else RunFolder(self.out)
+        if self.out is not None:
+            check_folder(self.out, resuming=self.resuming)
+        self.observers = Observers(self.observer, self.out, open_logs(self.log, self.out))
         self.method: Method | None = None
         self.federation: Federation | None = None
-        self.about: Any = {}
         self.fingerprint = ""
 
+    @tuned_process()
+    def run(self, *, at_once: bool | None = None) -> Result:
+        """Run every seed; all of them in one program if they can be and `at_once` wants that.
+
+        None wants it on a GPU, where that costs little more than one seed. A CPU gains nothing.
+        """
+        at_once = self.device.type == "cuda" if at_once is None else at_once
+        waiting = list(self.experiments()) if at_once else []
+        if not waiting or can_be_one(waiting):
+            return self.result([self.one_seed(one) for one in waiting or self.experiments()])
+        runs = run_together(
+            waiting,
+            checkpoints=[self.checkpoint(experiment) for experiment in waiting],
+            every_seconds=self.save_every,
+            should_stop=self.observers.should_stop,
+            on_round=lambda place, history: self.observers.round(waiting[place].seed, history),
+        )
+        return self.result([self.seed_result(run) for run in runs])
+
     def experiments(self) -> Iterator[Experiment]:
-        """One for each seed, made when it is asked for."""
+        """One for each seed, made when it is needed."""
         for number in range(self.config.seed, self.config.seed + self.config.seeds):
-            given, made = self.problem.given, self.divide(self.problem, number)
-            federation, self.config = made.federation, made.config
-            config, method = made.config, self.given
-            method = method or build_method(
+            made = (self.divide or Problem.divide)(self.problem, number)
+            config, federation = made.config, made.federation
+            method = self.given_method or build_method(
                 config, federation.features, federation.classes, federation.task.name
             )
+            self.config = config
             if self.method is None:
                 self._begin(federation, method, made.notes)
-            self.method, self.federation = method, federation
+            self.method = method
             keep = None
             if self.folder is not None:
                 self.folder.write_partition(number, federation)
                 keep = selection_of(config, self.rules, federation.metric)
+            size = self.given.batch_size
             experiment = Experiment(
                 with_privacy(method, config.dp),
                 federation,
                 rounds=config.rounds or self.rules.rounds,
                 fraction=config.fraction,
                 seed=number,
-                engine=self.makes_engine,
+                engine=self.given_engine or self.engine,
                 device=self.device,
                 chunk=config.chunk,
-                batching=None if given.batch_size is None else batching_of(given.batch_size),
+                batching=None if size is None else batching_of(size),
                 compat=config.compat,
                 keep=keep,
             )
@@ -320,13 +225,13 @@ class Plan:
             self.began = time.perf_counter()
 
     def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
-        self.about = federation.about
-        self.fingerprint = name_configuration(self.config, self.given, self.problem.data)
+        self.federation = federation
+        self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
             self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
-        said = [*notes, *nearly_single_class(federation), *([short] if short else [])]
-        self.heard.begin(self.config, self.engine, self.why, said)
+        notes = [*notes, *nearly_single_class(federation), *([short] if short else [])]
+        self.observers.begin(self.config, self.engine, self.why, notes)
 
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
         """An experiment's file, and its fingerprint."""
@@ -341,54 +246,53 @@ class Plan:
             checkpoint=path,
             fingerprint=fingerprint,
             every_seconds=self.save_every,
-            on_round=lambda history: self.heard.round(experiment.seed, history),
-            should_stop=self.heard.should_stop,
+            on_round=lambda history: self.observers.round(experiment.seed, history),
+            should_stop=self.observers.should_stop,
         )
         return self.seed_result(run)
 
     def seed_result(self, run: Run) -> SeedResult:
-        """What one of the experiments gave."""
+        """The result of one of the experiments."""
         seed = run.experiment.seed
         if not run.finished:
             raise Stopped(self.out, seed, run.history.rounds)
         if self.folder is not None:
-            self.folder.write_seed(run)
-            federation, method = run.experiment.federation, self.method
-            assert method is not None
-            self.folder.write_model(run, about_model(self.config, method, federation))
+            assert self.method is not None
+            self.folder.write_seed(run, self.config, self.method)
         return SeedResult(seed, run.history, run.ledger)
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
-        """What all of them gave, saved."""
+        """The result of all experiments, saved."""
         assert self.method is not None
         assert self.federation is not None
-        result = make_result(
-            self.config,
-            self.rules,
-            self.method,
-            seeds,
+        config, ledgers = self.config, [seed.ledger for seed in seeds]
+        result = Result(
+            config=config,
+            seeds=tuple(seeds),
+            deployed=self.method.scored_as(),
+            weights=self.rules.weights,
+            select=select_rule(config, self.rules),
             engine=self.engine,
             device=self.device.type,
             setup_seconds=self.setup,
-            federation=self.about,
-            metric=self.federation.metric,
+            federation=self.federation.about,
             out=self.out,
+            metric=self.federation.metric,
+            hyperparameters=asdict(self.method),
+            privacy=privacy_report(config, ledgers, len(seeds[0].history.nodes)),
         )
         if self.out is not None:
             result.save(self.out)
-        self.heard.end(result)
+        self.observers.end(result)
         return result
-
-
-selection = select_rule
-_ARTICLE = {"engine": "an"}
 
 
 def check_objects(config: RunConfig, given: Mapping[str, object]) -> None:
     """Refuse to continue without the objects that the run was started with: no file holds them."""
     lacking = [name for name in config.objects if given.get(name) is None]
     if lacking:
-        words = " and ".join(f"{_ARTICLE.get(name, 'a')} {name} object" for name in lacking)
+        articles = {"engine": "an"}
+        words = " and ".join(f"{articles.get(name, 'a')} {name} object" for name in lacking)
         hints = ", ".join(f"{name}=..." for name in lacking)
         raise ConfigError(
             f"this run was started in Python with {words}, which its configuration cannot hold; "

@@ -43,19 +43,22 @@ class Selection:
         if self.select == "last":
             return np.full(clients, len(history.scores[self.scored]) - 1)
         if self.select == "best-val":
-            mean = self.mean(history, by, "val")
-            return np.full(clients, best_round(mean))
+            return np.full(clients, best_round(self.mean(history, by, "val")))
         if self.select == BEST_CACHED:
-            scores = _of_cached(history, history.array(self.scored, by, "test"))
+            scores = history.array(self.scored, by, "test")
+            cached = np.zeros(scores.shape, dtype=bool)
+            cached[-1] = True
+            for client, rounds in enumerate(history.cached):
+                cached[rounds, client] = True
+            scores = np.where(cached, scores, np.nan)
         else:
             scores = history.array(self.scored, by, "val")
         return np.asarray(np.nan_to_num(scores, nan=-1.0).argmax(0))
 
     def of_clients(self, history: History, metric: str, role: str) -> np.ndarray:
         """A metric of each client, (K,), at its picked round."""
-        picked = self.rounds(history)
         values = history.array(self.scored, metric, role)
-        return np.asarray(values[picked, np.arange(values.shape[1])])
+        return np.asarray(values[self.rounds(history), np.arange(values.shape[1])])
 
     def mean(self, history: History, metric: str, role: str) -> np.ndarray:
         """A metric of each round, (R,), mean over clients."""
@@ -96,15 +99,6 @@ class Improvements:
         better = np.isnan(self.best) | (scores > self.best)
         self.best = np.where(better, scores, self.best)
         return np.asarray(better)
-
-
-def _of_cached(history: History, scores: np.ndarray) -> np.ndarray:
-    """Scores (R, K) of the models that were put aside and of the last; NaN elsewhere."""
-    cached = np.zeros(scores.shape, dtype=bool)
-    cached[-1] = True
-    for client, rounds in enumerate(history.cached):
-        cached[rounds, client] = True
-    return np.where(cached, scores, np.nan)
 
 
 def weight_of(history: History, role: str, weights: str) -> np.ndarray:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,24 +30,19 @@ log = logging.getLogger(__name__)
 
 def can_be_one(experiments: Sequence[Experiment]) -> str:
     """Why these runs cannot be one program; "" if nothing is known against it."""
-    first = experiments[0]
-    alike = [
-        replace(e, method=first.method, federation=first.federation, seed=first.seed)
-        for e in experiments
-    ]
-    sizes = {len(e.federation) for e in experiments}
+    first, federations = experiments[0], [e.federation for e in experiments]
+    one_by_one = f"engine {engine_name(first.engine)} runs clients one by one"
     reasons = {
         "there is one run": len(experiments) < 2,
-        f"engine {engine_name(first.engine)} runs clients one by one": not runs_at_once(
-            first.engine
-        ),
+        one_by_one: not runs_at_once(first.engine),
         "they differ in more than seed, data and hyper-parameters": any(
-            other != first for other in alike
+            replace(e, method=first.method, federation=first.federation, seed=first.seed) != first
+            for e in experiments
         ),
         "rounds are not to be recorded": first.replay is False,
-        "they need equally many clients": len(sizes) > 1,
+        "they need equally many clients": len(set(map(len, federations))) > 1,
         "their clients have different numbers": any(
-            e.federation.numbers != first.federation.numbers for e in experiments
+            one.numbers != first.federation.numbers for one in federations
         ),
         "mini-batches are cut client by client": any(
             is_cut(graph, e.federation.batching if e.batching is None else e.batching)
@@ -64,13 +58,10 @@ def can_be_one(experiments: Sequence[Experiment]) -> str:
 
 
 class Sweep:
-    """Several runs under way.
+    """Several runs under way, whose histories grow together.
 
-    Attributes:
-        runs: Their histories grow together. Server and states of a run are up to date only after
-            `settle`.
-        apart: Why the runs continue one by one; "" as long as they are one program.
-        failed: By the place of a run, the error that stopped it.
+    Server and states of a run are up to date only after `settle`. `apart` is the reason why the
+    runs continue one by one, and "" as long as they are one program.
     """
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
@@ -80,15 +71,10 @@ class Sweep:
         self.failed: dict[int, AtollError] = {}
         self.replay: Replay[Outcome] | None = None
         if not self.apart:
-            methods = [experiment.method for experiment in experiments]
-            rounds, stage_of = experiments[0].rounds, methods[0].stage
-            self.replay = Replay(self.runs, rounds, stage_of, points(methods))
+            methods, rounds = [one.method for one in experiments], experiments[0].rounds
+            self.replay = Replay(self.runs, rounds, methods[0].stage, points(methods))
             if self.replay.refused:
                 self.part(self.replay.refused)
-
-    @property
-    def finished(self) -> bool:
-        return all(run.finished for run in self.runs)
 
     def advance(self) -> list[int]:
         """One round, or as many as can be replayed before they are read; the places of the runs."""
@@ -108,29 +94,22 @@ class Sweep:
         found = fetched(rounds) if rounds else None
         seconds = (time.perf_counter() - began) / max(1, len(rounds)) / len(self.runs)
         for place, run in enumerate(self.runs):
-            with self._noted(place):
+            try:
                 if found is None:
                     run.one_round()
                 else:
                     own = tree_map(lambda leaf, p=place: leaf[:, p], found)
-                    after = [partial(self.replay.trees, played, place) for played in rounds]
-                    run.write(rounds, own, seconds, after)
+                    run.write(rounds, own, seconds, partial(self.replay.trees, place=place))
+            except AtollError as problem:
+                if out_of_memory(problem):
+                    raise
+                self.failed[place] = problem  # it waits until the other runs have come as far
         for place, error in self.failed.items():
             raise SeedFailed(place, self.runs[place].experiment.seed, error)
         return list(range(len(self.runs)))
 
-    @contextmanager
-    def _noted(self, place: int) -> Iterator[None]:
-        """An error of one run waits until the others have come as far."""
-        try:
-            yield
-        except AtollError as problem:
-            if out_of_memory(problem):
-                raise
-            self.failed[place] = problem
-
     def settle(self) -> None:
-        """Give every run its server and states, for a checkpoint or to continue alone."""
+        """Give every run its server and states, for a checkpoint or to continue by itself."""
         if self.replay is not None:
             self.replay.settle()
 
@@ -150,11 +129,7 @@ class Sweep:
 
 
 class SeedFailed(AtollError):
-    """One of several runs that were trained at once went wrong.
-
-    Attributes:
-        place: Which.
-    """
+    """One of several runs that were trained at once went wrong: the one at `place`."""
 
     def __init__(self, place: int, seed: int, error: AtollError) -> None:
         super().__init__(f"seed {seed}: {error}")
@@ -170,11 +145,11 @@ def run_together(
     *,
     checkpoints: Sequence[tuple[Path | None, str]] | None = None,
     every_seconds: float = 10.0,
-    on_round: Callable[[int, History], None] | None = None,
+    on_round: Callable[[int, History], None] = lambda place, history: None,
     should_stop: Callable[[], bool] | None = None,
     or_not_at_all: bool = False,
 ) -> list[Run]:
-    """Run experiments that differ in seed, data and numbers alone, at once where possible.
+    """Run experiments that differ in seed, data and numbers only, at once where possible.
 
     Where memory is too small for all, they are run in halves.
 
@@ -183,7 +158,7 @@ def run_together(
         checkpoints: For each a file, or None, and a fingerprint (`Experiment.run`).
         every_seconds: Least time between two checkpoints.
         on_round: Called with an experiment's place and history after one or several rounds.
-        should_stop: Asked then; True saves and returns those that were begun.
+        should_stop: Called then; True saves and returns those that were begun.
         or_not_at_all: Save and raise `Parted` where they would have to be run one by one.
 
     Raises:
@@ -192,12 +167,40 @@ def run_together(
     if any(e.rounds < 1 for e in experiments):
         raise ConfigError(f"rounds is {experiments[0].rounds}; give at least 1")
     files = checkpoints or [(None, "")] * len(experiments)
-    waiting, done = [range(len(experiments))], list[Run]()
+
+    def run_some(places: range) -> list[Run]:
+        sweep = Sweep([experiments[place] for place in places])
+        rows = [(run, *files[place]) for run, place in zip(sweep.runs, places, strict=True)]
+        for run, path, fingerprint in rows:
+            run.start_from(path, fingerprint)
+        if len({run.history.rounds for run in sweep.runs}) > 1:
+            sweep.part("they were stopped after different numbers of rounds")
+        saver = Saver(rows, every_seconds, before=sweep.settle)
+        while saver.another_round(should_stop):
+            if sweep.apart and or_not_at_all and len(places) > 1:
+                saver.save()
+                raise Parted(sweep.apart)
+            try:
+                moved = sweep.advance()
+            except SeedFailed as failed:
+                # The others are in order: kept, so that they can be brought to their end.
+                saver.save(leave_out=[sweep.runs[place] for place in sweep.failed])
+                raise SeedFailed(places[failed.place], failed.seed, failed.error) from failed.error
+            for place in moved:
+                on_round(places[place], sweep.runs[place].history)
+        sweep.finish()
+        return sweep.runs
+
+    return _in_halves(run_some, len(experiments))
+
+
+def _in_halves(run_some: Callable[[range], list[Run]], count: int) -> list[Run]:
+    """All runs; where they do not fit into memory together, some after the others."""
+    waiting, done = [range(count)], list[Run]()
     while waiting and all(run.finished for run in done):
         places = waiting.pop(0)
-        some = [(place, experiments[place], files[place]) for place in places]
         try:
-            done += _run_some(some, every_seconds, on_round, should_stop, or_not_at_all)
+            done += run_some(places)
             continue
         except Exception as error:
             if len(places) == 1 or not out_of_memory(error):
@@ -209,39 +212,3 @@ def run_together(
         half = len(places) // 2
         waiting[:0] = [places[:half], places[half:]]
     return done
-
-
-def _run_some(
-    some: Sequence[tuple[int, Experiment, tuple[Path | None, str]]],
-    every_seconds: float,
-    on_round: Callable[[int, History], None] | None,
-    should_stop: Callable[[], bool] | None,
-    or_not_at_all: bool,
-) -> list[Run]:
-    """`run_together` of experiments that may fit into memory, each with its place and its file."""
-    places, experiments, files = zip(*some, strict=True)
-    sweep = Sweep(experiments)
-    for run, (path, fingerprint) in zip(sweep.runs, files, strict=True):
-        run.start_from(path, fingerprint)
-    if len({run.history.rounds for run in sweep.runs}) > 1:
-        sweep.part("they were stopped after different numbers of rounds")
-    saver = Saver(
-        [(run, *file) for run, file in zip(sweep.runs, files, strict=True)],
-        every_seconds,
-        before=sweep.settle,
-    )
-    while saver.goes_on(should_stop):
-        if sweep.apart and or_not_at_all and len(sweep.runs) > 1:
-            saver.save()
-            raise Parted(sweep.apart)
-        try:
-            moved = sweep.advance()
-        except SeedFailed as failed:
-            # The others are in order: kept, so that they can be brought to their end.
-            saver.save(leave_out=[sweep.runs[place] for place in sweep.failed])
-            raise SeedFailed(places[failed.place], failed.seed, failed.error) from failed.error
-        for place in moved:
-            if on_round is not None:
-                on_round(places[place], sweep.runs[place].history)
-    sweep.finish()
-    return sweep.runs

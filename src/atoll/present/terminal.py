@@ -19,6 +19,7 @@ from rich.text import Text
 from atoll.experiment.config import RunConfig
 from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
+from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
 from atoll.experiment.selection import BEST_CACHED
 from atoll.present.tables import Table, make_table, rich_table
@@ -85,8 +86,8 @@ def last_validation(history: History, scored: str | None = None) -> float:
     return float(mean_over_clients(last[:, 1, 0], history.counts[:, 1]))
 
 
-class Watcher(LiveProgress):
-    """Draws a run's progress (`experiment.run.Observer`)."""
+class Watcher(LiveProgress, Observer):
+    """Draws a run's progress."""
 
     def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
         numbers = ("{task.completed}/{task.total}", "{task.fields[score]}", TimeRemainingColumn())

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.experiment.watch import Seen, Watch
+from atoll.experiment.status import Status, StatusReader
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 34
@@ -50,7 +50,7 @@ def spoken(seconds: float) -> str:
     return f"{days} d" + (f" {hours} h" if hours else "")
 
 
-def seen_text(seen: Seen) -> Group:
+def seen_text(seen: Status) -> Group:
     """Everything that is known, for a terminal of 80 columns."""
     parts: list[Any] = [Text(f"{seen.title}  ({seen.folder})", style="bold")]
     if seen.kind != "run":
@@ -71,7 +71,7 @@ def seen_text(seen: Seen) -> Group:
     return Group(*parts)
 
 
-def _bar(seen: Seen) -> Table:
+def _bar(seen: Status) -> Table:
     total = sum(seen.cells.values())
     done = sum(seen.cells.get(state, 0) for state in ("finished", "pruned", "failed"))
     names = {"running": "running" if seen.silent is None else "without a sign"}
@@ -84,7 +84,7 @@ def _bar(seen: Seen) -> Table:
     return grid
 
 
-def _status(seen: Seen) -> Text:
+def _status(seen: Status) -> Text:
     if seen.finished:
         return Text("finished", style="green")
     if seen.silent is not None:
@@ -123,7 +123,7 @@ def _result(metrics: Any) -> list[Text]:
     return [Text(", ".join(words))] if words else []
 
 
-def _best(seen: Seen) -> Table:
+def _best(seen: Status) -> Table:
     grid = Table.grid(padding=(0, 2))
     for whose, name, value in seen.best[:8]:
         grid.add_row(Text(f"  {whose}"), Text(f"{value:.1%}", justify="right"), Text(name))
@@ -132,29 +132,29 @@ def _best(seen: Seen) -> Table:
     return grid
 
 
-def plain(seen: Seen) -> dict[str, Any]:
+def plain(seen: Status) -> dict[str, Any]:
     """The object that `--json` prints."""
     return {**asdict(seen), "folder": str(seen.folder), "finished": seen.finished}
 
 
 def follow(
-    watch: Watch,
+    watch: StatusReader,
     console: Console,
     every: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Draw until there is nothing left to wait for; where nothing can be redrawn, what is new."""
     if console.is_terminal:
-        seen = watch.look()
+        seen = watch.read()
         with Live(seen_text(seen), console=console, auto_refresh=False) as live:
             while not seen.finished:
                 sleep(every)
-                seen = watch.look()
+                seen = watch.read()
                 live.update(seen_text(seen), refresh=True)
         return
     told = None
     while True:
-        seen = watch.look()
+        seen = watch.read()
         news = (dict(seen.cells), seen.silent is None)
         if news != told:
             console.print(seen_text(seen))

@@ -15,10 +15,11 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.hardware import choose_device, tuned_process
+from atoll.experiment.observers import Observer
 from atoll.experiment.problem import Divide, Problem
 from atoll.experiment.result import Result
 from atoll.experiment.rounds import Experiment, Run
-from atoll.experiment.run import SAVE_EVERY, Observer, Plan, Silent, Stopped
+from atoll.experiment.run import SAVE_EVERY, RunPlan, Stopped
 from atoll.experiment.sweep import Parted, can_be_one, run_together
 
 
@@ -39,7 +40,7 @@ def why_apart(one: RunConfig, other: RunConfig) -> str:
         if msgspec.structs.replace(other, set=one.set) != one:
             return "they differ in more than hyper-parameters"
         task = (NODES if one.batch_size is None else GRAPHS).name
-        points([build_method(config, 1, 2, task) for config in (one, other)])
+        points([build_method(config, task=task) for config in (one, other)])
     except (ConfigError, Undecided) as reason:
         return str(reason)
     return ""
@@ -58,7 +59,7 @@ def run_configs(
 ) -> list[Result]:
     """Run all seeds of configurations that differ in numbers alone, in one program.
 
-    Each has the results, files and checkpoints that `run_config` would give it.
+    Each has the results, files and checkpoints that `RunPlan.run` would give it.
 
     Args:
         configs: What to run.
@@ -66,11 +67,11 @@ def run_configs(
         observers: Each hears about its own.
         resuming: Whether the folders may hold runs that go on.
         save_every: Least seconds between two checkpoints.
-        log: Where else the numbers of every round go (`experiment.loggers.base.LOGS`).
+        log: Where else the numbers of every round go (`experiment.loggers.LOGS`).
         divide: Makes the clients of a seed, as `Problem.divide` does.
 
     Raises:
-        Parted: They cannot be one program; what was done is saved, and `run_config` goes on there.
+        Parted: They cannot be one program; the rounds so far are saved for `RunPlan.run`.
         SeedFailed: One went wrong, the run at its `place`, where each configuration has as many
             places as seeds. The others are saved.
         Stopped: An observer stopped them.
@@ -78,10 +79,10 @@ def run_configs(
     # The runs are in memory together, so their federations need no limit.
     shared = FederationCache(sys.maxsize, make=divide or Problem.divide)
     folders = outs or [None] * len(configs)
-    hearers = observers or [Silent() for _ in configs]
+    watchers = observers or [Observer() for _ in configs]
     plans = [
-        Plan(
-            Problem.of(config),
+        RunPlan(
+            config,
             out=out,
             observer=observer,
             resuming=resuming,
@@ -89,7 +90,7 @@ def run_configs(
             log=log,
             divide=shared,
         )
-        for config, out, observer in zip(configs, folders, hearers, strict=True)
+        for config, out, observer in zip(configs, folders, watchers, strict=True)
     ]
     rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
     experiments = [experiment for _, experiment in rows]
@@ -100,15 +101,15 @@ def run_configs(
         experiments,
         checkpoints=[plan.checkpoint(experiment) for plan, experiment in rows],
         every_seconds=save_every,
-        on_round=lambda at, history: rows[at][0].heard.round(experiments[at].seed, history),
-        should_stop=lambda: True in [plan.heard.should_stop() for plan in plans],  # all note it
+        on_round=lambda at, history: rows[at][0].observers.round(experiments[at].seed, history),
+        should_stop=lambda: True in [plan.observers.should_stop() for plan in plans],  # all note it
         or_not_at_all=True,
     )
     return _results(plans, rows, runs)
 
 
 def _results(
-    plans: Sequence[Plan], rows: Sequence[tuple[Plan, Experiment]], runs: Sequence[Run]
+    plans: Sequence[RunPlan], rows: Sequence[tuple[RunPlan, Experiment]], runs: Sequence[Run]
 ) -> list[Result]:
     """The result of each plan from the runs of its seeds."""
     results = []

@@ -33,9 +33,9 @@ from atoll.experiment.config import RunConfig
 from atoll.experiment.events import NewEvents
 from atoll.experiment.federation_cache import SHARE, FederationCache, group_of
 from atoll.experiment.hardware import available_memory, cores
-from atoll.experiment.loggers.base import share_logs
-from atoll.experiment.observers import PROGRESS
-from atoll.experiment.run import Observer, Silent, Stopped
+from atoll.experiment.loggers import share_logs
+from atoll.experiment.observers import PROGRESS, Observer
+from atoll.experiment.run import Stopped
 from atoll.studies.batch_runs import on_gpu
 from atoll.studies.costs import cost_of, memory_of
 from atoll.studies.study_run import (
@@ -467,7 +467,7 @@ class _InWorker(SilentStudy):
 
 
 @dataclass
-class _RunInWorker(Silent):
+class _RunInWorker(Observer):
     study: _InWorker
     name: str
 

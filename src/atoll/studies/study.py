@@ -24,7 +24,7 @@ from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.events import read_events
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import read_json
-from atoll.experiment.loggers.base import check_logs
+from atoll.experiment.loggers import check_logs
 from atoll.studies.batch_runs import on_gpu, why_apart
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
 from atoll.studies.study_run import (
@@ -62,7 +62,7 @@ def run_study(
         about: Content of study.json: "kind", "command" and further keys of that kind.
         observer: Is notified of progress.
         federations: A cache of federations that the caller has already made.
-        log: Further loggers (`experiment.loggers.base.LOGS`).
+        log: Further loggers (`experiment.loggers.LOGS`).
         at_once: Whether neighbours that differ only in numbers are trained in one program; None
             does so on a GPU. On a CPU it gains nothing.
         adds: Whether runs of earlier calls stay part of the study.

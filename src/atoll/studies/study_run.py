@@ -24,14 +24,9 @@ from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.events import append_event
 from atoll.experiment.folder import read_json
 from atoll.experiment.hardware import device_answers
+from atoll.experiment.observers import Observer
 from atoll.experiment.problem import Data, Divide
-from atoll.experiment.run import (
-    Observer,
-    Silent,
-    Stopped,
-    name_configuration,
-    run_config,
-)
+from atoll.experiment.run import RunPlan, Stopped, name_configuration
 from atoll.experiment.sweep import Parted, SeedFailed
 from atoll.studies.batch_runs import run_configs
 
@@ -133,7 +128,7 @@ class SilentStudy:
         pass
 
     def run(self, run: StudyRun) -> Observer:
-        return Silent()
+        return Observer()
 
     def ended(self, outcome: RunOutcome) -> None:
         pass
@@ -146,7 +141,7 @@ class StudySettings:
     Attributes:
         folder: The study's folder, locked by `study.lock_folder` in this or the parent process.
         divide: Makes the clients of a seed; a cache.
-        log: Further loggers (`experiment.loggers.base.LOGS`).
+        log: Further loggers (`experiment.loggers.LOGS`).
     """
 
     folder: Path
@@ -254,7 +249,7 @@ def _run(run: StudyRun, to: Path, heard: Observer, settings: StudySettings) -> N
     if isinstance(run.method, Baseline):
         run_baseline(run.config, run.method, **how)
     else:
-        run_config(run.config, method=run.method, resuming=True, **how)
+        RunPlan(run.config, given_method=run.method, resuming=True, **how).run()
 
 
 class _How(TypedDict):

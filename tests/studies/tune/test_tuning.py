@@ -19,7 +19,8 @@ from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.space import OneOf, Real
 from atoll.experiment.baseline import without_test
-from atoll.experiment.run import Silent, Stopped
+from atoll.experiment.observers import Observer
+from atoll.experiment.run import Stopped
 from atoll.present.tables import rich_table
 from atoll.studies.study_run import SilentStudy, StudyRun
 from atoll.studies.tune.printed import final_table, trials_table, write_tuning
@@ -116,7 +117,7 @@ class Impatient(SilentStudy):
     def run(self, run):
         outer = self
 
-        class Counting(Silent):
+        class Counting(Observer):
             def round(self, seed, history):
                 outer.left -= 1
 

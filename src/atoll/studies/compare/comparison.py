@@ -36,7 +36,7 @@ from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.command import in_python, option_words
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import check_folder, read_json
-from atoll.experiment.loggers.base import open_logs
+from atoll.experiment.loggers import open_logs
 from atoll.experiment.problem import Data
 from atoll.studies.compare.plan import Request, check, make_runs
 from atoll.studies.compare.result import Comparison, make_comparison

@@ -21,11 +21,11 @@ from atoll.experiment.config import RunConfig, config_text, resolve, saved_heade
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.history import History
 from atoll.experiment.metrics import mean_over_clients
+from atoll.experiment.observers import Observer
 from atoll.experiment.problem import Data, Division, Problem, task_of_object
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result
-from atoll.experiment.run import Observer, selection
-from atoll.experiment.selection import BEST_CACHED, weight_of
+from atoll.experiment.selection import BEST_CACHED, select_rule, weight_of
 from atoll.experiment.sweep import SeedFailed
 from atoll.studies.parallel import Crew, run_parallel
 from atoll.studies.study import write_about
@@ -115,7 +115,7 @@ def safe_name(name: str) -> str:
 def make_plan(asked: RunConfig, budget: Budget, data: Data | None) -> SearchPlan:
     """What will be tried for a method; everything that cannot be is refused here."""
     config, rules = resolve(asked, task_of_object(data))
-    if selection(config, rules) == BEST_CACHED:
+    if select_rule(config, rules) == BEST_CACHED:
         raise ConfigError(
             "compat test-selection picks by test scores, which tuning must not see; leave it out"
         )
@@ -393,7 +393,7 @@ def _divide_without_test(problem: Problem, seed: int) -> Division:
     return replace(made, federation=blind)
 
 
-class Pruning:
+class Pruning(Observer):
     """Reports the first seed's validation scores, and stops a trial that is not worth its time.
 
     Attributes:
@@ -422,7 +422,7 @@ class Pruning:
         return self.pruned or self.observer.should_stop()
 
     def end(self, result: Result) -> None:
-        """Report the rounds of a run that was only read (`experiment.observers.HearsTheEnd`)."""
+        """Report the rounds of a run that was only read."""
         self._report(result.seeds[0].history)
         self.value = float(result.metrics()[f"val_{self.metric}"]["mean"])
 

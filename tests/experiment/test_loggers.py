@@ -16,16 +16,17 @@ import pytest
 import atoll
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
-from atoll.experiment.loggers.base import share_logs
+from atoll.experiment.loggers import share_logs
+from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
-from atoll.experiment.run import Silent, Stopped
+from atoll.experiment.run import Stopped
 from atoll.studies.study import run_study
 from atoll.studies.study_run import StudyRun
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
 
 
-class StopAt(Silent):
+class StopAt(Observer):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
 

@@ -1,8 +1,8 @@
-"""What can be seen of a run or a study from its files alone, while another process works on it.
+"""The status of a run or a study, from its files only, while another process works on it.
 
 Nothing is written and nothing is locked; no torch is loaded, so that a look costs little. A run
-says how it is in `progress.json`, a study in `study.json` and `events.jsonl`. A process that was
-killed cannot say so: then there is no new sign, and for how long is what can be said.
+reports in `progress.json`, a study in `study.json` and `events.jsonl`. A killed process cannot
+report its own death, so the status has the seconds since the last sign of life.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.experiment.events import read_events
 
 SILENT = 60.0
-"""Seconds without a sign after which nobody should think that all is well."""
+"""Seconds without a sign after which a user should look."""
 ENDED = {"end": "finished", "pruned": "pruned", "failed": "failed", "stopped": "stopped"}
-"""What the last event of a cell makes of it."""
+"""The state of a cell after its last event."""
+Json = Mapping[str, Any]
+"""An object of a JSON file."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class Status:
     """A run or a study at one moment.
 
     Attributes:
@@ -36,8 +38,8 @@ class Seen:
         kind: "run", or what kind of study: "compare", "tune", ...
         title: What it is about.
         cells: How many cells are "finished", "failed", "pruned", "stopped", "running" and "left".
-        now: What is being run: its progress.json, with "cell" for its name; None if nothing is.
-        beside: The same of other cells that are being run at the same time.
+        now: The current run: its progress.json, with "cell" for its name; None if there is none.
+        beside: The same of other cells that run at the same time.
         silent: Seconds since the last sign, where that is too long; else None.
         gone: Whether its process is known to have ended.
         left: Seconds that it will take, as far as one can tell; else None.
@@ -50,14 +52,14 @@ class Seen:
     kind: str
     title: str
     cells: Mapping[str, int]
-    now: Mapping[str, Any] | None = None
-    beside: Sequence[Mapping[str, Any]] = ()
+    now: Json | None = None
+    beside: Sequence[Json] = ()
     silent: float | None = None
     gone: bool = False
     left: float | None = None
     best: Sequence[tuple[str, str, float]] = ()
     failures: Sequence[tuple[str, str]] = ()
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Json = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -65,16 +67,16 @@ class Seen:
         return not any(self.cells.get(state) for state in ("running", "stopped", "left"))
 
 
-class Watch:
-    """Looks at a folder again and again; what cannot change any more is read once."""
+class StatusReader:
+    """Reads a folder's status again and again; what cannot change any more is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.summaries: dict[str, dict[str, Any]] = {}
-        self.look()  # refuses a folder that holds nothing to watch
+        self.summaries: dict[str, Json] = {}
+        self.read()  # refuses a folder that holds nothing to watch
 
-    def look(self) -> Seen:
-        """How it is now."""
+    def read(self) -> Status:
+        """The status now."""
         if (self.folder / "study.json").exists():
             return self._study()
         if (self.folder / "config.toml").exists():
@@ -83,64 +85,46 @@ class Watch:
             f"'{self.folder}' holds neither a run nor a study (no config.toml, no study.json)"
         )
 
-    def _run(self) -> Seen:
+    def _run(self) -> Status:
         config = tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
         title = f"{config['method']} on {config['data']}"
         done = _json(self.folder / "result.json")
         if done is not None:
-            return Seen(self.folder, "run", title, {"finished": 1}, result=done["metrics"])
+            return Status(self.folder, "run", title, {"finished": 1}, result=done["metrics"])
         progress = _json(self.folder / "progress.json")
         sign = _age(self.folder / ("progress.json" if progress else "config.toml"))
         state = "running" if progress is None else progress["state"]
         silent, gone = _silence(progress, sign)
-        return Seen(
-            self.folder,
-            "run",
-            title,
-            {state: 1},
-            progress or {"cell": ""},
-            (),
-            silent if state == "running" else None,
-            gone,
-            None if state != "running" or silent else _remaining(progress),
-        )
+        running = state == "running"
+        left = _remaining(progress) if running and not silent else None
+        silent, now = silent if running else None, progress or {"cell": ""}
+        return Status(self.folder, "run", title, {state: 1}, now, (), silent, gone, left)
 
-    def _study(self) -> Seen:
+    def _study(self) -> Status:
         study = _json(self.folder / "study.json") or {"cells": []}
-        events = read_events(self.folder)
-        states = self._states(study["cells"], events)
+        cells, events = study["cells"], read_events(self.folder)
+        states = self._states(cells, events)
         counts = Counter(states.values())
         running = [self._now(name, events) for name, state in states.items() if state == "running"]
         # One that gives a sign is enough: the process that they have in common is there.
         now, silent, gone = max(running, key=_liveliness, default=(None, None, False))
         beside = [one for one, _, _ in running if one is not now]
-        failures = [
-            (event["cell"], event.get("error", ""))
+        failures = {
+            event["cell"]: event.get("error", "")
             for event in events
             if event["event"] == "failed" and states.get(event["cell"]) == "failed"
-        ]
+        }
         kind = str(study.get("kind", "study"))
-        title = f"{kind} of {len(study['cells'])} cells"
         current = [] if now is None or silent else [now, *beside]
         left = _time_left(events, counts["left"], current)
-        best = self._best(kind, study["cells"], states)
-        return Seen(
-            self.folder,
-            kind,
-            title,
-            dict(counts),
-            now,
-            beside,
-            silent,
-            gone,
-            left,
-            best,
-            list(dict(failures).items())[-3:],
+        best = self._best(kind, cells, states)
+        title, latest = f"{kind} of {len(cells)} cells", list(failures.items())[-3:]
+        counted = dict(counts)
+        return Status(
+            self.folder, kind, title, counted, now, beside, silent, gone, left, best, latest
         )
 
-    def _states(
-        self, cells: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
-    ) -> dict[str, str]:
+    def _states(self, cells: Sequence[Json], events: Sequence[Json]) -> dict[str, str]:
         last = {event["cell"]: event["event"] for event in events if event["event"] != "notes"}
         states = {}
         for cell in cells:
@@ -148,7 +132,7 @@ class Watch:
             event = last.get(name)
             state = "running" if event == "begin" else ENDED.get(str(event), "left")
             # A result is the last word, even where the note about it was lost; but not one of
-            # fewer seeds than are asked for by now, nor one that somebody has deleted.
+            # fewer seeds than are asked for by now, nor one that the user has deleted.
             if state != "pruned" and self._summary(name, cell.get("seeds", 1)):
                 state = "finished"
             elif state == "finished":
@@ -157,21 +141,21 @@ class Watch:
         return states
 
     def _now(
-        self, running: str, events: Sequence[Mapping[str, Any]]
+        self, running: str, events: Sequence[Json]
     ) -> tuple[dict[str, Any], float | None, bool]:
-        """How a cell is, for how long there has been no sign if too long, whether it is gone."""
-        progress = _json(self._cell(running) / "progress.json")
+        """A cell's progress, the seconds without a sign if too many, whether its process ended."""
+        path = self._cell(running) / "progress.json"
+        progress = _json(path)
         begun = next(e["at"] for e in reversed(events) if e["cell"] == running)
         if progress is not None and progress["updated"] < begun - 1:
             progress = None  # of an earlier call, before the cell was begun again
         sign = max(time.time() - begun, 0.0)
         if progress is not None:
-            sign = min(sign, _age(self._cell(running) / "progress.json"))
-        silent, gone = _silence(progress, sign)
-        return {"cell": running, **(progress or {})}, silent, gone
+            sign = min(sign, _age(path))
+        return {"cell": running, **(progress or {})}, *_silence(progress, sign)
 
     def _best(
-        self, kind: str, cells: Sequence[Mapping[str, Any]], states: Mapping[str, str]
+        self, kind: str, cells: Sequence[Json], states: Mapping[str, str]
     ) -> list[tuple[str, str, float]]:
         """The best finished cell of each method of a tuning, of each data set of other studies."""
         best: dict[str, tuple[str, str, float]] = {}
@@ -186,7 +170,7 @@ class Watch:
                 best[whose] = (whose, name, value)
         return list(best.values())
 
-    def _summary(self, name: str, seeds: int = 1) -> dict[str, Any]:
+    def _summary(self, name: str, seeds: int = 1) -> Json:
         """A cell's result.json; {} if it is not there, or of fewer seeds."""
         if self.summaries.get(name, {}).get("seeds", 0) < seeds:
             found = _json(self._cell(name) / "result.json")
@@ -199,10 +183,10 @@ class Watch:
         return self.folder / "cells" / name
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    """What a file holds; None if it is not there. Files are replaced whole, so none is half."""
+def _json(path: Path) -> Json | None:
+    """A file's content; None if it is not there. Files are replaced whole, so none is half."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: Json = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -215,14 +199,13 @@ def _age(path: Path) -> float:
     return max(time.time() - path.stat().st_mtime, 0.0) if path.exists() else 0.0
 
 
-def _silence(progress: Mapping[str, Any] | None, sign: float) -> tuple[float | None, bool]:
-    """How long there has been no sign, if too long, and whether the process is known to be gone."""
-    if progress is None:
-        return (sign if sign > SILENT else None), False
-    here = progress["host"] == socket.gethostname()
-    gone = here and not _alive(progress["pid"])
-    # A round may take long; a dead process says nothing more.
-    patience = 0.0 if gone else max(SILENT, 5 * progress["per_round"])
+def _silence(progress: Json | None, sign: float) -> tuple[float | None, bool]:
+    """The seconds without a sign, if too many, and whether the process is known to have ended."""
+    gone, patience = False, SILENT
+    if progress is not None:
+        gone = progress["host"] == socket.gethostname() and not _alive(progress["pid"])
+        # A round may take long; a dead process gives no more signs.
+        patience = 0.0 if gone else max(SILENT, 5 * progress["per_round"])
     return (sign if sign > patience else None), gone
 
 
@@ -233,30 +216,27 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True  # another user's
-    # One that has ended stays in the list until its parent asks; Linux tells such from the living.
+    # An ended process stays in the list until its parent asks; Linux marks such a process.
     state = Path(f"/proc/{pid}/stat")
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def _remaining(progress: Mapping[str, Any] | None) -> float | None:
-    """Seconds that a run still needs."""
-    if progress is None or "per_round" not in progress:
-        return None
-    rounds: float = (progress["total"] - progress["done"]) * progress["per_round"]
-    return rounds
-
-
-def _liveliness(running: tuple[Mapping[str, Any], float | None, bool]) -> tuple[bool, float]:
+def _liveliness(running: tuple[Json, float | None, bool]) -> tuple[bool, float]:
     now, silent, _ = running
     return silent is None, now.get("updated", 0.0)
 
 
-def _time_left(
-    events: Sequence[Mapping[str, Any]], left: int, current: Sequence[Mapping[str, Any]]
-) -> float | None:
-    """What the current cells need, and as much for each that is left as cells took so far.
+def _remaining(progress: Json | None) -> float | None:
+    """Seconds that a run still needs."""
+    if progress is None or "per_round" not in progress:
+        return None
+    return float((progress["total"] - progress["done"]) * progress["per_round"])
 
-    While some are left, as many are run at once as now.
+
+def _time_left(events: Sequence[Json], left: int, current: Sequence[Json]) -> float | None:
+    """The time of the current cells, and for each cell that is left the mean time of a cell.
+
+    While some are left, as many run at once as now.
     """
     if not current:
         return None
@@ -266,8 +246,7 @@ def _time_left(
             began[event["cell"]] = event["at"]
         elif event["event"] in ("end", "pruned") and event["cell"] in began:
             took.append(event["at"] - began.pop(event["cell"]))
-    if not took:
-        took = [now["total"] * now["per_round"] for now in current if "per_round" in now]
+    took = took or [now["total"] * now["per_round"] for now in current if "per_round" in now]
     if not took:
         return None
     each = sum(took) / len(took)

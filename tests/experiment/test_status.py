@@ -18,9 +18,9 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import NotFinished, open_run
-from atoll.experiment.observers import PROGRESS, Progress
-from atoll.experiment.run import Silent, Stopped
-from atoll.experiment.watch import Watch
+from atoll.experiment.observers import PROGRESS, Observer, Progress
+from atoll.experiment.run import Stopped
+from atoll.experiment.status import StatusReader
 from atoll.present.watch import follow, plain, seen_text, sparkline, spoken
 from atoll.studies.study import run_study
 from atoll.studies.study_run import SilentStudy, StudyRun
@@ -28,13 +28,13 @@ from atoll.studies.study_run import SilentStudy, StudyRun
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
 
 
-def text(watch: Watch) -> str:
+def text(watch: StatusReader) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(seen_text(watch.look()))
+    console.print(seen_text(watch.read()))
     return console.export_text()
 
 
-class StopAt(Silent):
+class StopAt(Observer):
     def __init__(self, rounds: int) -> None:
         self.rounds, self.played = rounds, 0
 
@@ -59,28 +59,28 @@ def says(folder: Path, **changes: object) -> None:
 
 
 def test_a_stopped_run_says_so_and_a_finished_one_leaves_no_sign_of_life(stopped: Path) -> None:
-    shown = text(Watch(stopped))
+    shown = text(StatusReader(stopped))
     assert "fedavg on lagoon:nodes=150" in shown
     assert "stopped" in shown
     assert "seed 0, round 3/4" in shown
     atoll.resume(stopped)
     assert not (stopped / PROGRESS).exists()
-    assert Watch(stopped).look().finished
-    assert "test accuracy" in text(Watch(stopped))
+    assert StatusReader(stopped).read().finished
+    assert "test accuracy" in text(StatusReader(stopped))
 
 
 def test_a_running_run_shows_round_curve_and_time_left(stopped: Path) -> None:
     says(stopped, state="running", per_round=30.0)
-    seen = Watch(stopped).look()
+    seen = StatusReader(stopped).read()
     assert (seen.silent, seen.left, seen.finished) == (None, 30.0, False)
-    shown = text(Watch(stopped))
+    shown = text(StatusReader(stopped))
     assert "running, about 30 s left" in shown
     line = next(line for line in shown.splitlines() if line.startswith("validation"))
     assert len(set(line.split()[1])) > 1
     assert "best" in line
     assert plain(seen)["now"]["round"] == 3
     says(stopped, state="running", validation=[0.5, 1.0] * 60, best=1.0, best_round=1000)
-    lines = text(Watch(stopped)).splitlines()
+    lines = text(StatusReader(stopped)).splitlines()
     assert any(line.startswith("validation") and line.endswith("round 1000") for line in lines)
 
 
@@ -88,25 +88,25 @@ def test_a_killed_run_is_not_called_running(stopped: Path) -> None:
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     says(stopped, state="running", pid=int(dead.stdout))
-    assert Watch(stopped).look().gone
+    assert StatusReader(stopped).read().gone
     # Elsewhere nobody can ask for the process; the time since the last sign is all there is.
     says(stopped, host="elsewhere")
-    assert Watch(stopped).look().silent is None
+    assert StatusReader(stopped).read().silent is None
     old = time.time() - 180
     os.utime(stopped / PROGRESS, (old, old))
-    shown = text(Watch(stopped))
+    shown = text(StatusReader(stopped))
     assert "no sign for 3 min" in shown
     assert "running" not in shown
     says(stopped, per_round=100.0)  # a round that takes so long may take longer
     os.utime(stopped / PROGRESS, (old, old))
-    assert Watch(stopped).look().silent is None
+    assert StatusReader(stopped).read().silent is None
 
 
 def test_a_process_that_waits_for_its_parent_is_dead(stopped: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet asked about
     says(stopped, state="running", pid=child.pid)
-    assert Watch(stopped).look().gone
+    assert StatusReader(stopped).read().gone
     child.wait()
 
 
@@ -121,8 +121,8 @@ def test_a_study_counts_its_cells(tmp_path: Path) -> None:
     began = {"at": time.time() - 5, "event": "begin", "cell": "fedavg"}
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write(json.dumps(began) + "\n" + '{"at": 17')  # cut in the middle of a line
-    watch = Watch(tmp_path)
-    seen = watch.look()
+    watch = StatusReader(tmp_path)
+    seen = watch.read()
     assert dict(seen.cells) == {"finished": 1, "failed": 1, "running": 1, "left": 1}
     assert seen.best[0][:2] == ("lagoon:nodes=150", "local")
     assert seen.left is not None
@@ -142,8 +142,8 @@ def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> N
     for name, per_round in (("a", 10.0), ("b", 30.0)):  # three of four rounds are played
         shutil.copytree(stopped, tmp_path / "cells" / name)
         says(tmp_path / "cells" / name, state="running", per_round=per_round, updated=time.time())
-    watch = Watch(tmp_path)
-    seen = watch.look()
+    watch = StatusReader(tmp_path)
+    seen = watch.read()
     assert dict(seen.cells) == {"running": 3, "left": 1}
     assert seen.now is not None
     assert {seen.now["cell"], *(one["cell"] for one in seen.beside)} == {"a", "b", "c"}
@@ -158,10 +158,10 @@ def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> N
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     says(tmp_path / "cells" / "b", pid=int(dead.stdout))
-    assert not watch.look().gone
+    assert not watch.read().gone
     says(tmp_path / "cells" / "a", pid=int(dead.stdout))
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in begun[:2]))
-    assert watch.look().gone
+    assert watch.read().gone
 
 
 def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) -> None:
@@ -175,16 +175,16 @@ def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) ->
             return StopAt(2)
 
     run(1)
-    watch = Watch(tmp_path)
-    assert watch.look().finished
+    watch = StatusReader(tmp_path)
+    assert watch.read().finished
     with pytest.raises(Stopped):
         run(2, Stops())
-    for look in (watch, Watch(tmp_path)):
-        assert dict(look.look().cells) == {"stopped": 1, "left": 1}
+    for look in (watch, StatusReader(tmp_path)):
+        assert dict(look.read().cells) == {"stopped": 1, "left": 1}
     with pytest.raises(NotFinished, match="has 1 of its 2 seeds"):
         open_run(tmp_path / "cells" / "local")
     run(2)
-    assert watch.look().finished
+    assert watch.read().finished
 
 
 def test_a_cell_that_was_deleted_is_left_to_run(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_a_cell_that_was_deleted_is_left_to_run(tmp_path: Path) -> None:
              for name in ("local", "fedavg")]  # fmt: skip
     run_study(tmp_path, cells, about={"kind": "compare"})
     shutil.rmtree(tmp_path / "cells" / "fedavg")
-    watch = Watch(tmp_path)
-    assert dict(watch.look().cells) == {"finished": 1, "left": 1}
+    watch = StatusReader(tmp_path)
+    assert dict(watch.read().cells) == {"finished": 1, "left": 1}
     assert "between two cells, or stopped there" in text(watch)
 
 
@@ -208,18 +208,18 @@ def test_watching_ends_with_the_study(stopped: Path) -> None:
 
     for terminal in (True, False):
         console = Console(width=80, force_terminal=terminal, file=io.StringIO())
-        follow(Watch(stopped), console, 0.5, sleep)
+        follow(StatusReader(stopped), console, 0.5, sleep)
     assert looks == [0.5, 0.5]
 
 
 def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a run nor a study"):
-        Watch(tmp_path)
+        StatusReader(tmp_path)
 
 
 def test_signs_of_life_are_rare_and_small(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, content = [], Progress._content
-    monkeypatch.setattr(Progress, "_content", lambda self: written.append(1) or content(self))
+    monkeypatch.setattr(Progress, "_content", lambda *of: written.append(1) or content(*of))
     monkeypatch.setattr("atoll.experiment.observers.EVERY", 1e6)
     atoll.run("fedavg", out=stopped.parent / "other", **SMALL)
     assert len(written) == 1  # the first round

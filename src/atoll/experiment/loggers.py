@@ -1,0 +1,314 @@
+"""Numbers of every round for other tools, beside Atoll's own files: `--log tensorboard`.
+
+All tools get the same numbers: every metric of every role for the deployed and the local models, as
+a mean over clients under the protocol's weights, bytes and seconds. A tool's package is imported
+when a user asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from atoll.core.errors import ConfigError, check_name
+from atoll.core.files import write_atomically
+from atoll.core.task import ROLES
+from atoll.engines.ledger import SCORE
+from atoll.experiment.config import RunConfig
+from atoll.experiment.history import SCORED, History
+from atoll.experiment.metrics import METRICS, mean_over_clients
+from atoll.experiment.observers import Observer
+from atoll.experiment.protocols import protocol
+from atoll.experiment.result import Result
+from atoll.experiment.selection import weight_of
+
+EXPERIMENT = "atoll"
+"""Atoll's experiment in MLflow."""
+EVERY = 5.0
+"""Least seconds between two deliveries to MLflow, whose database is slower than a round."""
+BATCH = {"metrics": 1000, "params": 100}
+"""Most entries in one delivery, by MLflow's rules."""
+LONGEST = 500
+"""Most characters of a parameter's value in MLflow."""
+
+
+class RoundLog(Observer):
+    """Passes the numbers of each round on to a tool, once for each round and seed."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.out = out
+
+    package: ClassVar[str]
+
+    @staticmethod
+    def load() -> Any:
+        """Import the class of the tool that we use."""
+
+    @classmethod
+    def need(cls) -> Any:
+        """The class of the tool that we use; refuse where its package is not installed."""
+        try:
+            return cls.load()
+        except ImportError as error:
+            raise ConfigError(
+                f"--log {cls.package} needs the package {cls.package}, which is not installed; "
+                f"install it with: pip install 'atoll-fgl[{cls.package}]'"
+            ) from error
+
+    @classmethod
+    def share(cls) -> None:
+        """Make what several processes would otherwise all make at once; usually nothing."""
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        self.config, self.weights = config, protocol(config.protocol).weights
+        self.next: dict[int, int] = {}
+        self.read: dict[int, int] = {}
+
+    def new_rounds(self, seed: int, history: History) -> dict[int, dict[str, float]]:
+        """The numbers of each round that this seed has played since the last call, from 1 on."""
+        first = self.next.get(seed, 0)
+        self.next[seed] = max(first, history.rounds)
+        entries = [] if history.ledger is None else history.ledger.entries
+        up, down = Counter[int](), Counter[int]()
+        for entry in entries[self.read.get(seed, 0) :]:
+            if entry.step != SCORE:
+                up[entry.round] += entry.up * entry.size
+                down[entry.round] += entry.down * entry.size
+        self.read[seed] = len(entries)
+        return {
+            number + 1: {
+                **dict(self._scores(history, number)),
+                "seconds": history.seconds[number],
+                "bytes_up": float(up[number]),
+                "bytes_down": float(down[number]),
+            }
+            for number in range(first, history.rounds)
+        }
+
+    def _scores(self, history: History, number: int) -> Iterator[tuple[str, float]]:
+        for scored in SCORED:
+            table = history.scores[scored][number]
+            for place, role in enumerate(ROLES):
+                weight = weight_of(history, role, self.weights)
+                means = mean_over_clients(table[:, place].T, weight).tolist()
+                for metric, value in zip(METRICS, means, strict=True):
+                    if not np.isnan(value):
+                        yield f"{scored}/{role}_{metric}", value
+
+
+def final_metrics(history: History, result: Result) -> dict[str, float]:
+    """One seed's reported numbers, by their names in the tools."""
+    return {f"final/{name}": value for name, value in result.seed_metrics(history).items()}
+
+
+class TensorBoardLog(RoundLog):
+    """Writes `tensorboard/seed-N/` in the run's folder: curves, hyper-parameters, final numbers.
+
+    atoll run fedavg --log tensorboard --out r && tensorboard --logdir r
+    """
+
+    package = "tensorboard"
+
+    def __init__(self, out: Path | None) -> None:
+        super().__init__(out)
+        self.writer_class = self.need()
+        if out is None:
+            raise ConfigError(
+                "log='tensorboard' writes into the run's folder; give out=FOLDER as well"
+            )
+        self.folder = out / "tensorboard"
+        self.writers: dict[int, Any] = {}  # a class of an optional package
+
+    @staticmethod
+    def load() -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter
+
+    def round(self, seed: int, history: History) -> None:
+        if seed not in self.writers:
+            folder = str(self.folder / f"seed-{seed}")
+            # A resumed run writes all its rounds again, and TensorBoard drops the old ones.
+            self.writers[seed] = self.writer_class(folder, purge_step=0, flush_secs=10)
+        for number, found in self.new_rounds(seed, history).items():
+            for name, value in found.items():
+                self.writers[seed].add_scalar(name, value, number)
+
+    def end(self, result: Result) -> None:
+        names = {"method": result.config.method, "data": result.config.data}
+        for one in result.seeds:
+            self.round(one.seed, one.history)  # an earlier call may have finished this seed
+            writer, final = self.writers[one.seed], final_metrics(one.history, result)
+            # In the curves' own folder: by default every call makes another one.
+            writer.add_hparams(names | flat(result.hyperparameters), final, run_name=".")
+            writer.close()
+
+
+class MlflowLog(RoundLog):
+    """Delivers to MLflow: one run with a child for each seed; curves, parameters, final numbers.
+
+    Numbers go to `MLFLOW_TRACKING_URI` where that is set, else into `mlflow.db` in the run's
+    folder, without a server: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`. Newer
+    versions of MLflow refuse its older store of plain files. `mlflow.json` keeps the names of
+    MLflow's runs for a resumed run.
+    """
+
+    package = "mlflow"
+
+    def __init__(self, out: Path | None) -> None:
+        super().__init__(out)
+        client, uri = self.need(), os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None and out is None:
+            raise ConfigError(
+                "log='mlflow' writes into the run's folder; give out=FOLDER as well, or set "
+                "MLFLOW_TRACKING_URI"
+            )
+        if uri is None and out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            uri = f"sqlite:///{out.absolute() / 'mlflow.db'}"
+        self.client, self.uri = client(tracking_uri=uri), str(uri)
+        self.runs: dict[str, str] = {}
+        self.delivered = -float("inf")
+        self.waiting: dict[int, History] = {}
+
+    @staticmethod
+    def load() -> Any:
+        # A run on private data reports to no third party, unless the user wants it.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.tracking import MlflowClient
+
+        for name in ("mlflow", "alembic"):  # they log every table that they make
+            logging.getLogger(name).setLevel(logging.WARNING)
+        return MlflowClient
+
+    @classmethod
+    def share(cls) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is not None:
+            _experiment(cls.need()(tracking_uri=uri), None)
+
+    def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
+        super().begin(config, engine, why, notes)
+        names = None if self.out is None else self.out / "mlflow.json"
+        known = json.loads(names.read_text()) if names and names.exists() else {}
+        self.runs = known.get("runs", {}) if known.get("uri") == self.uri else {}
+        if "all" not in self.runs:
+            self._new("all", f"{config.method} on {config.data}")
+            self._parameters(flat(msgspec.to_builtins(config), "config."))
+
+    def round(self, seed: int, history: History) -> None:
+        self.waiting[seed] = history
+        if time.monotonic() - self.delivered >= EVERY:
+            self._deliver()
+
+    def end(self, result: Result) -> None:
+        self.waiting |= {one.seed: one.history for one in result.seeds}
+        self._deliver()
+        for one in result.seeds:
+            run = self.runs[f"seed-{one.seed}"]
+            self._metrics(run, {0: final_metrics(one.history, result)})
+            self.client.set_terminated(run)
+        means = {f"final/{name}": found["mean"] for name, found in result.metrics().items()}
+        self._metrics(self.runs["all"], {0: means})
+        self._parameters(flat(result.hyperparameters))
+        self.client.set_terminated(self.runs["all"])
+
+    def _deliver(self) -> None:
+        for seed, history in self.waiting.items():
+            name = f"seed-{seed}"
+            if name not in self.runs:
+                self._new(name, name, parent=self.runs["all"])
+            if seed not in self.next:  # MLflow may have rounds of an earlier call
+                steps = self.client.get_metric_history(self.runs[name], "seconds")
+                self.next[seed] = max((metric.step for metric in steps), default=0)
+            self._metrics(self.runs[name], self.new_rounds(seed, history))
+        self.waiting.clear()
+        self.delivered = time.monotonic()
+
+    def _new(self, name: str, title: str, parent: str | None = None) -> None:
+        """Make a run of MLflow's, and note its name for a resumed run."""
+        artifacts = None
+        if self.out is not None and self.uri.startswith("sqlite:"):
+            artifacts = (self.out / "mlflow-artifacts").absolute().as_uri()
+        tags = {"mlflow.parentRunId": parent} if parent else {}
+        experiment = _experiment(self.client, artifacts)
+        made = self.client.create_run(experiment, run_name=title, tags=tags)
+        self.runs[name] = made.info.run_id
+        if self.out is not None:
+            text = json.dumps({"uri": self.uri, "runs": self.runs}, indent=2)
+            write_atomically(self.out / "mlflow.json", text.encode())
+
+    def _metrics(self, run: str, found: Mapping[int, Mapping[str, float]]) -> None:
+        """Deliver numbers by step and name."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        rows = [(step, *pair) for step, row in found.items() for pair in row.items()]
+        self._log(run, "metrics", [Metric(name, value, now, step) for step, name, value in rows])
+
+    def _parameters(self, found: Mapping[str, object]) -> None:
+        from mlflow.entities import Param
+
+        pairs = [Param(name, str(value)[:LONGEST]) for name, value in found.items()]
+        self._log(self.runs["all"], "params", pairs)
+
+    def _log(self, run: str, kind: str, entries: Sequence[object]) -> None:
+        for first in range(0, len(entries), BATCH[kind]):
+            self.client.log_batch(run, **{kind: entries[first : first + BATCH[kind]]})
+
+
+def _experiment(client: Any, artifacts: str | None) -> str:
+    """The id of Atoll's experiment in MLflow; made if it is not there."""
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
+
+
+LOGS: dict[str, type[RoundLog]] = {"tensorboard": TensorBoardLog, "mlflow": MlflowLog}
+"""Every tool by its name on the command line."""
+
+
+def open_logs(names: str | Sequence[str], out: Path | None) -> list[RoundLog]:
+    """One observer for each tool, for a run that is saved in `out`."""
+    return [log(out) for log in _logs(names)]
+
+
+def check_logs(names: str | Sequence[str]) -> None:
+    """Refuse tools that do not exist or are not installed, before the first of many runs."""
+    for log in _logs(names):
+        log.need()
+
+
+def share_logs(names: str | Sequence[str]) -> None:
+    """Before several processes log: make what they would all make at once."""
+    for log in _logs(names):
+        log.share()
+
+
+def _logs(names: str | Sequence[str]) -> list[type[RoundLog]]:
+    wanted = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    for name in wanted:
+        check_name("value of --log", name, LOGS)
+    return [LOGS[name] for name in wanted]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Nested settings as one table of plain values: {"optimizer.lr": 0.01}."""
+    found: dict[str, bool | int | float | str] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            plain = isinstance(value, bool | int | float | str)
+            found[f"{prefix}{key}"] = value if plain else str(value)
+    return found

@@ -1,1 +1,0 @@
-"""Loggers that send the numbers of every round to other tools."""
