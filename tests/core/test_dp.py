@@ -28,13 +28,14 @@ from atoll.testing import (
     small_federation,
 )
 
-ABLE = ("fedavg", "fedprox", "fedopt", "moon", "fedper", "adafgl", "fedath", "fedsage", "fgssl")
-
 
 def method_of(name, **settings):
     cls = METHODS[name]
     net = NETS[(*cls.nets, "gcn")[0]](FEATURES, CLASSES, hidden=5, dropout=0.4)
     return cls(net=net, **settings)
+
+
+ABLE = [name for name in METHODS if not method_of(name).why_not_private()]
 
 
 def noised(name="fedavg", clip=0.5, noise=0.3, **settings):
@@ -127,6 +128,21 @@ def test_engines_agree_on_every_method_that_can_be_private(name):
     with double_precision():
         more = {"federated_rounds": 1, "personal_epochs": 1} if name == "adafgl" else {}
         check_engines(noised(name, **more), small_federation((13, 9)), 2)
+
+
+def test_no_method_loses_its_privacy():
+    known = {
+        "fedavg",
+        "fedprox",
+        "fedopt",
+        "moon",
+        "fedper",
+        "adafgl",
+        "fedath",
+        "fedsage",
+        "fgssl",
+    }
+    assert known <= {*ABLE}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ABLE])
