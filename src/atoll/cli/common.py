@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -114,11 +115,8 @@ def fresh_folder(name: str) -> Path:
     """A folder for a result that the user gave no name for."""
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
     stem = Path("atoll-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
-    number, folder = 1, stem
-    while folder.exists():
-        number += 1
-        folder = stem.with_name(f"{stem.name}-{number}")
-    return folder
+    names = itertools.chain([stem.name], (f"{stem.name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(stem.with_name, names) if not path.exists())
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli import common, options
-from atoll.cli.options import PATH, Strings, command, option
+from atoll.cli.options import PATH, Strings, command, option, repeatable
 from atoll.core.errors import ConfigError
 from atoll.experiment.status import StatusReader
 
@@ -26,21 +26,17 @@ SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default:
 @command(
     "Compare methods: same partitions and seeds, with tests.",
     options.METHODS,
-    option(
+    repeatable(
         "--data NAME,...",
         "Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]",
-        multiple=True,
     ),
-    option(
-        "--clients K,...",
-        "Numbers of clients; several with commas.  [default: the protocol's]",
-        multiple=True,
+    repeatable(
+        "--clients K,...", "Numbers of clients; several with commas.  [default: the protocol's]"
     ),
-    option(
+    repeatable(
         "--grid KEY=V,V,...",
         "Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
         "winner is chosen by validation scores; repeatable.",
-        multiple=True,
     ),
     *options.DIVISION,
     *(SEEDS if one is options.SEEDS else one for one in options.TRAINING),

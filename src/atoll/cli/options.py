@@ -24,22 +24,21 @@ def command(
 
 
 def option(usage: str, text: str, kind: Kind = str, *, name: str = "", **more: Any) -> click.Option:
-    """One option: `option("--rounds R", "Rounds.", int)`.
+    """One option: `option("--rounds R", "Rounds.", int)`; a usage without a value is a switch.
 
-    Args:
-        usage: Its flags and, unless it is a switch, a word for its value.
-        text: The line of the help page.
-        kind: The type of its value.
-        name: The parameter of the command; the flag's own name if empty.
-        **more: `default`, which the help page shows, `required` or `multiple`.
+    `name` is the parameter of the command if it is not the flag's. `more` holds `required`,
+    `multiple` or `default`, which the help page shows.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]
-    names = [*flags, name] if name else flags
-    if flags == words:
-        return click.Option(names, is_flag=True, help=text)
-    more |= {"metavar": words[-1], "type": kind, "show_default": "default" in more}
-    return click.Option(names, help=text, **more)
+    value = {"is_flag": True} if flags == words else {"metavar": words[-1], "type": kind}
+    names, shown = [*flags, name] if name else flags, "default" in more
+    return click.Option(names, help=text, show_default=shown, **value, **more)
+
+
+def repeatable(usage: str, text: str, **more: Any) -> click.Option:
+    """An option that may be given several times."""
+    return option(usage, text, multiple=True, **more)
 
 
 def resume(text: str) -> click.Option:
@@ -84,19 +83,16 @@ DIVISION = (
     option(
         "--protocol NAME", "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
     ),
-    option(
-        "--allow WHAT", "Accept clients with no-edge or single-class; repeatable.", multiple=True
-    ),
+    repeatable("--allow WHAT", "Accept clients with no-edge or single-class; repeatable."),
     option(
         "--batch-size B",
         "Training graphs in one step, for sets of graphs; 0: all.  [default: the protocol's]",
         int,
     ),
     option("--schema FILE", "Column roles of your own tables (TOML)."),
-    option(
+    repeatable(
         "--own KEY=VALUE",
         "How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",
-        multiple=True,
     ),
     DATA_ROOT,
 )
@@ -108,11 +104,10 @@ SEEDS = option("--seeds N", "How many seeds to run.  [default: 1]", int)
 SEED = option("--seed S", "The first seed.  [default: 0]", int)
 SEED_OF_DATA = option("--seed S", "Of partition and split.  [default: 0]", int)
 SEED_OF_RUN = option("--seed S", "Which of the run's seeds.  [default: first]", int)
-SETTINGS = option(
+SETTINGS = repeatable(
     "--set KEY=VALUE",
     "A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); repeatable.",
     name="settings",
-    multiple=True,
 )
 DP = option(
     "--dp KEY=VALUE,...",
@@ -134,15 +129,12 @@ FRACTION = option("--fraction F", "Share of clients in each round.  [default: 1]
 EVALUATE = option(
     "--evaluate MODEL", "Which model is scored: deployed or local.  [default: the protocol's]"
 )
-LOG = option(
-    "--log TOOL",
-    "Send every round's numbers to tensorboard or mlflow as well; repeatable.",
-    multiple=True,
+LOG = repeatable(
+    "--log TOOL", "Send every round's numbers to tensorboard or mlflow as well; repeatable."
 )
-COMPAT = option(
+COMPAT = repeatable(
     "--compat NAME",
     "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
-    multiple=True,
 )
 TRAINING = (ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, COMPAT, *MACHINE)
 OUT = option("--out DIR", "Folder for the result.  [default: a new one in atoll-runs]", PATH)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli import common, options
-from atoll.cli.options import PATH, command, option
+from atoll.cli.options import PATH, command, option, repeatable
 
 if TYPE_CHECKING:
     from atoll.present.layout import Part
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     "Run a paper's table or figure again, beside the print.",
     click.Argument(["paper"], required=False),
     click.Argument(["item"], metavar="[TABLE|FIGURE]", required=False),
-    option(
+    repeatable(
         "--only COLUMN=VALUE,...",
         "Some cells alone: dataset, setting, clients, method, metric; one column twice: either.",
-        multiple=True,
     ),
     option("--seeds N", "Seeds.", int, default=3),
     option("--both", "Under protocol strict as well."),

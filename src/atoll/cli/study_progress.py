@@ -217,10 +217,14 @@ class TimeLeft:
     """
 
     def __init__(self, runs: Sequence[StudyRun]) -> None:
-        self.rounds = {run.name: _rounds(run) for run in runs}
+        self.rounds: dict[str, int] = {}
+        for run in runs:
+            config, rules = resolve(run.config, task_of_object(run.data))
+            self.rounds[run.name] = (config.rounds or rules.rounds) * config.seeds
         self.methods = {run.name: run.labels.get("method") for run in runs}
-        places = {run.name: (run.labels.get("data"), run.labels.get("clients")) for run in runs}
-        self.problems: dict[str, tuple[object, object]] = places
+        self.problems = {
+            run.name: (run.labels.get("data"), run.labels.get("clients")) for run in runs
+        }
         self.waiting = dict.fromkeys(self.rounds, 1.0)
         self.rate: dict[str, float] = {}
         rough = {run.name: cost_of(run.config) / self.rounds[run.name] for run in runs}
@@ -260,8 +264,3 @@ class TimeLeft:
             rate = self.rate.get(name, slow * self.rough[name])
             each.append(share * self.rounds[name] * rate)
         return max([sum(each) / jobs, *each])
-
-
-def _rounds(run: StudyRun) -> int:
-    config, rules = resolve(run.config, task_of_object(run.data))
-    return (config.rounds or rules.rounds) * config.seeds

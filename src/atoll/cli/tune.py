@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli import common, options
-from atoll.cli.options import PATH, Strings, command, option
+from atoll.cli.options import PATH, Strings, command, option, repeatable
 from atoll.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ CONFIG = "A TOML file of options, for example of a saved run."
     option("--seeds K", "Fresh seeds of the final test; 0: no test.  [default: 5]", int),
     option("--trial-seeds N", "Seeds of each trial.  [default: 1]", int),
     option("--preset NAME", "paper: search the values that the method's paper tried."),
-    option(
+    repeatable(
         "--search KEY=RANGE",
         "Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
         "method's own ranges; repeatable.",
-        multiple=True,
     ),
     option("--pruner NAME", "median gives up bad trials early, none does not.  [default: median]"),
     *(one for one in options.TRAINING if one is not options.SEEDS),

@@ -7,29 +7,21 @@ from pathlib import Path
 
 import click
 
+from atoll.cli import options
 from atoll.cli.common import config_of, make_console
 from atoll.cli.federate.session import AS_JSON, KIT, check_kind, foreground, open_kit
-from atoll.cli.options import DP, FEDERATION, PATH, SEED, SETTINGS, Strings, command, option
+from atoll.cli.options import PATH, Strings, command, option
 from atoll.deploy.kits import about_kit, need_nvflare, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
 
 
 @command(
     "Make the kits of a federation.",
-    option(
-        "--site NAME",
-        "An organisation that takes part; repeatable.",
-        name="sites",
-        multiple=True,
-        required=True,
+    options.repeatable(
+        "--site NAME", "An organisation that takes part; repeatable.", name="sites", required=True
     ),
-    click.Option(
-        ["--host"],
-        default="localhost",
-        show_default=True,
-        help="The name by which the sites reach the server.",
-    ),
-    click.Option(["--port"], type=int, default=8102, show_default=True),
+    option("--host TEXT", "The name by which the sites reach the server.", default="localhost"),
+    option("--port INTEGER", "", int, default=8102),
     option("--out DIR", "Folder for the kits.", PATH, required=True),
 )
 def provision(sites: Strings, host: str, port: int, out: Path) -> None:
@@ -43,8 +35,8 @@ def provision(sites: Strings, host: str, port: int, out: Path) -> None:
 
 @command(
     "Divide a data set into one file per site, for a trial.",
-    *FEDERATION,
-    SEED,
+    *options.FEDERATION,
+    options.SEED,
     option("--out DIR", "Folder for the files.", PATH, required=True),
 )
 def split(out: Path, **given: object) -> None:
@@ -81,12 +73,12 @@ def server(kit: Path) -> None:
         "How your nodes become training, validation and test nodes.",
         default="stratified",
     ),
-    SEED,
+    options.SEED,
     option(
         "--dry-run METHOD", "Show what METHOD would send from here, and do not join.", name="method"
     ),
-    SETTINGS,
-    DP,
+    options.SETTINGS,
+    options.DP,
     AS_JSON,
 )
 def site(

@@ -44,11 +44,8 @@ FAULTS = (
         name="patience",
         default=60.0,
     ),
-    click.Option(
-        ["--rejoin/--no-rejoin"],
-        default=True,
-        show_default=True,
-        help="Whether a site that comes back is taken in at once.",
+    option(
+        "--rejoin/--no-rejoin", "Whether a site that comes back is taken in at once.", default=True
     ),
 )
 TRAINING = (
