@@ -22,8 +22,8 @@ import atoll
 from atoll.core.tree import leaves
 from atoll.deploy.audit import check_audit
 from atoll.deploy.coordinator import Order
-from atoll.deploy.demo import Demo, free_port
 from atoll.deploy.kits import provision, site_command
+from atoll.deploy.local import Demo, free_port
 from atoll.deploy.supervise import write_job
 from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
 from atoll.experiment.config import config_text, make_config

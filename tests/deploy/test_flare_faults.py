@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atoll.core.tree import leaves
-from atoll.deploy.demo import Demo
+from atoll.deploy.local import Demo
 from atoll.engines.checkpoint import load_checkpoint
 from tests.deploy.test_coordinator import without
 from tests.deploy.test_flare import SMALL, Trial, lagoon, processes, serial

@@ -15,8 +15,8 @@ from atoll.deploy.audit import Audit, check_audit
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.disclosure import disclosure
 from atoll.deploy.kits import ADMIN, CLASSES, provision
+from atoll.deploy.local import Processes, marked
 from atoll.deploy.policy import Policy, Refusal, read_policy
-from atoll.deploy.processes import Processes, marked
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.deploy.supervise import Supervisor, read_saved_order, write_job

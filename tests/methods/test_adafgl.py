@@ -29,13 +29,13 @@ from atoll.methods.adafgl import (
 )
 from atoll.nn import GCN, views
 from atoll.nn.adafgl import (
+    Similarity,
     Surroundings,
     accuracy,
     directions,
     homophily,
     propagate_labels,
     propagation,
-    similar_sum,
 )
 from atoll.testing import (
     CLASSES,
@@ -129,9 +129,9 @@ def test_golden_confidence_is_drawn_from_the_training_nodes():
 def test_golden_similarity_and_propagation():
     graph = card_graph()
     q = directions(torch.tensor(BELIEF), graph.real)
-    first = similar_sum(q, torch.eye(5))[0]
+    first = Similarity(q).times(torch.eye(5))[0]
     np.testing.assert_allclose(first, [0, 0.990992, 0.888218, 0.493013, 0.219512], atol=1e-6)
-    once = propagation(graph.views["plain"], q, graph.real, alpha=0.5)(graph.x)
+    once = propagation(graph.views["plain"], Similarity(q), graph.real, alpha=0.5)(graph.x)
     expected = [
         [0.235122, 0.331601], [0.260151, 0.359035], [0.371787, 0.481125], [0.551101, 0.653283],
         [0.557274, 0.648177],
@@ -320,8 +320,8 @@ def test_a_second_softmax_makes_everybody_alike():
     once = around(SHORT, model, graph)
     twice = around(replace(SHORT, double_softmax=True), model, graph)
     assert torch.equal(once.belief, twice.belief)
-    torch.testing.assert_close(twice.q, directions(once.belief.softmax(-1), graph.real))
-    assert (twice.q @ twice.q.T).min() > (once.q @ once.q.T).min()
+    torch.testing.assert_close(twice.similar.q, directions(once.belief.softmax(-1), graph.real))
+    assert (twice.similar.q @ twice.similar.q.T).min() > (once.similar.q @ once.similar.q.T).min()
 
 
 @pytest.mark.parametrize("logits", [False, True])

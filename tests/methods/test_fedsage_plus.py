@@ -145,7 +145,7 @@ def test_the_mean_over_neighbours_of_the_card(compat: str, mean: list[float]) ->
     layer = {"neighbour": torch.eye(2), "self": torch.zeros(2, 2), "bias": torch.zeros(2)}
     used = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     made = FedSagePlus(net, compat=compat)._joined(torch.full((2, 2, 2), 0.5), used, None)
-    heard = mended_sage(net, [layer], graph, graph.real, made)
+    heard = mended_sage(net, [layer], graph, graph.real, made, None)
     assert heard.tolist() == [pytest.approx(mean), [1, 1]]
 
 
@@ -185,7 +185,7 @@ def test_a_mended_graph_is_the_larger_graph(layers: int, hidden: bool) -> None:
     params = net.init(make_key(3))
 
     def ours(params: Tree, x: Tensor) -> Tensor:
-        return mended_sage(net, params, graph, kept, made_neighbours(x, heard))
+        return mended_sage(net, params, graph, kept, made_neighbours(x, heard), None)
 
     def theirs(params: Tree, x: Tensor) -> Tensor:
         # By hand and with dense matrices: the mean over all neighbours in the larger graph.
@@ -232,7 +232,7 @@ def test_a_generated_feature_reaches_its_node_unless_the_fault_is_on(compat: str
 
     def logits(x: Tensor) -> Tensor:
         around = made_neighbours(x, made.linked)
-        return mended_sage(method.net, params, graph, graph.real, around)
+        return mended_sage(method.net, params, graph, graph.real, around, None)
 
     changed = made.x.clone()
     changed[node, 0] += 1

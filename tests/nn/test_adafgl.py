@@ -17,11 +17,11 @@ from atoll.core.random import make_key, normal
 from atoll.nn import views
 from atoll.nn.adafgl import (
     Heads,
+    Similarity,
     by_rows,
     directions,
     propagation,
     signed_messages,
-    similar_sum,
 )
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 
@@ -73,20 +73,22 @@ def dense_messages(
 @pytest.mark.parametrize("block", [1024, 5])
 def test_cosines_are_multiplied_without_being_stored(threshold, block):
     graph, p, h = example()
-    q = directions(p, graph.real)
-    torch.testing.assert_close(similar_sum(q, h, threshold, block), cosines(p, threshold) @ h)
+    s = Similarity(directions(p, graph.real), threshold, block)
+    torch.testing.assert_close(s.times(h), cosines(p, threshold) @ h)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.8])
 def test_propagation_is_the_normalised_blend(threshold):
     graph, p, h = example()
-    t = propagation(graph.views["plain"], directions(p, graph.real), graph.real, 0.3, threshold, 6)
+    s = Similarity(directions(p, graph.real), threshold, 6)
+    t = propagation(graph.views["plain"], s, graph.real, 0.3)
     torch.testing.assert_close(t(h), dense_t(graph, p, 0.3, threshold) @ h)
 
 
 def test_without_similarity_it_is_the_adjacency_of_a_gcn():
     graph, p, h = example()
-    t = propagation(graph.views["plain"], directions(p, graph.real), graph.real, alpha=1.0)
+    s = Similarity(directions(p, graph.real))
+    t = propagation(graph.views["plain"], s, graph.real, alpha=1.0)
     torch.testing.assert_close(t(h), views.gcn_adjacency(graph).to_dense() @ h)
 
 
@@ -95,10 +97,10 @@ def test_without_similarity_it_is_the_adjacency_of_a_gcn():
 @pytest.mark.parametrize(("beta", "threshold"), [(0.2, 0.0), (0.3, 0.8), (0.0, 0.0)])
 def test_signed_messages_and_their_gradients(beta, threshold, inverted, block):
     graph, p, h = example()
-    q = directions(p, graph.real)
+    s = Similarity(directions(p, graph.real), threshold, block)
 
     def ours(h: Tensor, slope: Tensor) -> Tensor:
-        return signed_messages(h, q, slope, graph.real, beta, threshold, inverted, block)
+        return signed_messages(h, s, slope, graph.real, beta, inverted)
 
     def dense(h: Tensor, slope: Tensor) -> Tensor:
         return dense_messages(h, p, slope, beta, threshold, inverted)
@@ -115,10 +117,9 @@ def test_the_least_alike_push_hardest_unless_inverted():
     # Node 0 is like 1 and unlike 2: only with the right sign does it move away from 2's class.
     h = torch.tensor([[6.0, 0.0], [6.0, 0.0], [0.0, 6.0]])
     real = torch.ones(3)
-    zero = torch.zeros(1)
+    zero, s = torch.zeros(1), Similarity(directions(h.softmax(-1), real))
     right, wrong = (
-        signed_messages(h, directions(h.softmax(-1), real), zero, real, 0.0, 0.0, inverted)[0]
-        for inverted in (False, True)
+        signed_messages(h, s, zero, real, 0.0, inverted)[0] for inverted in (False, True)
     )
     assert right[0] - right[1] > wrong[0] - wrong[1]
 
@@ -130,12 +131,10 @@ def test_padding_resembles_nobody(block):
     real = torch.cat([graph.real, torch.zeros(more)])
     longer = [functional.pad(part, [0, 0, 0, more], value=0.7) for part in (h, p)]
     for threshold in (0.0, 0.8):
-        alone = signed_messages(
-            h, directions(p, graph.real), SLOPE, graph.real, 0.2, threshold, block=block
-        )
-        padded = signed_messages(
-            longer[0], directions(longer[1], real), SLOPE, real, 0.2, threshold, block=block
-        )
+        s = Similarity(directions(p, graph.real), threshold, block)
+        alone = signed_messages(h, s, SLOPE, graph.real, 0.2)
+        s = Similarity(directions(longer[1], real), threshold, block)
+        padded = signed_messages(longer[0], s, SLOPE, real, 0.2)
         torch.testing.assert_close(padded[:size], alone)
 
 
@@ -143,7 +142,8 @@ def test_a_client_of_one_node_has_only_itself():
     h, real = torch.tensor([[0.3, -0.2]]), torch.ones(1)
 
     def made(h: Tensor) -> Tensor:
-        return signed_messages(h, directions(h.softmax(-1), real), SLOPE, real, 0.2)
+        s = Similarity(directions(h.softmax(-1), real))
+        return signed_messages(h, s, SLOPE, real, 0.2)
 
     up, down = (functional.softmax(part, dim=-1) for part in (h, -SLOPE * h))
     torch.testing.assert_close(made(h), (up - down + h) / 2)
@@ -173,9 +173,9 @@ HEADS = Heads(FEATURES, CLASSES, hops=3, propagated={"a": 2, "b": 3}, plain={"c"
 
 def test_heads_read_the_concatenation_that_is_never_made():
     graph, p, _ = example()
-    q = directions(p, graph.real)
+    s = Similarity(directions(p, graph.real))
     params = HEADS.init(make_key(5))
-    found = HEADS(params, graph, propagation(graph.views["plain"], q, graph.real, 0.4))
+    found = HEADS(params, graph, propagation(graph.views["plain"], s, graph.real, 0.4))
     t, x = dense_t(graph, p, 0.4), graph.x
     wide = torch.cat([x, t @ x, t @ t @ x, t @ t @ t @ x], dim=1)
     columns = params["first"]["weight"].split(4, dim=1)
@@ -194,7 +194,8 @@ def test_heads_read_the_concatenation_that_is_never_made():
 
 def test_heads_drop_each_their_own_entries():
     graph, p, _ = example()
-    propagate = propagation(graph.views["plain"], directions(p, graph.real), graph.real, 0.4)
+    s = Similarity(directions(p, graph.real))
+    propagate = propagation(graph.views["plain"], s, graph.real, 0.4)
     params = HEADS.init(make_key(5))
     params["rest"]["b"] = params["rest"]["c"]
     plain = HEADS(params, graph, propagate)

@@ -1,7 +1,7 @@
 """An append-only log of what happened, one JSON object a line, each tied to the one before.
 
-Every line holds the SHA-256 of the line before it, so that a line which was changed or taken out
-later is found by `check_audit`. Several processes may write to one log, each in its turn.
+Every line holds the SHA-256 of the line before it, so that `check_audit` finds a line that was
+changed or taken out later. Several processes may write to one log, each in its turn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Audit:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Meanwhile no other process writes; whether one did since this one last looked."""
+        """Lock the log; yields whether another process has written since the last time."""
         self.handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX)
@@ -48,30 +48,29 @@ class Audit:
             os.close(self.handle)  # which lets others in
             self.handle = -1
 
-    def note(self, event: str, **facts: object) -> None:
+    def note(self, event: str, **values: object) -> None:
         """Append one event; it is on the disk's side of the kernel when this returns."""
         if self.handle < 0:
             with self.alone():
-                return self.note(event, **facts)
+                return self.note(event, **values)
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z"
-        text = json.dumps({"time": now, "event": event, **facts, "before": self.last}, default=str)
+        text = json.dumps({"time": now, "event": event, **values, "before": self.last}, default=str)
         line = text.encode() + b"\n"
         if os.write(self.handle, line) != len(line):  # what is not noted must not be sent
             raise DataError(f"audit log {self.path} cannot be written; its disk is full")
-        if "release" in facts:
+        if "release" in values:
             os.fsync(self.handle)  # a power cut must not renew what was spent
         self.size, self.last = self.size + len(line), _digest(line)
         return None
 
-    def events(self, **facts: object) -> list[Json]:
-        """The events with the given facts."""
+    def events(self, **values: object) -> list[Json]:
+        """The events with the given values."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        events = [json.loads(line) for line in lines]
-        return [e for e in events if all(e.get(key) == value for key, value in facts.items())]
+        return [event for event in map(json.loads, lines) if values.items() <= event.items()]
 
-    def total(self, number: str, **facts: object) -> int:
-        """The sum of a number over the events with the given facts."""
-        return sum(event[number] for event in self.events(**facts))
+    def total(self, number: str, **values: object) -> int:
+        """The sum of a number over the events with the given values."""
+        return sum(event[number] for event in self.events(**values))
 
 
 def check_audit(path: Path) -> int:

@@ -1,7 +1,7 @@
 """The server's side of a federated run: agree with the sites, run every seed, keep everything.
 
-Transport-free: sites are behind a `Fleet`. A run's folder holds what is needed to continue it in
-another process: the roster, a checkpoint per seed written after every round, the audit log.
+Transport-free: sites are behind a `Fleet`. Another process can continue a run from its folder: the
+roster, a checkpoint per seed written after every round, the audit log.
 """
 
 from __future__ import annotations
@@ -59,15 +59,10 @@ ROSTER = "roster.json"
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was ordered: everything that `atoll federate run` decides.
+    """Everything that `atoll federate run` decides; `run` names it on the server and at the sites.
 
-    Attributes:
-        run: Names the run on the server and at the sites.
-        config: As TOML.
-        sites: The sites, in the order of the clients.
-        quorum: Fewest sites that a round may have.
-        deadline: Seconds that a step may take.
-        join: Seconds that a site may take to answer at the start.
+    `config` is TOML, `sites` are in the order of the clients, and a round has at least `quorum`. A
+    step may take `deadline` seconds, the answer of a site at the start `join` seconds.
     """
 
     run: str
@@ -79,7 +74,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a site tells when it joins (`SiteData.summary`)."""
+    """The `SiteData.summary` that a site sends when it joins."""
 
     features: int
     classes: int
@@ -93,35 +88,87 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class TooFew(ClientLost):
     """Fewer sites than the quorum; the run is saved up to the last complete round."""
 
+    def __init__(self, order: Order, out: Mapping[str, Failure]) -> None:
+        there, total = len(order.sites) - len(out), len(order.sites)
+        why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
+        super().__init__(
+            f"{there} of {total} sites answer, but the quorum is {order.quorum} ({why}); "
+            "the run is saved up to the last complete round"
+        )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A run with every choice named; data, partition and split are the sites' own.
+
+    The method is bare: without the wrapper of differential privacy.
+    """
+
+    roster: Roster
+    config: RunConfig
+    rules: Protocol
+    method: Method
+
+    @staticmethod
+    def of(wanted: RunConfig, roster: Roster) -> Settled:
+        """Fill the gaps of a configuration by its protocol and by the data that sites reported."""
+        given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
+        config, rules = resolve(given, roster.task.name)
+        config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
+        method = build_method(config, roster.features, roster.classes, roster.task.name)
+        return Settled(roster, config, rules, method)
+
+    @property
+    def seeds(self) -> range:
+        return range(self.config.seed, self.config.seed + self.config.seeds)
+
+    def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:
+        """The result of all seeds."""
+        config, roster = self.config, self.roster
+        ledgers = [seed.ledger for seed in seeds]
+        return Result(
+            config=config,
+            seeds=tuple(seeds),
+            deployed=self.method.scored_as(),
+            weights=self.rules.weights,
+            select=select_rule(config, self.rules),
+            engine="flare",
+            device="cpu",
+            setup_seconds=setup,
+            federation={"sites": list(roster.names), roster.task.plural: list(roster.nodes)},
+            out=folder,
+            metric=roster.metric,
+            hyperparameters=asdict(self.method),
+            privacy=privacy_report(config, ledgers, len(roster), federated=True),
+        )
+
 
 @tuned_process()
 def coordinate(
     order: Order, fleet: Fleet, folder: Path, on_round: Callable[[Json], None]
 ) -> Result:
-    """Run, or continue, what was ordered; the result is saved in the folder."""
+    """Run, or continue, an order; the result is saved in the folder."""
     began = time.perf_counter()
     audit = Audit(folder / "audit.jsonl")
     wanted = make_config(**parse_config(order.config, "the configuration"))
     audit.note("start", run=order.run, config=order.config, sites=order.sites)
     roster, out = agree(order, wanted, fleet, folder, audit)
-    config, rules = settle(wanted, roster)
-    bare = build_method(config, roster.features, roster.classes, roster.task.name)
-    method = with_privacy(bare, config.dp)
-    fingerprint = name_configuration(config)
+    settled = Settled.of(wanted, roster)
+    config, rules, federation = settled.config, settled.rules, cast(Federation, roster)
+    fingerprint, run_folder = name_configuration(config), RunFolder(folder)
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
-    seeds, saved = [], RunFolder(folder)
-    keep = selection_of(config, rules, roster.metric)
-    for seed in range(config.seed, config.seed + config.seeds):
+    seeds = []
+    for seed in settled.seeds:
         experiment = FederatedExperiment(
-            method,
-            cast(Federation, roster),
+            with_privacy(settled.method, config.dp),
+            federation,
             rounds=config.rounds or rules.rounds,
             fraction=config.fraction,
             seed=seed,
             engine="serial",
             compat=config.compat,
-            keep=keep,
+            keep=selection_of(config, rules, roster.metric),
             order=order,
             config=config,
             fleet=fleet,
@@ -129,86 +176,51 @@ def coordinate(
             out=out,
         )
         done = experiment.run(
-            checkpoint=saved.checkpoint(seed),
+            checkpoint=run_folder.checkpoint(seed),
             fingerprint=f"{fingerprint}/{seed}",
             every_seconds=0.0,
             on_round=partial(_report, experiment, on_round),
         )
-        saved.write_seed(done, config, bare)
+        run_folder.write_seed(done, config, settled.method)
         seeds.append(SeedResult(seed, done.history, done.ledger))
-    result = _result(config, rules, bare, roster, seeds, setup, folder)
+    result = settled.result(seeds, setup, folder)
     result.save(folder)
     audit.note("finished", run=order.run, privacy=result.privacy)
     return result
-
-
-def settle(wanted: RunConfig, roster: Roster) -> tuple[RunConfig, Protocol]:
-    """The configuration with every choice named; data, partition and split are the sites' own."""
-    given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
-    config, rules = resolve(given, roster.task.name)
-    return msgspec.structs.replace(config, partition="given", split="given", ratios=None), rules
-
-
-def _result(
-    config: RunConfig,
-    rules: Protocol,
-    method: Method,
-    roster: Roster,
-    seeds: Sequence[SeedResult],
-    setup: float,
-    folder: Path,
-) -> Result:
-    ledgers = [seed.ledger for seed in seeds]
-    return Result(
-        config=config,
-        seeds=tuple(seeds),
-        deployed=method.scored_as(),
-        weights=rules.weights,
-        select=select_rule(config, rules),
-        engine="flare",
-        device="cpu",
-        setup_seconds=setup,
-        federation={"sites": list(roster.names), roster.task.plural: list(roster.nodes)},
-        out=folder,
-        metric=roster.metric,
-        hyperparameters=asdict(method),
-        privacy=privacy_report(config, ledgers, len(roster), federated=True),
-    )
 
 
 def read_federated_result(order: Order, folder: Path) -> Result:
     """The result of a finished run, from the files that the server sent."""
     wanted = make_config(**parse_config(order.config, "the configuration"))
     roster = _roster(order, wanted, _read_summaries(folder / ROSTER))
-    config, rules = settle(wanted, roster)
-    method = build_method(config, roster.features, roster.classes, roster.task.name)
-    seeds = []
-    for seed in range(config.seed, config.seed + config.seeds):
+    settled, seeds = Settled.of(wanted, roster), []
+    for seed in settled.seeds:
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
-        seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), method))
+        seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), settled.method))
     setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]
-    return _result(config, rules, method, roster, seeds, setup, folder)
+    return settled.result(seeds, setup, folder)
 
 
 def _report(
     experiment: FederatedExperiment, on_round: Callable[[Json], None], history: History
 ) -> None:
-    """Pass on how far a run is, in plain values."""
+    """Pass on the progress of a run, in plain values."""
     scored = history.scores[experiment.config.evaluate or "deployed"][-1][:, 1, 0]
-    progress = {
-        "seed": experiment.seed,
-        "round": history.rounds,
-        "rounds": experiment.rounds,
-        "validation": float(np.nanmean(scored)) if not np.isnan(scored).all() else None,
-        "out": {site: why.reason for site, why in experiment.out.items()},
-    }
-    on_round(progress)
+    on_round(
+        {
+            "seed": experiment.seed,
+            "round": history.rounds,
+            "rounds": experiment.rounds,
+            "validation": float(np.nanmean(scored)) if not np.isnan(scored).all() else None,
+            "out": {site: why.reason for site, why in experiment.out.items()},
+        }
+    )
 
 
 def agree(
     order: Order, config: RunConfig, fleet: Fleet, folder: Path, audit: Audit
 ) -> tuple[Roster, dict[str, Failure]]:
-    """Greet the sites: the roster, and who is missing. The first time nobody may be."""
+    """Greet the sites: the roster, and the missing sites, of which a new run may have none."""
     head = {
         "do": "hello",
         "run": order.run,
@@ -217,20 +229,18 @@ def agree(
         "version": __version__,
         "dp": msgspec.to_builtins(config.dp),
     }
-    replies, failures = fleet.map(
-        "hello", dict.fromkeys(order.sites, Packet(head, b"")), order.join
-    )
+    packets = dict.fromkeys(order.sites, Packet(head, b""))
+    replies, failures = fleet.map("hello", packets, order.join)
     joined = {}
     for site, packet in replies.items():
         try:
             joined[site] = msgspec.convert(packet.head, SiteSummary)
         except msgspec.ValidationError as error:
             failures[site] = Failure(BAD, f"what it tells of its data cannot be used: {error}")
-    path = folder / ROSTER
-    known = _read_summaries(path) if path.exists() else None
-    refused = {site: why for site, why in failures.items() if why.kind != LOST}
+    known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
     for site, why in failures.items():
         audit.note(why.kind, site=site, reason=why.reason)
+    refused = {site: why for site, why in failures.items() if why.kind != LOST}
     if refused or (failures and known is None):
         raise SitesFailed(refused or failures)
     for site, now in joined.items():
@@ -239,8 +249,8 @@ def agree(
     sites = known or joined
     _check_alike(sites)
     if len(sites) - len(failures) < order.quorum:
-        raise TooFew(_too_few(order, failures))
-    write_atomically(path, msgspec.json.encode(sites))
+        raise TooFew(order, failures)
+    write_atomically(folder / ROSTER, msgspec.json.encode(sites))
     return _roster(order, config, sites), dict(failures)
 
 
@@ -282,15 +292,6 @@ def _check_alike(sites: Mapping[str, SiteSummary]) -> None:
             )
 
 
-def _too_few(order: Order, out: Mapping[str, Failure]) -> str:
-    there = len(order.sites) - len(out)
-    why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
-    return (
-        f"{there} of {len(order.sites)} sites answer, but the quorum is {order.quorum} ({why}); "
-        "the run is saved up to the last complete round"
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederatedExperiment(Experiment):
     """An experiment whose clients are sites."""
@@ -312,34 +313,32 @@ class FederatedRun(Run):
     simulation: Cohort
 
     def backend(self) -> Backend:
-        """The sites, told what to run."""
-        wanted = self.experiment
+        """The sites, after they have built the method."""
+        wanted, method = self.experiment, self.experiment.method
         roster = cast(Roster, wanted.federation)
-        method: Method = wanted.method
-        run = f"{wanted.order.run}-{wanted.seed}"
+        self.run_name = f"{wanted.order.run}-{wanted.seed}"
         probe = make_probe(wanted.federation, dict(method.views), torch.zeros(()))
         engine = Remote(
             wanted.fleet,
             roster.names,
             owners(method),
             probe,
-            run=run,
+            run=self.run_name,
             deadline=wanted.order.deadline,
             note=wanted.audit.note,
         )
         cohort = Cohort(roster, engine, wanted.seed)
         cohort.out = wanted.out
-        self._tell(run, [name for name in roster.names if name not in cohort.out])
-        self.run_name = run
+        self._begin_at([name for name in roster.names if name not in cohort.out])
         return cohort
 
     def no_history(self) -> History:
         return _no_history(self.simulation.federation)
 
-    def _tell(self, run: str, sites: list[str]) -> None:
+    def _begin_at(self, sites: list[str]) -> None:
         """Have the sites build the method."""
         wanted = self.experiment
-        head = {"do": "begin", "run": run, "config": config_text(wanted.config)}
+        head = {"do": "begin", "run": self.run_name, "config": config_text(wanted.config)}
         packets = dict.fromkeys(sites, Packet(head, b""))
         _, failures = wanted.fleet.map("begin", packets, wanted.order.join)
         if failures:
@@ -352,7 +351,7 @@ class FederatedRun(Run):
         self.simulation.engine.commit(-1)
 
     def one_round(self) -> None:
-        """A whole round with the sites that answer; one that fails is left out and told of."""
+        """A whole round with the sites that answer; one that fails is left out and reported."""
         self._welcome_back()
         while True:
             self.simulation.engine.begin()
@@ -368,7 +367,7 @@ class FederatedRun(Run):
             return
 
     def _leave_out(self, error: SitesFailed, round: int) -> None:
-        """Go on without the sites that failed, as long as the quorum is met."""
+        """Continue without the sites that failed, as long as the quorum is met."""
         wanted, out = self.experiment, self.simulation.out
         for site, why in error.failures.items():
             out[site] = why
@@ -377,19 +376,19 @@ class FederatedRun(Run):
         if refused:
             raise SitesFailed(refused)
         if len(self.simulation.federation) - len(out) < wanted.order.quorum:
-            raise TooFew(_too_few(wanted.order, out))
+            raise TooFew(wanted.order, out)
 
     def _welcome_back(self) -> None:
         """Sites that were lost and answer again take part from this round on."""
         for site, why in list(self.simulation.out.items()):
             if why.kind == LOST and self.experiment.fleet.back(site):
-                self._tell(self.run_name, [site])
+                self._begin_at([site])
                 del self.simulation.out[site]
                 self.experiment.audit.note("back", site=site, round=self.history.rounds)
 
 
 def outcome(action: Callable[[], Result]) -> Json:
-    """The status of a run after it ended, and a sentence, in plain values that can travel."""
+    """The status of a run after it ended, and a sentence, as plain values."""
     try:
         action()
     except TooFew as error:
@@ -407,7 +406,7 @@ def order_text(order: Order) -> str:
 
 
 def read_order(text: str) -> Order:
-    """What `order_text` wrote."""
+    """The order that `order_text` wrote."""
     try:
         order = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
         check_name(order.run)  # it names a folder

@@ -1,12 +1,10 @@
-"""What would leave a site: every field of every reply, with shape, bytes, reason and verdict.
+"""Disclosures of a site: every field of every reply, with shape, bytes, reason and verdict.
 
 The method runs for a few rounds on this machine, with the site's own graph in place of every
 client's, so that the shapes are the real ones; nothing is sent.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from rich import box
@@ -15,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph
 from atoll.core.method import Step
 from atoll.core.tree import Tree, named_leaves
 from atoll.deploy.audit import Json
@@ -35,10 +32,10 @@ ROUNDS = 2
 
 
 class _Recorder(Serial):
-    """Serial, noting what client 0 replies."""
+    """Serial, noting the replies of client 0."""
 
-    def __init__(self, graphs: Sequence[Graph]) -> None:
-        super().__init__(graphs)
+    def __init__(self, inputs: EngineInputs) -> None:
+        super().__init__(inputs.graphs())
         self.seen: dict[tuple[str, str], Json] = {}
         self.messages: dict[str, int] = {}
         self.steps: dict[str, Step] = {}
@@ -49,20 +46,15 @@ class _Recorder(Serial):
             self.steps[step.name] = step
             self.messages[step.name] = self.messages.get(step.name, 0) + 1
             for name, leaf in named_leaves(reply):
-                shape = "x".join(map(str, leaf.shape)) or "1"
                 self.seen[step.name, name] = {
                     "step": step.name,
                     "field": name,
-                    "shape": shape,
+                    "shape": "x".join(map(str, leaf.shape)) or "1",
                     "type": str(leaf.dtype).removeprefix("torch."),
                     "bytes": leaf.numel() * leaf.element_size(),
                     "declared": step.discloses.get(name.split(".")[0], ""),
                 }
         return reply
-
-
-def _recorder(inputs: EngineInputs) -> _Recorder:
-    return _Recorder(inputs.graphs())
 
 
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
@@ -72,7 +64,7 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
     method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
-    run = Experiment(method, federation, rounds=ROUNDS, engine=_recorder).begin()
+    run = Experiment(method, federation, rounds=ROUNDS, engine=_Recorder).begin()
     recorder = run.simulation.engine
     assert isinstance(recorder, _Recorder)
     run.start()
@@ -83,6 +75,7 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
         field["bytes_per_round"] = field["bytes"] * recorder.messages[field["step"]] // ROUNDS
         top = field["field"].split(".")[0]
         field["verdict"] = _verdict(policy, recorder.steps[field["step"]], top)
+    unseen = [step for step in steps_of(method) if step.name not in recorder.steps]
     return {
         "method": config.method,
         "rounds_tried": ROUNDS,
@@ -95,14 +88,13 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
                 "declared": dict(step.discloses),
                 "verdict": _verdict(policy, step, *step.discloses),
             }
-            for step in steps_of(method)
-            if step.name not in recorder.steps
+            for step in unseen
         ],
     }
 
 
 def _verdict(policy: Policy, subject: Step | RunConfig, *fields: str) -> str:
-    """The owner's word on a run, or on sending some fields of a step's reply."""
+    """The policy's decision on a run, or on sending some fields of a step's reply."""
     try:
         if isinstance(subject, Step):
             policy.check_step(subject, 0)
@@ -122,16 +114,9 @@ def disclosure_table(found: Json) -> Group:
     for name in ("step", "field", "shape", "type", "bytes/round", "verdict"):
         table.add_column(name, justify="right" if name.startswith("bytes") else "left")
     for row in found["fields"]:
-        table.add_row(
-            row["step"],
-            row["field"],
-            row["shape"],
-            row["type"],
-            str(row["bytes_per_round"]),
-            row["verdict"].partition(":")[0],
-        )
-    notes = [f"run: {found['run']}"]
-    notes += [f"told when joining: {found['told_when_joining']}"]
+        plain = (row[name] for name in ("step", "field", "shape", "type"))
+        table.add_row(*plain, str(row["bytes_per_round"]), row["verdict"].partition(":")[0])
+    notes = [f"run: {found['run']}", f"told when joining: {found['told_when_joining']}"]
     declared = {(r["step"], r["field"].split(".")[0], r["declared"]) for r in found["fields"]}
     notes += [f"{s}.{f} is declared: {why}" for s, f, why in sorted(declared) if why]
     notes += sorted({r["verdict"] for r in found["fields"] if r["verdict"] != "allowed"})

@@ -40,21 +40,14 @@ class Participant(SiteExecutor):
     """Takes part at a site, with the data and the policy that its owner named."""
 
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
-        path = kit / "local" / SETTINGS
         try:
-            settings = json.loads(path.read_text())
+            settings = json.loads((kit / "local" / SETTINGS).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError("the site was not started by `atoll federate site`") from error
-        policy = settings.get("policy")
-        data = read_site_data(
-            Path(settings["data"]),
-            schema=_path(settings.get("schema")),
-            classes=settings.get("classes", ()),
-            split=settings.get("split", "stratified"),
-            seed=settings.get("seed", 0),
+        schema, policy = (
+            Path(settings[name]) if settings.get(name) is not None else None
+            for name in ("schema", "policy")
         )
-        return Site(data, read_policy(_path(policy)), kit / "atoll").answer
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
+        given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}
+        data = read_site_data(Path(settings["data"]), schema=schema, **given)
+        return Site(data, read_policy(policy), kit / "atoll").answer

@@ -1,7 +1,7 @@
-"""Kits: what each party of a federation is given, with its own key and the federation's root.
+"""Kits: one folder for each party of a federation, with its own key and the federation's root.
 
-FLARE's provisioning makes the keys, certificates and signed start-up files; here they are narrowed
-to what Atoll needs: two classes may run, no code may be sent, nobody gets a shell.
+FLARE's provisioning makes the keys, certificates and signed start-up files. Atoll narrows them: two
+classes may run, no code may be sent, no party gets a shell.
 """
 
 from __future__ import annotations
@@ -47,13 +47,9 @@ def need_nvflare() -> None:
 def provision(
     folder: Path, sites: Sequence[str], *, host: str = "localhost", port: int = PORT
 ) -> dict[str, Path]:
-    """Make the kits of a federation; the folder of each party by its name.
+    """Make the kits of a federation in a new folder; the kit of each party by its name.
 
-    Args:
-        folder: Where to put them; must not exist.
-        sites: Their names; each is an organisation of its own.
-        host: Where the sites reach the server.
-        port: The server's port.
+    Each site is a separate organisation. The sites reach the server at `host` and `port`.
     """
     need_nvflare()
     if folder.exists() and any(folder.iterdir()):
@@ -89,34 +85,23 @@ def _org(name: str, sites: Sequence[str]) -> str:
 
 
 def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
-    """FLARE's own provisioning, in a process of its own: it prints, and asks on errors."""
-    people: list[dict[str, str | int]] = [
-        {
-            "name": "server",
-            "type": "server",
-            "org": PROJECT,
-            "fed_learn_port": port,
-            "admin_port": port,
-            "default_host": host,
-        },
-        {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"},
-    ]
-    people += [{"name": name, "type": "client", "org": _org(name, sites)} for name in sites]
-    impl = "nvflare.lighter.impl"
+    """FLARE's own provisioning, in a separate process: it prints, and asks on errors."""
+    server = {"name": "server", "type": "server", "org": PROJECT, "default_host": host}
+    ports = {"fed_learn_port": port, "admin_port": port}
+    admin = {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"}
+    clients = [{"name": name, "type": "client", "org": _org(name, sites)} for name in sites]
+    builders: dict[str, dict[str, object]] = {
+        "workspace.WorkspaceBuilder": {"args": {"template_file": ["master_template.yml"]}},
+        "static_file.StaticFileBuilder": {"args": {"config_folder": "config"}},
+        "cert.CertBuilder": {},
+        "signature.SignatureBuilder": {},
+    }
     project = {
         "api_version": 3,
         "name": PROJECT,
         "description": "Atoll",
-        "participants": people,
-        "builders": [
-            {
-                "path": f"{impl}.workspace.WorkspaceBuilder",
-                "args": {"template_file": ["master_template.yml"]},
-            },
-            {"path": f"{impl}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-            {"path": f"{impl}.cert.CertBuilder"},
-            {"path": f"{impl}.signature.SignatureBuilder"},
-        ],
+        "participants": [{**server, **ports}, admin, *clients],
+        "builders": [{"path": f"nvflare.lighter.impl.{k}", **v} for k, v in builders.items()],
     }
     file = work / "project.yml"
     file.write_text(json.dumps(project))  # JSON is YAML
@@ -132,15 +117,14 @@ def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
 
 
 def _narrow(kit: Path, classes: Sequence[str]) -> None:
-    """Allow only our classes, no code in jobs, no shell; log warnings alone."""
+    """Allow only our classes, no code in jobs, no shell; log only warnings."""
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     resources["class_allow_list"] = list(classes)
     resources["class_list_enforcement_mode"] = "enforce"
     resources["allow_log_streaming"] = False
-    resources["components"] = [
-        part for part in resources["components"] if "log" not in part["id"]
-    ]  # no site sends its logs to the server
+    # No site sends its logs to the server.
+    resources["components"] = [p for p in resources["components"] if "log" not in p["id"]]
     for server in resources.get("servers", ()):
         server["heart_beat_timeout"] = 35  # sites give a sign of life every 10 s
     (local / "resources.json").write_text(json.dumps(resources, indent=1))
@@ -171,31 +155,29 @@ def about_kit(kit: Path) -> AboutKit:
     try:
         found: AboutKit = json.loads((kit / "kit.json").read_text())
     except (OSError, ValueError):
-        raise ConfigError(
-            f"'{kit}' is not a kit; make kits with `atoll federate provision`"
-        ) from None
+        hint = "make kits with `atoll federate provision`"
+        raise ConfigError(f"'{kit}' is not a kit; {hint}") from None
     return found
 
 
 def server_command(kit: Path) -> list[str]:
-    """How to start the server of a kit, once what it stores is kept in the kit itself."""
-    # FLARE's own place is /tmp/nvflare, which all servers of a machine would share.
+    """The command that starts the server of a kit."""
     _rename_classes(kit)
+    # The server stores into the kit; /tmp/nvflare, FLARE's default, is shared by all servers.
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
     file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
     loopback = about_kit(kit)["host"] in ("localhost", "127.0.0.1")
-    # Only where it serves other machines does it listen on other addresses.
+    # It listens on other addresses only if it serves other machines.
     more = ["host=127.0.0.1"] if loopback else []
     return _command("server.server_train", kit, "fed_server.json", more)
 
 
 def site_command(kit: Path) -> list[str]:
-    """How to start the site of a kit."""
+    """The command that starts the site of a kit."""
     _rename_classes(kit)
-    return _command(
-        "client.client_train", kit, "fed_client.json", [f"uid={about_kit(kit)['name']}"]
-    )
+    name = about_kit(kit)["name"]
+    return _command("client.client_train", kit, "fed_client.json", [f"uid={name}"])
 
 
 def _rename_classes(kit: Path) -> None:
@@ -213,26 +195,14 @@ def _rename_classes(kit: Path) -> None:
 
 
 def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
-    module = f"nvflare.private.fed.app.{module}"
+    python = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}"]
     settings = ["secure_train=true", *more, f"org={about_kit(kit)['org']}", "config_folder=config"]
-    return [
-        sys.executable,
-        "-u",
-        "-m",
-        module,
-        "-m",
-        str(kit.resolve()),
-        "-s",
-        config,
-        "--set",
-        *settings,
-    ]
+    return [*python, "-m", str(kit.resolve()), "-s", config, "--set", *settings]
 
 
 def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: object) -> None:
     """Note in a site's kit where its data and its policy are."""
-    found = {"data": data, "policy": policy, **more}
-    plain = {
-        k: str(v.resolve()) if isinstance(v, Path) else v for k, v in found.items() if v is not None
-    }
-    (kit / "local" / SETTINGS).write_text(json.dumps(plain))
+    given = {"data": data, "policy": policy, **more}
+    plain = {name: value for name, value in given.items() if value is not None}
+    text = json.dumps(plain, default=lambda path: str(path.resolve()))
+    (kit / "local" / SETTINGS).write_text(text)

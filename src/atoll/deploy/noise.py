@@ -2,9 +2,9 @@
 
 The numbers come from a secret of the run at this site, the question, and the clipped update itself.
 The scale of the noise is part of the question: the same numbers at two scales could be solved for.
-So a question that is asked again (a round that is tried again, a resumed run) gets the same answer,
-which tells nothing new; an update that differs in one bit gets noise that is independent. The
-secret lies beside the private states, which are as private.
+So a repeated question (a retried round, a resumed run) gets the same answer, which reveals nothing
+new; an update that differs in one bit gets independent noise. The secret lies beside the private
+states, which are as private.
 """
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ class SiteNoise:
         self.release = hmac.digest(self.secret, b"release" + digest.digest(), "sha256").hex()[:32]
         self.alone = not any(bool(leaf.any()) for leaf in leaves(update))
         flat, spec = flatten(update)
-        numbers = torch.from_numpy(normals(seed, sum(leaf.numel() for leaf in flat)))
-        parts = torch.split(numbers, [leaf.numel() for leaf in flat])
-        return unflatten(
-            [part.reshape(leaf.shape) for part, leaf in zip(parts, flat, strict=True)], spec
-        )
+        sizes = [leaf.numel() for leaf in flat]
+        numbers = torch.split(torch.from_numpy(normals(seed, sum(sizes))), sizes)
+        pairs = zip(numbers, flat, strict=True)
+        return unflatten([part.reshape(leaf.shape) for part, leaf in pairs], spec)
 
 
 def normals(seed: bytes, count: int) -> np.ndarray:

@@ -48,12 +48,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     delta: float = 1e-5
 
     def check_run(self, method: str, rounds: int, base: str = "") -> None:
-        """Refuse a run that the owner does not allow; `base` is what the method is a plug on."""
+        """Refuse a run that the owner does not allow; `base` is the method that it wraps."""
         names = [name if ":" in name else name.lower() for name in (method, base) if name]
         for name in names:
-            if self.methods is not None and name not in self.methods:
-                allowed = ", ".join(self.methods) or "none"
-                raise Refusal(f"its policy does not allow method '{name}'; it allows: {allowed}")
+            _check_named("method", name, self.methods)
             if self.methods is None and name not in METHODS:
                 # A name with a colon is code of the submitter's choice.
                 raise Refusal(
@@ -93,9 +91,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def check_step(self, step: Step, round: int) -> None:
         """Refuse a step that the owner does not allow."""
-        if self.steps is not None and step.name not in self.steps:
-            allowed = ", ".join(self.steps) or "none"
-            raise Refusal(f"its policy does not allow step '{step.name}'; it allows: {allowed}")
+        _check_named("step", step.name, self.steps)
         if not -1 <= round < self.rounds:
             raise Refusal(
                 f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
@@ -119,6 +115,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(
                 f"its policy allows {self.run_bytes} bytes in a run, and they are used up"
             )
+
+
+def _check_named(what: str, name: str, allowed: tuple[str, ...] | None) -> None:
+    if allowed is not None and name not in allowed:
+        names = ", ".join(allowed) or "none"
+        raise Refusal(f"its policy does not allow {what} '{name}'; it allows: {names}")
 
 
 def read_policy(path: Path | None) -> Policy:

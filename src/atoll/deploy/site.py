@@ -1,4 +1,4 @@
-"""What a site does with a packet: check it against the owner's policy, run the step, answer.
+"""A site's answer to a packet: check it against the owner's policy, run the step, reply.
 
 Transport-free: bytes come in, bytes go out. The private state stays here, in memory and in a folder
 of the run, written before each answer leaves.
@@ -12,7 +12,6 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +54,7 @@ def owners(method: Method) -> dict[str, Any]:
 
 
 class Site:
-    """One owner's side of a federation.
-
-    Args:
-        data: What the owner has.
-        policy: What the owner allows.
-        folder: For private states and the audit log.
-    """
+    """One owner's side of a federation; the folder holds private states and the audit log."""
 
     def __init__(self, data: SiteData, policy: Policy, folder: Path) -> None:
         self.data, self.policy, self.folder = data, policy, folder
@@ -72,33 +65,27 @@ class Site:
         self.job: Job | None = None
 
     def answer(self, packet: Packet) -> Packet:
-        """The reply; whatever goes wrong becomes one that says so, and the site lives on."""
-        more = {}
+        """The reply; a failure becomes a reply that reports it, and the site stays up."""
+        known = {"hello": self._hello, "begin": self._begin, "step": self._step, "ping": _empty}
+        what, more = packet.head.get("do"), {}
         try:
-            return self._doing(packet.head.get("do"))(packet)
+            if not isinstance(what, str) or what not in known:
+                raise WireError(f"'{what}' is nothing that a site does")
+            return known[what](packet)
         except Refusal as error:
             kind, reason = REFUSED, str(error)
         except (WireError, ConfigError) as error:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
-            # What it says may quote the owner's data, such as the number of nodes in a shape.
+            # Its text may quote the owner's data, such as the number of nodes in a shape.
             kind, reason = BAD, f"it failed ({type(error).__name__}); its audit log says more"
             more["detail"] = str(error)
         step = {k: packet.head.get(k) for k in ("run", "step", "round") if k in packet.head}
         self.audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
 
-    def _doing(self, what: object) -> Callable[[Packet], Packet]:
-        known = {"hello": self._hello, "begin": self._begin, "step": self._step, "ping": self._ping}
-        if not isinstance(what, str) or what not in known:
-            raise WireError(f"'{what}' is nothing that a site does")
-        return known[what]
-
-    def _ping(self, packet: Packet) -> Packet:
-        return Packet({}, b"")
-
     def _hello(self, packet: Packet) -> Packet:
-        """Tell what must agree, if the owner allows the run at all."""
+        """Send the summary of the data, if the owner allows the run at all."""
         head = packet.head
         if head["version"] != __version__:
             raise Refusal(f"it has Atoll {__version__}, the server {head['version']}")
@@ -113,20 +100,19 @@ class Site:
         """Build the method, with the widths that all sites agreed on."""
         head, run = packet.head, check_name(packet.head["run"])
         config = _ordered(head["config"])
-        base = str(config.set.get("base", ""))
-        self.policy.check_run(config.method, config.rounds or 0, base)
+        self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
         # One name, one configuration: states and noise of a run are for its own method and scale.
         for event in self.audit.events(event="begin", run=run):
             if _ordered(event["config"]) != config:
                 raise Refusal(f"run '{run}' was begun here with another configuration")
         if config.dp is not None:
-            # What a site can expect to send, over all seeds; beside it, what other runs have spent.
+            # The updates that this site may send, over all seeds, beside those of other runs.
             sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
             before = self.account.precision(but=all_seeds(run))
             self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
-        data = self.data
-        method = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
+        graph = self.data.graph
+        method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
         self.job = Job(run, with_privacy(method, config.dp), config, self)
         self.audit.note("begin", run=run, config=head["config"])
         return Packet({}, b"")
@@ -135,6 +121,10 @@ class Site:
         if self.job is None or self.job.run != packet.head["run"]:
             raise WireError(f"run '{packet.head['run']}' was not begun here")
         return self.job.step(packet)
+
+
+def _empty(packet: Packet) -> Packet:
+    return Packet({}, b"")
 
 
 class Job:
@@ -184,7 +174,7 @@ class Job:
             reply = self._keep(reply, round)
         body = encode(reply)
         with self.site.audit.alone() as changed:
-            if changed:  # by another job at this site: what it released counts here too
+            if changed:  # by another job at this site: its releases count here too
                 self.site.account = Account(self.site.audit)
                 self.sent = self.site.audit.total("bytes", event="sent", run=self.run)
             charged = self._charge(noise)
@@ -205,28 +195,28 @@ class Job:
         return Packet({}, body)
 
     def _message(self, body: bytes) -> Tree:
-        """What the server sends; in a private run it must not be able to fit some data alone."""
+        """The server's message, which in a private run must not depend on this site's data."""
         message = decode(body)
-        # A row for each node would pass where there are as many, and so tell their number.
+        # A row for each node would pass only where there are as many, and so reveal their number.
         if self.shapes is not None and _shapes(message) not in ([], self.shapes):
             raise WireError("a private run has messages of its model's own shapes and types alone")
         return message
 
     def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
-        """Where nothing leaves (Local), the private state must tell; a noised reply is finite."""
+        """Whether training diverged, by the private state if nothing leaves or noise is added."""
         if noise is not None:
             return noise.alone or not all_finite(state)
         return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
     def _question(self, step: Step, head: Json, body: bytes) -> bytes:
-        """What decides an answer beside the owner's data.
+        """Everything that decides an answer beside the owner's data.
 
         The lineage stands for the private state: all questions that led to it. Without it a server
         could ask one question on two states, and equal answers would show equal updates.
         """
         scale = [step.owner.clip, step.owner.noise] if isinstance(step.owner, Noised) else []
-        asked = [self.run, self.lineage, scale, step.name, int(head["round"]), int(head["key"])]
-        return json.dumps([*asked, hashlib.sha256(body).hexdigest()]).encode()
+        parts = [self.run, self.lineage, scale, step.name, int(head["round"]), int(head["key"])]
+        return json.dumps([*parts, hashlib.sha256(body).hexdigest()]).encode()
 
     def _noise(self, step: Step, question: bytes) -> SiteNoise | None:
         """This site's own noise, for a step that is to be noised with it."""
@@ -236,44 +226,36 @@ class Job:
         return SiteNoise(site_secret(self.states.folder), question)
 
     def _charge(self, noise: SiteNoise | None) -> Json:
-        """Put an answer on the account, if it is not there yet; what to note of it."""
+        """Put an answer on the account, if it is not there yet; the charge, for the audit log."""
         if noise is None or not noise.release:
             return {}
         assert self.privacy is not None
-        account = self.site.account
+        privacy, account = self.privacy, self.site.account
         after = account.precision()
         if noise.release not in account.releases:
-            after += release(self.privacy.noise)
+            after += release(privacy.noise)
         self.site.policy.check_spent(after, "this update")
-        account.releases[noise.release] = (self.run, self.privacy.noise)
-        spent = epsilon(after, self.privacy.delta)
-        return {
-            "release": noise.release,
-            "clip": self.privacy.clip,
-            "noise": self.privacy.noise,
-            "delta": self.privacy.delta,
-            "epsilon": spent if math.isfinite(spent) else None,
-        }
+        account.releases[noise.release] = (self.run, privacy.noise)
+        spent = epsilon(after, privacy.delta)
+        charge = {"release": noise.release, "clip": privacy.clip, "noise": privacy.noise}
+        finite = spent if math.isfinite(spent) else None
+        return {**charge, "delta": privacy.delta, "epsilon": finite}
 
     def _keep(self, scores: Scores, round: int) -> Scores:
-        """Write scores down for the owner; what leaves in their place is the same for everybody."""
+        """Write scores down for the owner; the reply in their place is the same for every site."""
         which = "deployed" if self.scored == 0 else "local"
         self.scored += 1
         accuracy = from_confusion(scores.confusion.numpy())["accuracy"]
         path = self.states.folder / "scores.csv"
-        fresh = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
-            if fresh:
+            if file.tell() == 0:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
             for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
                 table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
-        return Scores(
-            torch.zeros_like(scores.confusion),
-            torch.zeros_like(scores.loss),
-            torch.full_like(scores.auc, -1.0),
-        )
+        confusion, loss = torch.zeros_like(scores.confusion), torch.zeros_like(scores.loss)
+        return Scores(confusion, loss, torch.full_like(scores.auc, -1.0))
 
     def _named(self, head: Json) -> Step:
         """The step that a packet names; only the evaluator has flags that a packet may set."""
@@ -330,7 +312,7 @@ def keeps_scores(privacy: PrivacyConfig | None) -> bool:
 
 
 class Account:
-    """What a site has released in all its runs, by its audit log: no restart renews it."""
+    """The releases of a site in all its runs, by its audit log: no restart renews it."""
 
     def __init__(self, audit: Audit) -> None:
         self.releases: dict[str, tuple[str, float]] = {
@@ -341,30 +323,29 @@ class Account:
 
     def precision(self, but: str | None = None) -> float:
         """The sum of 1/z² over all releases, without those of one run if it is given."""
-        kept = self.releases.values()
-        return sum(release(noise) for run, noise in kept if but is None or all_seeds(run) != but)
+        every = self.releases.values()
+        return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)
 
 
 class States:
     """The private states of one run on the disk, by the round after which they were left.
 
-    A round that the server did not complete may be asked for again, so the state before it is
-    kept until the server says that a later one counts.
+    The server may repeat a round that it did not complete, so the state before it is kept until a
+    later one counts.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def rounds(self) -> list[int]:
-        """Rounds that there is a state of, ascending."""
+        """Rounds with a state, ascending."""
         return sorted(int(path.stem[6:]) for path in self.folder.glob("state_*.atoll"))
 
     def load(self, counts: int) -> tuple[Tree, str]:
         """State and lineage after the last round up to `counts`; none before the first."""
         if counts == NEVER:
             return None, ""
-        there = [number for number in self.rounds() if number <= counts]
-        if not there or there[-1] != counts:
+        if counts not in self.rounds():
             raise WireError(
                 f"the private state after round {counts} is not in its runs/{self.folder.name}; "
                 "this site cannot continue the run"
@@ -375,7 +356,7 @@ class States:
         return load_checkpoint(self._path(counts)), lineage
 
     def save(self, round: int, state: Tree, lineage: str, counts: int) -> None:
-        """Write the state after a round; what is older than the one that counts is forgotten."""
+        """Write the state after a round; states older than the one that counts are deleted."""
         write_atomically(self._path(round).with_suffix(".lineage"), lineage.encode())
         save_checkpoint(self._path(round), state)
         for number in self.rounds():

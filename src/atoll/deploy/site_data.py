@@ -1,4 +1,4 @@
-"""What one site has: its graph, with roles, and what must agree between the sites."""
+"""The data of one site: its graph, with roles, and the names that must agree between sites."""
 
 from __future__ import annotations
 
@@ -23,15 +23,10 @@ SUFFIX = ".atoll"
 
 @dataclass(frozen=True)
 class SiteData:
-    """One client's data.
+    """One client's graph, with the number of classes and the data set's name and metric.
 
-    Attributes:
-        graph: Its graph.
-        classes: Number of classes.
-        name: Of the data set, for tables.
-        metric: "accuracy" or "auc".
-        words: Names of classes and of feature columns, where the data have names; they must be
-            the same at every site.
+    `words` are the names of classes and of feature columns, where the data have names. They must be
+    the same at every site.
     """
 
     graph: Graph
@@ -41,7 +36,7 @@ class SiteData:
     words: tuple[str, ...] = ()
 
     def summary(self, *, sizes: bool = True) -> dict[str, object]:
-        """What the server learns before the first step; zeros in place of sizes, if they stay."""
+        """The server's knowledge before the first step; zeros replace sizes that stay here."""
         graph = self.graph
         masks = torch.stack([graph.train, graph.val, graph.test]).sum(1) * sizes
         return {
@@ -57,18 +52,10 @@ class SiteData:
 
 def write_clients(federation: Federation, folder: Path) -> list[Path]:
     """One file for each client of a federation, to hand to the sites of a trial."""
-    paths = []
-    for number, graph in enumerate(federation.graphs):
-        path = folder / f"client-{number + 1}{SUFFIX}"
-        content = {
-            "kind": KIND,
-            "graph": graph,
-            "classes": federation.classes,
-            "name": federation.name,
-            "metric": federation.metric,
-        }
-        save_checkpoint(path, content)
-        paths.append(path)
+    shared = {name: getattr(federation, name) for name in ("classes", "name", "metric")}
+    paths = [folder / f"client-{i + 1}{SUFFIX}" for i in range(len(federation))]
+    for path, graph in zip(paths, federation.graphs, strict=True):
+        save_checkpoint(path, {"kind": KIND, "graph": graph, **shared})
     return paths
 
 
@@ -80,21 +67,16 @@ def read_site_data(
     split: str = "stratified",
     seed: int = 0,
 ) -> SiteData:
-    """A site's data: a client file, or a graph of the owner's own.
+    """A site's data: a file of `write_clients`, or anything that `--data PATH` can be.
 
-    Args:
-        path: What `write_clients` wrote, or anything that `--data PATH` can be.
-        schema: Column roles of tables.
-        classes: All classes of the federation, where this site may lack some.
-        split: How nodes become training, validation and test nodes; a given split wins.
-        seed: Of the split.
+    `schema` holds the column roles of tables, `classes` all classes of the federation, of which
+    this site may lack some. A split that the data give takes precedence over `split` and `seed`.
     """
     if path.suffix == SUFFIX:
         content = load_checkpoint(path)
         if not isinstance(content, dict) or content.get("kind") != KIND:
-            raise DataError(
-                f"'{path}' is not a client's data; give what `atoll federate split` wrote"
-            )
+            hint = "give what `atoll federate split` wrote"
+            raise DataError(f"'{path}' is not a client's data; {hint}")
         return SiteData(content["graph"], content["classes"], content["name"], content["metric"])
     from atoll.data.own.reader import load_own
 

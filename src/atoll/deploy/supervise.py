@@ -1,7 +1,8 @@
 """The administrator's part: submit a run, watch it, submit it again after a fault.
 
 FLARE does not bring a site back into a job that runs, and ends a job whose process dies. The run
-itself is safe in the folders of server and sites, so the answer to both is a new job that goes on.
+itself is safe in the folders of server and sites, so the answer to both is a new job, which
+continues the run.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, ClientLost, ConfigError
 from atoll.core.files import write_atomically
 from atoll.deploy.audit import Json
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.kits import CLASSES
+
+if TYPE_CHECKING:
+    from atoll.engines.flare import AdminSession
 
 ORDER = "order"
 INTERVAL = 0.05
@@ -28,29 +33,16 @@ RESTARTS = 3
 """How often a job that ended without one more round is submitted again."""
 
 
-class Session(Protocol):
-    """A session with the server (`engines.flare.AdminSession`)."""
-
-    def connected(self) -> dict[str, str]: ...
-    def submit(self, job: Path) -> str: ...
-    def status(self, job: str) -> str: ...
-    def progress(self, job: str) -> Json: ...
-    def abort(self, job: str) -> None: ...
-    def download(self, job: str, to: Path) -> Path: ...
-
-
 def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
     """A FLARE job: two configurations and no code."""
-    job = folder / f"atoll-{order.run}"
+    job, arguments = folder / f"atoll-{order.run}", {"order": order_text(order)}
     server = {
         "format_version": 2,
         "server": {"task_request_interval": INTERVAL},
         # A site whose process is gone is left out at once, not after FLARE's minute.
         "dead_client_grace_period": 1.0,
         "dead_client_check_lead_time": 1.0,
-        "workflows": [
-            {"id": "atoll", "path": CLASSES["server"][0], "args": {"order": order_text(order)}}
-        ],
+        "workflows": [{"id": "atoll", "path": CLASSES["server"][0], "args": arguments}],
     }
     site = {
         "format_version": 2,
@@ -63,56 +55,50 @@ def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
         "min_clients": 1,
         "deploy_map": {"server": ["server"], "site": list(sites)},
     }
-    for path, content in (
-        ("meta.json", meta),
-        ("server/config/config_fed_server.json", server),
-        ("site/config/config_fed_client.json", site),
-    ):
+    files = {
+        "meta.json": meta,
+        "server/config/config_fed_server.json": server,
+        "site/config/config_fed_client.json": site,
+    }
+    for path, content in files.items():
         (job / path).parent.mkdir(parents=True, exist_ok=True)
         (job / path).write_text(json.dumps(content, indent=1))
     return job
 
 
+@dataclass
 class Supervisor:
-    """Sees a run through.
+    """Sees a run through until its result is in the folder `out`.
 
-    Args:
-        session: With the server.
-        order: What to run.
-        out: Folder for the result.
+    Attributes:
         tell: Called with sentences for the user.
         on_progress: Called with the progress of the running job.
         patience: Seconds to wait for sites that are not connected.
         rejoin: Whether a site that comes back is taken in at once, by continuing in a new job.
-        resuming: Whether the run has begun before; only the first time nobody may be missing.
+        resuming: Whether the run has begun before; a new run needs all of its sites.
+        job: The running job.
+        reached: Seed and round.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        order: Order,
-        out: Path,
-        *,
-        tell: Callable[[str], None],
-        on_progress: Callable[[Json], None],
-        patience: float = 60.0,
-        rejoin: bool = True,
-        resuming: bool = False,
-    ) -> None:
-        self.session, self.order, self.out = session, order, out
-        self.tell, self.on_progress = tell, on_progress
-        self.patience, self.rejoin, self.resuming = patience, rejoin, resuming
-        self.job = ""
-        self.reached = (0, 0)
+    session: AdminSession
+    order: Order
+    out: Path
+    _: KW_ONLY
+    tell: Callable[[str], None]
+    on_progress: Callable[[Json], None]
+    patience: float = 60.0
+    rejoin: bool = True
+    resuming: bool = False
+    job: str = field(default="", init=False)
+    reached: tuple[int, int] = field(default=(0, 0), init=False)
 
     def run(self) -> None:
-        """Until the result is in the folder."""
+        """Submit jobs until one finishes the run."""
         write_atomically(self.out / ORDER, order_text(self.order).encode())
-        everybody, fruitless = not self.resuming, 0
+        least, fruitless = self.order.quorum if self.resuming else len(self.order.sites), 0
         while True:
             before = self.reached
-            there = self._gather(len(self.order.sites) if everybody else self.order.quorum)
-            everybody = False
+            there, least = self._gather(least), self.order.quorum
             ended = self._one_job(there)
             if ended["status"] == "finished":
                 return
@@ -127,7 +113,7 @@ class Supervisor:
             self.tell(f"{ended['reason']}; continuing in a new job")
 
     def stop(self) -> None:
-        """Stop the running job, if the server still listens; the run stays where it is."""
+        """Stop the running job, if the server still answers; the run can be continued."""
         with contextlib.suppress(ClientLost):
             if self.job:
                 self.session.abort(self.job)
@@ -156,7 +142,7 @@ class Supervisor:
             self.job = self.session.submit(write_job(self.order, list(there), Path(work)))
         back: list[str] = []
         while True:
-            progress = self.session.progress(self.job)
+            progress: Json = self.session.progress(self.job)
             if progress:
                 self.reached = max(self.reached, (progress["seed"], progress["round"]))
                 self.on_progress(progress)
@@ -174,12 +160,10 @@ class Supervisor:
 
     def _fetch(self, status: str) -> Json:
         """Copy the files of the job; return its outcome."""
-        job, self.job = self.job, ""
+        job, self.job, found = self.job, "", []
         with tempfile.TemporaryDirectory() as work:
-            try:
+            with contextlib.suppress(ClientLost):
                 found = list(self.session.download(job, Path(work)).rglob("atoll/outcome.json"))
-            except ClientLost:
-                found = []
             if not found:
                 return {"status": "died", "reason": f"the job ended early ({status.lower()})"}
             ended: Json = json.loads(found[0].read_text())

@@ -55,14 +55,7 @@ LEAST = 1e-6
 class Heads:
     """Heads by name, each with the number of its layers, at least two; they need the view `x`.
 
-    Attributes:
-        features: Width of X.
-        classes: Width of every head's output.
-        hops: k.
-        propagated: Heads that read X~; at least one.
-        plain: Heads that read only X.
-        hidden: Width of the hidden layers.
-        dropout: Share of a hidden layer's entries that is dropped.
+    The `propagated` heads, at least one, read X~ with `hops` k, the `plain` ones only X.
     """
 
     features: int
@@ -120,14 +113,6 @@ def _weight(key: Tensor, n_in: int, n_out: int) -> Tensor:
     return math.sqrt(2) * glorot(key, n_in, n_out)
 
 
-class Surroundings(NamedTuple):
-    """A client's graph as a model predicts it: P, the directions of its rows, and T."""
-
-    belief: Tensor
-    q: Tensor
-    propagate: Propagation
-
-
 @dataclass(frozen=True)
 class Adaptive:
     """Hyper-parameters as in `methods/adafgl.py`, which checks them."""
@@ -162,9 +147,9 @@ class Adaptive:
         """The model's predictions about the graph; they stay the same while heads are trained."""
         belief = functional.softmax(logits, dim=-1)
         p = functional.softmax(belief, dim=-1) if self.double_softmax else belief
-        q, plain = directions(p, graph.real), graph.views["plain"]
-        propagate = propagation(plain, q, graph.real, self.alpha, self.threshold, self.block)
-        return Surroundings(belief, q, propagate)
+        similar = Similarity(directions(p, graph.real), self.threshold, self.block)
+        propagate = propagation(graph.views["plain"], similar, graph.real, self.alpha)
+        return Surroundings(belief, similar, propagate)
 
     def __call__(
         self, params: Tree, around: Surroundings, graph: Graph, key: Tensor | None = None
@@ -172,8 +157,8 @@ class Adaptive:
         """Logits of the homophilous head, then of the heterophilous head's three parts."""
         found = self.heads(params, graph, around.propagate, key)
         slope = params["rest"]["message"]["slope"]
-        options = (self.beta, self.threshold, self.inverted_rescale, self.block)
-        message = signed_messages(found["message"], around.q, slope, graph.real, *options)
+        options = (slope, graph.real, self.beta, self.inverted_rescale)
+        message = signed_messages(found["message"], around.similar, *options)
         return found["homo"], found["raw"], found["smooth"], message
 
 
@@ -182,21 +167,34 @@ def directions(p: Tensor, real: Tensor) -> Tensor:
     return functional.normalize(p, dim=-1) * real.unsqueeze(-1)
 
 
-def similar_sum(q: Tensor, h: Tensor, threshold: float = 0.0, block: int = 1024) -> Tensor:
-    """S H; with a threshold S has ones where a cosine is above it, and zeros elsewhere."""
-    if not threshold:
-        return q @ (q.T @ h) - (q * q).sum(-1, keepdim=True) * h
-    return by_rows(partial(_similar_rows, threshold), (q,), (q, h), block)
+class Similarity(NamedTuple):
+    """S; with a threshold it has ones where a cosine is above it, and zeros elsewhere."""
+
+    q: Tensor
+    threshold: float = 0.0
+    block: int = 1024
+
+    def times(self, h: Tensor) -> Tensor:
+        """S H."""
+        q = self.q
+        if not self.threshold:
+            return q @ (q.T @ h) - (q * q).sum(-1, keepdim=True) * h
+        return by_rows(partial(_similar_rows, self.threshold), (q,), (q, h), self.block)
 
 
-def propagation(
-    plain: Matrix, q: Tensor, real: Tensor, alpha: float, threshold: float = 0.0, block: int = 1024
-) -> Propagation:
+class Surroundings(NamedTuple):
+    """A client's graph as a model predicts it: P, S and T."""
+
+    belief: Tensor
+    similar: Similarity
+    propagate: Propagation
+
+
+def propagation(plain: Matrix, similar: Similarity, real: Tensor, alpha: float) -> Propagation:
     """T: h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
 
     def unscaled(h: Tensor) -> Tensor:
-        similar = similar_sum(q, h, threshold, block)
-        return alpha * matmul(plain, h) + (1 - alpha) * similar + h
+        return alpha * matmul(plain, h) + (1 - alpha) * similar.times(h) + h
 
     degree = unscaled(real.unsqueeze(-1))
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
@@ -204,18 +202,11 @@ def propagation(
 
 
 def signed_messages(
-    h: Tensor,
-    q: Tensor,
-    slope: Tensor,
-    real: Tensor,
-    beta: float,
-    threshold: float = 0.0,
-    inverted: bool = False,
-    block: int = 1024,
+    h: Tensor, similar: Similarity, slope: Tensor, real: Tensor, beta: float, inverted: bool = False
 ) -> Tensor:
     """Messages of alike nodes minus those of unlike nodes, (N, C), from logits h (N, C).
 
-        X = beta S(q) + (1 - beta) S(softmax h), with mean m and maximum M over all pairs
+        X = beta S + (1 - beta) S(softmax h), with mean m and maximum M over all pairs
         R = (X - m) / (M - m) above the mean, (X - m) / m below it, one on the diagonal
         (softmax(PReLU(R) h) - softmax(PReLU(-R) h) + h) / 2
 
@@ -223,11 +214,12 @@ def signed_messages(
     `inverted` takes -X / m below the mean: zero for the least alike, -1 near the mean.
     """
     h = h * real.unsqueeze(-1)
+    q, threshold, block = similar
     rows = (q, directions(functional.softmax(h, dim=-1), real))
 
     def times_x(values: Tensor) -> Tensor:
-        own = (1 - beta) * similar_sum(rows[1], values)
-        return own + beta * similar_sum(q, values, threshold, block) if beta else own
+        own = (1 - beta) * Similarity(rows[1]).times(values)
+        return own + beta * similar.times(values) if beta else own
 
     nodes = real.sum()
     mean = (times_x(real.unsqueeze(-1)).sum() / nodes**2).clamp(min=0) * (nodes > 1)

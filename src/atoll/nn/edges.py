@@ -3,9 +3,8 @@
     mlp   Φ(i, j) = MLP([x_i ‖ x_j])                            on the raw features (FedATH, Eq. 5)
     gnn   Φ(i, j) = MLP([h_i ‖ h_j]),  h = GCN(GCN(X W + b))    as in FedATH's public code
 
-Scores stand in the order of the entries of the view `loops` (A + I); those of self-loops are not
-used.
-Shapes: E entries, scores (E,).
+Scores, (E,), stand in the order of the entries of the view `loops` (A + I); those of self-loops are
+not used.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ def edge_mask(adjacency: Sparse) -> Tensor:
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Callable[[Tensor], Tensor]:
     """Multiplication by D^-1/2 (A∘w + I) D^-1/2 with D_i = 1 + Σ_j w_ij; gradients flow through D.
 
-    Args:
-        adjacency: The view `loops`, A + I.
-        weight: One number per entry, (E,); self-loops keep weight one.
+    The adjacency is the view `loops`; self-loops keep weight one.
     """
     edge = edge_mask(adjacency)
     matrix = with_values(adjacency, edge * weight + (1 - edge))
@@ -88,11 +85,7 @@ class EdgeGNN:
 
     @property
     def views(self) -> Mapping[str, View]:
-        return {
-            "loops": views.loop_adjacency,
-            "x": views.features,
-            "gcn": views.gcn_adjacency,
-        }
+        return {"loops": views.loop_adjacency, "x": views.features, "gcn": views.gcn_adjacency}
 
     def init(self, key: Tensor) -> Tree:
         wide, narrow = self.hidden, self.classes
@@ -117,13 +110,13 @@ class EdgeGNN:
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         keys = [None if key is None else fold(key, "scorer", i) for i in range(2)]
         adjacency, gcn = _loops(graph), graph.views["gcn"]
+        mask = edge_mask(adjacency)
         h = matmul(graph.views["x"], params["first"]["weight"]) + params["first"]["bias"]
         h = dropout(h, keys[0], graph.ids, self.dropout)
         one, two = params["gcn"]
         h = torch.relu(matmul(gcn, h @ one["weight"]) + one["bias"])
         h = dropout(h, keys[1], graph.ids, self.dropout)
         h = matmul(gcn, h @ two["weight"])
-        mask = edge_mask(adjacency)
         first, *rest = params["mlp"]
         # As in EdgeMLP: a layer on [h_i ‖ h_j] is the sum of one on h_i and one on h_j.
         source, target = first["weight"].split(self.classes)
@@ -135,9 +128,9 @@ class EdgeGNN:
 
 
 def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
-    """Normalise over the graph's edges; they are all there, when training and when predicting.
+    """Normalise over the graph's edges, which are all there in training and in prediction.
 
-    With one edge, or equal ones, the variance is zero and the result is the shift alone.
+    With one edge, or equal ones, the variance is zero and the result is the shift.
     """
     share = mask.unsqueeze(-1) / mask.sum().clamp(min=1)
     mean = (e * share).sum(0)

@@ -30,7 +30,9 @@ from atoll.core.tree import Tree
 from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
 from atoll.nn.init import kaiming, kaiming_bias
 from atoll.nn.ops import as_batch, matmul
-from atoll.nn.views import sparse_features
+from atoll.nn.views import row_lengths, sparse_features
+
+Pair = tuple[Tensor, Tensor]
 
 BLOCK = 1 << 22
 """Most numbers of a block of columns of T^q that are held at once."""
@@ -42,9 +44,8 @@ def walk_returns(graph: Graph, length: int) -> Tensor:
     Exact, without a power of T: T is similar to S = D^-1/2 A D^-1/2, which is symmetric if A is, so
     that (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks of columns.
     """
-    size, walk = graph.num_nodes, _walk_matrix(graph)
-    width = max(1, BLOCK // max(1, size))
-    nodes = torch.arange(size, device=graph.y.device)
+    walk, nodes = _walk_matrix(graph), torch.arange(graph.num_nodes, device=graph.y.device)
+    width = max(1, BLOCK // max(1, len(nodes)))
     blocks = [_returns(walk, block, length) for block in torch.split(nodes, width)]
     return torch.cat(blocks) if blocks else graph.real.new_zeros(0, length)
 
@@ -66,14 +67,13 @@ def _walk_matrix(graph: Graph) -> Sparse:
     ones = torch.ones(source.shape[0], dtype=graph.real.dtype, device=graph.real.device)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones).clamp(min=1)
     values = (degree[source] * degree[target]).rsqrt()
-    size = graph.num_nodes
-    return sparse_matrix(target, source, values, (size, size), square=True)
+    return sparse_matrix(target, source, values, (graph.num_nodes, graph.num_nodes), square=True)
 
 
 def neighbour_similarity(graph: Graph, length: int) -> Tensor:
-    """Mean cosine of h_i and h_j over the neighbours j of i, (N,); zero for an isolated node.
+    """Mean cosine of h_i and h_j over the neighbours j of i, (N,); zero without neighbours.
 
-    Only training nodes are asked; the others are zero.
+    Only training nodes have one; the others are zero.
     """
     total, count = _summed_cosines(graph, walk_returns(graph, length))
     return total / count.clamp(min=1)
@@ -83,8 +83,8 @@ def visited_similarity(graph: Graph, length: int) -> Tensor:
     """The same as FedTAD's public code computes it, (N,): see `atoll methods fedtad`.
 
     There T is multiplied element by element, so that only its diagonal is left, and walks jump
-    almost uniformly over the whole graph. The numbers of the nodes they visit stand in the place of
-    the return probabilities, and a node counts itself among its neighbours, with similarity one.
+    almost uniformly over the whole graph. The numbers of the nodes they visit replace the return
+    probabilities, and a node counts itself among its neighbours, with similarity one.
     """
     total, count = _summed_cosines(graph, _visited(graph, length))
     return (1 + total) / (1 + count)
@@ -118,27 +118,21 @@ def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of cos(h_i, h_j) over the neighbours j of training nodes i, and their number, (N,)."""
     x = graph.x if isinstance(graph.x, Sparse) else sparse_features(graph.x)
     source, target = graph.edges
-    asked = (graph.train[target] > 0) & (source != target) & (graph.edge_weight != 0)
-    edges = graph.edges[:, asked]
-    norm = _squares(x).add(position.square().sum(1)).sqrt().clamp(min=1e-12)
+    counted = (graph.train[target] > 0) & (source != target) & (graph.edge_weight != 0)
+    edges = graph.edges[:, counted]
+    squares = sum_at(x.rows.long(), x.values.square(), x.shape[0])
+    norm = squares.add(position.square().sum(1)).sqrt().clamp(min=1e-12)
     dots = _row_dots(x, edges) + (position[edges[0]] * position[edges[1]]).sum(1)
     cosines = dots / (norm[edges[0]] * norm[edges[1]])
     ones, size = torch.ones_like(cosines), graph.num_nodes
     return sum_at(edges[1], cosines, size), sum_at(edges[1], ones, size)
 
 
-def _squares(x: Sparse) -> Tensor:
-    return sum_at(x.rows.long(), x.values.square(), x.shape[0])
-
-
 def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
     """x_source · x_target for every edge, with one side dense in blocks, the other sparse."""
-    starts = x.offsets.long()
-    ends = torch.cat([starts[1:], starts.new_tensor([x.values.shape[0]])])
-    counts = ends - starts
+    starts, counts = x.offsets.long(), row_lengths(x)
     out = x.values.new_zeros(edges.shape[1])
-    by_target = torch.argsort(edges[1])
-    for block in torch.split(by_target, max(1, BLOCK // max(1, x.shape[1]))):
+    for block in torch.split(torch.argsort(edges[1]), max(1, BLOCK // max(1, x.shape[1]))):
         nodes, place = torch.unique(edges[1, block], return_inverse=True)
         entry, _, owner = runs(starts[nodes], counts[nodes])
         dense = x.values.new_zeros(len(nodes), x.shape[1])
@@ -152,12 +146,9 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
 def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
     """Edges (2, E) from each row's `count` most similar rows, itself among them, to that row.
 
-    With them their weights: one, or zero for an edge that is none (`_both_ways`).
-
-    Args:
-        x: Features, (B, D); no gradient flows through the choice.
-        count: Neighbours of a row; at most B.
-        by: "dot" (FedTAD, Eq. 7), or "cosine", which also adds every edge's reverse (its code).
+    With them their weights: one, or zero for an edge that is none (`_both_ways`). `by` is "dot"
+    (FedTAD, Eq. 7), or "cosine", which also adds every edge's reverse (its code). No gradient flows
+    through the choice.
     """
     unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
     alike = unit @ unit.T
@@ -167,19 +158,16 @@ def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
         chosen = torch.maximum(chosen, chosen.T).fill_diagonal_(1.0)
         edges = chosen.nonzero().T.flip(0)
         return edges, edges.new_ones(edges.shape[1], dtype=x.dtype)
-    edges = torch.stack([picks.sort(1).values, _rows(picks)]).flatten(1)
+    rows = torch.arange(len(picks), device=picks.device).unsqueeze(1).expand_as(picks)
+    edges = torch.stack([picks.sort(1).values, rows]).flatten(1)
     weight = edges.new_ones(edges.shape[1], dtype=x.dtype)
     return _both_ways(picks, edges, weight) if by == "cosine" else (edges, weight)
-
-
-def _rows(picks: Tensor) -> Tensor:
-    return torch.arange(picks.shape[0], device=picks.device).unsqueeze(1).expand_as(picks)
 
 
 def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The edges with their reverses and self-loops, of which those already there have weight zero.
 
-    So there are always equally many, and nobody has to wait for a GPU to learn how many there are.
+    So there are always equally many, and no code has to wait for a GPU to count them.
     """
     size, (source, target) = picks.shape[0], edges
     chosen = weight.new_zeros(size, size).scatter(1, picks, 1.0)
@@ -222,21 +210,18 @@ class Generator:
         return out
 
 
-def divergence(said: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
-    """Σ_k Σ_i weight_ki D(said_i, taught_ki), with D = KL(said ‖ taught) or the mean |difference|.
+def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
+    """Σ_k Σ_i weight_ki D(student_i, taught_ki), D being KL(student ‖ taught) or mean |difference|.
 
-    Args:
-        said: The student's logits, (B, C).
-        taught: The teachers' logits, (K, B, C).
-        weight: Trust in each, (K, B).
-        reading: "kl" or "l1".
+    Of logits, (B, C) and (K, B, C), with the trust in each teacher, (K, B); `reading` is "kl" or
+    "l1".
     """
     if reading == "l1":
-        gap = said - taught
-        # Where both agree (one client alone), the sign of a rounding error must not be a lesson.
+        gap = student - taught
+        # Where both agree (a single client), the sign of a rounding error must not train.
         gap = torch.where(gap.abs() > 1e-6, gap, 0 * gap)
         return (weight * gap.abs().mean(-1)).sum()
-    log_p, log_q = functional.log_softmax(said, -1), functional.log_softmax(taught, -1)
+    log_p, log_q = functional.log_softmax(student, -1), functional.log_softmax(taught, -1)
     return (weight * (log_p.exp() * (log_p - log_q)).sum(-1)).sum()
 
 
@@ -262,14 +247,12 @@ class _WeightedGaps(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, weight: Tensor) -> Pair:
         half = _half_in_blocks(x, weight) if x.is_cuda else _half_by_row(x, weight)
         return 2 * (x * half).sum(), half
 
     @staticmethod
-    def setup_context(
-        ctx: Context, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
-    ) -> None:
+    def setup_context(ctx: Context, inputs: Pair, output: Pair) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
@@ -280,9 +263,9 @@ class _WeightedGaps(Function):
 
     @staticmethod
     def vmap(
-        info: Vmap, in_dims: Dims, x: Tensor, weight: Tensor
+        info: Vmap, in_dims: Dims, *args: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
-        pairs = zip((x, weight), in_dims, strict=True)
+        pairs = zip(args, in_dims, strict=True)
         many = [as_batch(leaf, axis, info.batch_size) for leaf, axis in pairs]
         found = [_WeightedGaps.apply(*one) for one in zip(*many, strict=True)]  # type: ignore[no-untyped-call]
         return tuple(torch.stack(part) for part in zip(*found, strict=True)), (0, 0)

@@ -137,7 +137,7 @@ class NeighGen:
 
     def encode(self, params: Tree, graph: Graph, kept: Tensor) -> tuple[Tensor, Tensor]:
         """z, (N, latent), and n̂, (N,), on the graph without the nodes that are not kept."""
-        z = mended_sage(self.encoder, params["encoder"], graph, kept, None)
+        z = mended_sage(self.encoder, params["encoder"], graph, kept, None, None)
         lost = torch.relu(z @ params["degree"]["weight"] + params["degree"]["bias"])
         return z, lost.squeeze(-1)
 
@@ -159,12 +159,7 @@ class NeighGen:
 
 
 def mended_sage(
-    net: GraphSAGE,
-    params: Tree,
-    graph: Graph,
-    kept: Tensor,
-    made: Made | None,
-    key: Tensor | None = None,
+    net: GraphSAGE, params: Tree, graph: Graph, kept: Tensor, made: Made | None, key: Tensor | None
 ) -> Tensor:
     """Logits of the real nodes, (N, C), on a graph with made nodes and without hidden ones.
 

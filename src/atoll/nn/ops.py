@@ -76,7 +76,7 @@ def at_columns(matrix: Sparse, dense: Tensor) -> Tensor:
 
 def row_sum(matrix: Sparse, entries: Tensor) -> Tensor:
     """Sum of per-entry numbers, (E, D), over each row: (R, D)."""
-    return _call(_RowSum, entries, matrix.offsets, matrix.rows)
+    return _call(_BagSum, entries, matrix.offsets, matrix.rows, None)
 
 
 def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
@@ -361,41 +361,30 @@ class _Gather(_OnSegments):
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor | None) -> Gradients:
-        saved: tuple[Tensor | None, ...] = ctx.saved_tensors
-        index, offsets, order = saved
+        index, offsets, order = ctx.saved_tensors
         # The values of a transpose (`with_values`) have no offsets and never get a gradient.
-        if grad is None:
-            return None, None, None, None
-        if order is None:
-            return _call(_RowSum, grad, offsets, index), None, None, None
-        return _call(_BagSum, grad, order, offsets, index), None, None, None
+        by_dense = None if grad is None else _call(_BagSum, grad, offsets, index, order)
+        return by_dense, None, None, None
 
 
 class _BagSum(_OnSegments):
-    """Sum of entries over bags: entry order[e] belongs to the bag that offsets gives e."""
+    """Sum of entries over bags: entry order[e] belongs to the bag, index[e], that offsets gives e.
+
+    Without an order the entries stand in that of their bags.
+    """
 
     @staticmethod
-    def forward(entries: Tensor, order: Tensor, offsets: Tensor, index: Tensor) -> Tensor:
-        return bags(entries, order, offsets, None)
+    def forward(entries: Tensor, offsets: Tensor, index: Tensor, order: Tensor | None) -> Tensor:
+        return bags(entries, _in_order(entries, offsets) if order is None else order, offsets, None)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> Gradients:
-        order, offsets, index = ctx.saved_tensors
+        offsets, index, order = ctx.saved_tensors
         return _call(_Gather, grad, index, offsets, order), None, None, None
 
 
-class _RowSum(_OnSegments):
-    """Sum of entries, which stand in row order, over each row."""
-
-    @staticmethod
-    def forward(entries: Tensor, offsets: Tensor, rows: Tensor) -> Tensor:
-        order = torch.arange(entries.shape[0], dtype=offsets.dtype, device=offsets.device)
-        return bags(entries, order, offsets, None)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> Gradients:
-        offsets, rows = ctx.saved_tensors
-        return _call(_Gather, grad, rows, offsets, None), None, None
+def _in_order(entries: Tensor, offsets: Tensor) -> Tensor:
+    return torch.arange(entries.shape[0], dtype=offsets.dtype, device=offsets.device)
 
 
 class _RowMax(_OnSegments):
@@ -405,7 +394,7 @@ class _RowMax(_OnSegments):
     def forward(entries: Tensor, offsets: Tensor) -> Tensor:
         if entries.shape[0] == 0:
             return entries.new_zeros(offsets.shape[0], entries.shape[1])
-        order = torch.arange(entries.shape[0], dtype=offsets.dtype, device=offsets.device)
+        order = _in_order(entries, offsets)
         return functional.embedding_bag(order, entries.contiguous(), offsets, mode="max")
 
     @staticmethod

@@ -43,30 +43,18 @@ def _uniform(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Tensor
 
 
 def adjacency_loss(
-    neighbours: Sparse,
-    z: Tensor,
-    real: Tensor,
-    ids: Tensor,
-    key: Tensor | None = None,
-    partners: int = 0,
+    edges: Sparse, z: Tensor, real: Tensor, ids: Tensor, key: Tensor | None, partners: int
 ) -> Tensor:
-    """Mean binary cross entropy of the 0/1 adjacency given the scores <z_i, z_j>.
+    """Mean binary cross entropy of the 0/1 adjacency `edges` given the scores <z_i, z_j>.
 
-    Args:
-        neighbours: The adjacency.
-        z: Latent vectors.
-        real: One for nodes, zero for padding.
-        ids: The nodes' numbers, for the draw.
-        key: Where the draw comes from; not needed for all pairs.
-        partners: Pairs per node that stand for all; 0 takes all.
+    `real` is zero for padding. All pairs count, or so many `partners` of each node, by key and ids.
     """
     z = z * real.unsqueeze(-1)
     if partners == 0 or key is None:
         total = all_pairs(z, real)
     else:
         total = some_pairs(z, real, ids, key, partners)
-    linked = (z * matmul(neighbours, z)).sum()
-    return (total - linked) / real.sum().clamp(min=1) ** 2
+    return (total - (z * matmul(edges, z)).sum()) / real.sum().clamp(min=1) ** 2
 
 
 def all_pairs(z: Tensor, real: Tensor) -> Tensor:
@@ -82,7 +70,10 @@ def all_pairs(z: Tensor, real: Tensor) -> Tensor:
 
 def some_pairs(z: Tensor, real: Tensor, ids: Tensor, key: Tensor, partners: int) -> Tensor:
     """An unbiased estimate of `all_pairs` from `partners` pairs per node."""
-    order = _permutations(real, ids, key, partners + 1)
+    # Random orders of the nodes, padding last. Bits of different ids always differ, so there are no
+    # ties that the rows could break.
+    bits = random_bits(key, ids, partners + 1).to(torch.int64)
+    order = torch.argsort(torch.where(real.unsqueeze(-1) > 0, bits, 1 << 40), dim=0)
     place = torch.argsort(order, dim=0)
     fixed = z.detach()
     first, mask = fixed[order[:, 0]], real[order[:, 0]]
@@ -98,20 +89,13 @@ def some_pairs(z: Tensor, real: Tensor, ids: Tensor, key: Tensor, partners: int)
     return _with_slope(weight * total, z, weight * (slope + by_first[place[:, 0]]))
 
 
-def _permutations(real: Tensor, ids: Tensor, key: Tensor, count: int) -> Tensor:
-    """Random orders of the nodes, (N, count), padding last; ids, not rows, decide."""
-    bits = random_bits(key, ids, count).to(torch.int64)
-    # Bits of different ids always differ, so there are no ties that the rows could break.
-    return torch.argsort(torch.where(real.unsqueeze(-1) > 0, bits, 1 << 40), dim=0)
-
-
 def _softplus(scores: Tensor) -> Tensor:
-    # torch is linear above 20 unless told otherwise, which is 2e-9 off.
+    # By default torch is linear above 20, which is 2e-9 off.
     return functional.softplus(scores, threshold=35)
 
 
 def _with_slope(value: Tensor, z: Tensor, slope: Tensor) -> Tensor:
-    """The value, with the given gradient by z: what is added is zero."""
+    """The value, with the given gradient by z; the added term is zero."""
     return value + ((z - z.detach()) * slope).sum()
 
 
@@ -130,7 +114,7 @@ def log_normal(x: Tensor) -> Tensor:
 
 
 def js_of_moments(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """The code's surrogate, (M, M), for Gaussians (M, h): M has the mean moments of the pair."""
+    """The code's surrogate, (M, M), for Gaussians (M, h): their middle has mean moments."""
     variance = torch.exp(log_variance)
     middle = (mean.unsqueeze(1) + mean) / 2
     spread_out = torch.log((variance.unsqueeze(1) + variance) / 2)

@@ -114,7 +114,7 @@ def stop(kit: Path) -> None:
 )
 def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Provision, start, run and clean up a federation on loopback."""
-    from atoll.deploy.demo import Demo
+    from atoll.deploy.local import Demo
     from atoll.experiment.problem import Problem
 
     need_nvflare()

@@ -143,7 +143,7 @@ def supervise(
 
 def foreground(name: str, command: list[str], kit: Path) -> None:
     """Run a process until it ends or Ctrl-C, and leave none behind."""
-    from atoll.deploy.processes import Processes
+    from atoll.deploy.local import Processes
 
     with stopping(), Processes() as processes:
         process = processes.start(name, command, kit.resolve() / "atoll" / "output.log")
