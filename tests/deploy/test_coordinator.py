@@ -14,6 +14,7 @@ from atoll.core.errors import DataError
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
 from atoll.deploy.coordinator import TooFew, outcome
+from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
@@ -24,8 +25,15 @@ from atoll.engines.fleet import Packet, SitesFailed
 from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config
+from atoll.experiment.privacy import epsilon, release
 from atoll.methods import METHODS
 from atoll.testing import small_federation, small_graph_federation
+from tests.deploy.private_site import (
+    DP,
+    NOISE,
+    OPEN,
+    OPTIONS,
+)
 
 SMALL = {"hidden": 5}
 SHORTER = {"fedsage+": {"generator_epochs": 2, "exchanges": 2, "wide": 8}}
@@ -323,3 +331,91 @@ def test_owners_whose_columns_differ_are_refused(make_room, tables, tmp_path):
     sites = owners(room, tables, tmp_path, "b", "amount")
     with pytest.raises(DataError, match=r"do not fit together: words \['column b'\] and"):
         room.run(room.order("fedath", rounds=2), room.fleet(sites=sites))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedath", "fedper", "fedopt", "moon", "adafgl"])
+def test_with_noise_from_the_seed_sites_equal_the_serial_run(name, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    options = {**OPTIONS, "dp": OPEN, "fraction": 0.5}
+    result = room.run(room.order(name, **options))
+    same(result, atoll.run(name, federation, engine="serial", **options))
+    assert result.privacy["epsilon_server"] is None
+    assert "which the server knows" in result.privacy["says"]
+
+
+def with_secrets(room):
+    """Rooms whose sites have the same secrets, so that their runs can be compared."""
+    for name in room.names:
+        folder = room.folder / name / "runs" / "run-0"
+        folder.mkdir(parents=True)
+        (folder / SECRET).write_bytes(name.encode().ljust(32))
+    return room
+
+
+def test_a_private_run_killed_at_any_moment_resumes_and_pays_once(make_room):
+    federation = small_federation((13, 9))
+    options = {**OPTIONS, "epochs": 1, "dp": f"{DP},scores=told"}
+    whole = with_secrets(make_room(federation, "whole"))
+    reference = whole.run(whole.order("fedath", **options))
+    for moment in itertools.count():
+        room, left = with_secrets(make_room(federation, f"killed-{moment}")), itertools.count()
+
+        def kill(site, question, answer, moment=moment, left=left):
+            if question.head["do"] == "step" and next(left) == moment:
+                raise Killed
+            return answer
+
+        ended = False
+        try:
+            result = room.run(room.order("fedath", **options), room.fleet(kill))
+            ended = True
+        except Killed:
+            result = room.run(room.order("fedath", **options))
+        same(result, reference)
+        assert all(len(site.account.releases) == 2 for site in room.sites().values())
+        if ended:
+            assert moment > 10
+            return
+
+
+def test_a_round_that_is_tried_again_is_paid_once(make_room):
+    room = make_room(small_federation())
+    seen = {}
+
+    def tamper(site, question, answer):
+        if question.head.get("step") == "train" and question.head["round"] == 1:
+            seen.setdefault(site, set()).add(answer.body)
+        return lose("site-2", 1)(site, question, answer)
+
+    room.run(room.order("fedavg", **OPTIONS, dp=DP), room.fleet(tamper))
+    assert all(len(bodies) == 1 for bodies in seen.values())
+    assert all(len(site.account.releases) == 2 for site in room.sites().values())
+
+
+def test_scores_and_sizes_stay_at_the_sites(make_room):
+    room = make_room(small_federation())
+    heard = []
+
+    def listen(site, question, answer):
+        heard.append((question.head, answer))
+        return answer
+
+    result = room.run(room.order("fedavg", **OPTIONS, dp=DP), room.fleet(listen))
+    hello = [answer.head for head, answer in heard if head["do"] == "hello"]
+    assert all(told["counts"] == [0, 0, 0] and told["nodes"] == 0 for told in hello)
+    scores = {answer.body for head, answer in heard if head.get("step") == "score"}
+    assert len(scores) == 1  # the same from everybody, in every round
+    assert not decode(scores.pop()).confusion.any()
+    weights = {float(decode(answer.body).weight) for head, answer in heard
+               if head.get("step") == "train"}  # fmt: skip
+    assert weights == {1.0}
+    assert "test_accuracy" not in result.metrics()
+    lines = (room.folder / "site-3" / "runs" / "run-0" / "scores.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 3  # rounds, models, parts
+    assert lines[1].startswith("0,deployed,train,0.")
+    saved = json.loads((room.folder / "server" / "result.json").read_text())["privacy"]
+    assert saved["epsilon_server"] == pytest.approx(epsilon(2 * release(NOISE), 1e-5))
+    tree = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    assert tree["privacy"]["server"] == saved["epsilon_server"]
+    assert '"epsilon_server"' in (room.folder / "server" / "audit.jsonl").read_text()

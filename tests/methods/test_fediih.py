@@ -196,7 +196,7 @@ def test_elbo_equals_the_dense_formula(prior, elbo_sums):
     graph, key = prepared(method), make_key(3)
     params, alpha = start(method)
     net, own = method.disengcn, params["latent"]["alpha"]
-    h = net.encode(params["model"]["encoder"], graph, key)
+    h = net.embed(params["model"], graph, key)
     mean, log_variance = method.posterior(params["latent"], h, graph, key)
     noise = node_normal(fold(key, "z"), graph.ids, net.width, torch.float64)
     z = mean + noise * torch.exp(0.5 * log_variance)
@@ -245,7 +245,7 @@ def test_separate_heads_start_as_the_shared_one_and_depart():
     reply = clients.replies["train"]
     assert not torch.allclose(reply.mean, reply.log_variance)
     graph, (params, _) = prepared(method), start(method)
-    h = method.disengcn.encode(params["model"]["encoder"], graph)
+    h = method.disengcn.embed(params["model"], graph)
     mean, log_variance = method.posterior(params["latent"], h, graph, None)
     assert torch.equal(mean, log_variance)
 
@@ -269,7 +269,7 @@ def test_ablations():
     assert set(start(no_hierarchy)[0]["latent"]) == {"scale", "shift"}
     graph, key = prepared(no_hierarchy), make_key(3)
     params, alpha = start(no_hierarchy)
-    h = no_hierarchy.disengcn.encode(params["model"]["encoder"], graph, key)
+    h = no_hierarchy.disengcn.embed(params["model"], graph, key)
     values = [
         no_hierarchy.negative_elbo(params["latent"], a, h, graph, key) for a in (alpha, alpha + 1)
     ]

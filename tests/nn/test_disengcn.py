@@ -210,7 +210,7 @@ def test_renumbered_nodes_give_renumbered_logits_with_dropout():
 def test_heads_differ_by_dropout_alone():
     net = DisenGCN(FEATURES, CLASSES, hidden=3)
     graph = with_views(make(3, 12, 30), net.views)
-    h = net.encode(net.init(make_key(2))["encoder"], graph)
+    h = net.embed(net.init(make_key(2)), graph)
     assert torch.equal(net.head(h, graph, None, "a"), net.head(h, graph, None, "b"))
     key = make_key(1)
     assert not torch.equal(net.head(h, graph, key, "a"), net.head(h, graph, key, "b"))

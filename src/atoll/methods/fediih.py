@@ -213,12 +213,12 @@ class FedIIH(Mixing):
         steps as one Adam for each.
         """
         model, net = params["model"], self.disengcn
-        h = net.encode(model["encoder"], graph, key)
+        h = net.embed(model, graph, key)
         if not self.uses_elbo:
-            return cross_entropy(net.classify(model["classifier"], h), graph)
+            return cross_entropy(net.logits(model, h, graph), graph)
         assert alpha is not None
         read = h.detach() if self.trains_encoder == "elbo" else h
-        error = cross_entropy(net.classify(model["classifier"], read), graph)
+        error = cross_entropy(net.logits(model, read, graph), graph)
         return error + self.elbo_weight * self.negative_elbo(params["latent"], alpha, h, graph, key)
 
     def negative_elbo(
@@ -269,7 +269,7 @@ class FedIIH(Mixing):
         if not self.inference:
             return None, None
         noise = key if self.statistics == "code" and self.epochs == 1 else None
-        h = self.disengcn.encode(params["model"]["encoder"], graph, noise)
+        h = self.disengcn.embed(params["model"], graph, noise)
         share = graph.real / graph.real.sum()
         mean, log_variance = self.posterior(params["latent"], h, graph, noise)
         shape = (self.disengcn.factors, self.disengcn.hidden)

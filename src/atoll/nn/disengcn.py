@@ -107,28 +107,22 @@ class DisenGCN:
         return self.logits(params, self.embed(params, graph, key), graph, key)
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The input of the classifier, (N, K * hidden)."""
-        return self.encode(params["encoder"], graph, key)
+        """The input of the classifier and the heads, (N, K * hidden)."""
+        encoder = params["encoder"]
+        h = matmul(graph.views["x"], encoder["weight"]) + encoder["bias"]
+        h = dropout(functional.leaky_relu(h), key, graph.ids, self.dropout, "project")
+        return self._routed(h, graph, key, "base", self.base_layers)
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
         """The classifier on the output of `embed`, (N, C)."""
-        return self.classify(params["classifier"], embedding)
-
-    def encode(self, encoder: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The input of the classifier and the heads, (N, K * hidden)."""
-        h = matmul(graph.views["x"], encoder["weight"]) + encoder["bias"]
-        h = dropout(functional.leaky_relu(h), key, graph.ids, self.dropout, "project")
-        return self._routed(h, graph, key, "base", self.base_layers)
-
-    def classify(self, classifier: Tree, h: Tensor) -> Tensor:
-        """Logits, (N, C)."""
-        out: Tensor = h @ classifier["weight"] + classifier["bias"]
+        classifier = params["classifier"]
+        out: Tensor = embedding @ classifier["weight"] + classifier["bias"]
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
     def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:
-        """More routing on top of `encode`; heads differ only by their names' dropout."""
+        """More routing on top of `embed`; heads differ only by their names' dropout."""
         return self._routed(h, graph, key, name, self.head_layers)
 
     @property

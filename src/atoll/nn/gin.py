@@ -57,12 +57,9 @@ class GIN:
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The input of the last, linear layer, (N, hidden)."""
-        h = views.first_product(graph, "sum", params[0]["inner"]["weight"])
-        for number, layer in enumerate(params[:-1]):
-            if number:
-                h = matmul(graph.views["sum"], h @ layer["inner"]["weight"])
-            h = dropout(_perceptron(layer, h), key, graph.ids, self.dropout, "dropout", number)
-        return h
+        first, *rest = params[:-1]
+        h = _perceptron(first, views.first_product(graph, "sum", first["inner"]["weight"]))
+        return _convolved(rest, h, graph, key, self.dropout)
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
@@ -125,10 +122,7 @@ class GraphGIN:
         before = before @ first["inner"]["weight"]
         # Up to the first dropout a node's numbers are a function of its row alone.
         h = by_row(lambda x1: _perceptron(first, matmul(x1, before)), graph.views["sum_x1"])
-        h = dropout(h, key, graph.ids, self.dropout, "dropout", 0)
-        for number, layer in enumerate(rest, start=1):
-            h = _perceptron(layer, matmul(graph.views["sum"], h @ layer["inner"]["weight"]))
-            h = dropout(h, key, graph.ids, self.dropout, "dropout", number)
+        h = _convolved(rest, h, graph, key, self.dropout)
         pool = graph.views["pool"]
         assert isinstance(pool, Sparse)
         h = row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
@@ -152,6 +146,15 @@ def _perceptron(layer: Tree, h: Tensor) -> Tensor:
     """The rest of a convolution, after its first product and the sum over neighbours."""
     h = torch.relu_(h + layer["inner"]["bias"])
     return torch.relu_(torch.addmm(layer["outer"]["bias"], h, layer["outer"]["weight"]))
+
+
+def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
+    """Dropout of the first convolution's output h, then the others, each with its dropout."""
+    h = dropout(h, key, graph.ids, rate, "dropout", 0)
+    for number, layer in enumerate(layers, start=1):
+        h = _perceptron(layer, matmul(graph.views["sum"], h @ layer["inner"]["weight"]))
+        h = dropout(h, key, graph.ids, rate, "dropout", number)
+    return h
 
 
 def _convolutions(key: Tensor, widths: list[int], hidden: int) -> list[Tree]:

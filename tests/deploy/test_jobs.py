@@ -1,0 +1,31 @@
+"""The classes that a FLARE job names."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll import __version__
+from atoll.core.errors import ConfigError
+from atoll.deploy.kits import write_settings
+from atoll.deploy.site_data import write_clients
+from atoll.engines.fleet import Packet
+from atoll.testing import small_federation
+
+pytest.importorskip("nvflare")
+
+
+def test_a_site_answers_with_the_data_that_its_owner_named(tmp_path):
+    from atoll.deploy.jobs import Participant
+
+    with pytest.raises(ConfigError, match="was not started by `atoll federate site`"):
+        Participant().open(tmp_path)
+    (tmp_path / "local").mkdir()
+    policy = tmp_path / "policy.toml"
+    policy.write_text("rounds = 3")
+    file = write_clients(small_federation(), tmp_path / "data")[0]
+    write_settings(tmp_path, file, policy=policy, schema=None, seed=2)
+    answer = Participant().open(tmp_path)
+    assert answer(Packet({"do": "ping"}, b"")).head == {}
+    head = {"do": "hello", "run": "r", "method": "fedavg", "rounds": 4, "dp": None}
+    refused = answer(Packet({**head, "version": __version__}, b"")).head["reason"]
+    assert refused == "its policy allows 3 rounds, but the run has 4"

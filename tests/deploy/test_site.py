@@ -1,0 +1,308 @@
+"""A site against a server that asks for too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.core.errors import ConfigError
+from atoll.core.method import Step, declared_step, declared_steps
+from atoll.core.tree import leaves, tree_map
+from atoll.deploy.audit import Audit, check_audit
+from atoll.deploy.coordinator import Order, order_text, read_order
+from atoll.deploy.disclosure import disclosure
+from atoll.deploy.policy import Policy
+from atoll.deploy.site import Site, owners
+from atoll.deploy.site_data import read_site_data, write_clients
+from atoll.engines.codec import decode, encode
+from atoll.engines.fleet import Packet
+from atoll.experiment.build import build_method
+from atoll.experiment.config import config_text, make_config
+from atoll.experiment.privacy import epsilon, make_privacy, release, with_privacy
+from atoll.methods import METHODS
+from atoll.testing import small_federation
+from tests.deploy.private_site import (
+    DP,
+    NOISE,
+    OPEN,
+    ask,
+    begin,
+    make_site,
+    model_for,
+    numbers,
+)
+
+
+def site(tmp_path: Path, policy: Policy | None = None) -> Site:
+    file = write_clients(small_federation(), tmp_path / "data")[0]
+    return Site(read_site_data(file), policy or Policy(), tmp_path / "site")
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        ({}, "is nothing that a site does"),
+        ({"do": "delete"}, "is nothing that a site does"),
+        ({"do": "step", "run": "x"}, "was not begun here"),
+        ({"do": "hello"}, "KeyError"),
+        ({"do": "hello", "version": "9.9"}, "it has Atoll"),
+    ],
+)
+def test_a_site_answers_nonsense_with_a_reason_and_lives_on(head, problem, tmp_path):
+    one = site(tmp_path)
+    answer = one.answer(Packet(head, b""))
+    assert problem in answer.head["reason"]
+    assert one.answer(Packet({"do": "ping"}, b"")).head == {}
+
+
+@pytest.mark.parametrize("run", ["", "../r", "r/../..", "/tmp/r", "r.0", "r" * 101, 3, None])
+def test_a_run_cannot_name_any_folder(run, tmp_path):
+    one = site(tmp_path)
+    config = config_text(make_config(method="fedavg", rounds=1))
+    answer = one.answer(Packet({"do": "begin", "run": run, "config": config}, b""))
+    assert "a run's name" in answer.head["reason"]
+    if isinstance(run, str):
+        order = Order(run=run, config=config, sites=("a",), quorum=1)
+        with pytest.raises(ConfigError, match="a run's name"):
+            read_order(order_text(order))
+
+
+@pytest.mark.parametrize(
+    ("policy", "base", "problem"),
+    [
+        (Policy(), "BASE", "does not come with Atoll"),
+        (Policy(methods=("fedtad",)), "fedavg", "does not allow method 'fedavg'"),
+    ],
+)
+def test_a_policy_counts_for_the_method_inside_a_plug(policy, base, problem, tmp_path):
+    code, ran = tmp_path / "mine_too.py", tmp_path / "ran"
+    code.write_text(f"open({str(ran)!r}, 'w')")
+    one = site(tmp_path, policy)
+    base = base.replace("BASE", f"{code}:Mine")
+    config = config_text(make_config(method="fedtad", rounds=1, set={"base": base}))
+    answer = one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
+    assert problem in answer.head["reason"]
+    assert not ran.exists()
+    if not base.endswith("Mine"):
+        assert problem in disclosure(
+            make_config(method="fedtad", rounds=1, set={"base": base}), one.data, policy
+        )["run"]  # fmt: skip
+
+
+def test_a_server_cannot_have_a_site_open_its_files(tmp_path):
+    one = site(tmp_path)
+    federation = tmp_path / "other.atoll"  # opened, it would be told from one that is not there
+    config = config_text(make_config(method="fedavg", rounds=1)).replace(
+        'data = "lagoon"', f'data = "{federation}"'
+    )
+    assert str(federation) in config
+    assert one.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "__init__"},
+        {"step": "net"},
+        {"owner": "method.net"},
+        {"owner": "method", "flags": {"epochs": True}},
+        {"owner": "evaluator", "step": "score", "flags": {"method": True}},
+    ],
+)
+def test_a_packet_can_name_declared_steps_alone(change, tmp_path):
+    one = site(tmp_path)
+    config = config_text(make_config(method="fedavg", rounds=1))
+    assert one.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head == {}
+    head = {"do": "step", "run": "r", "owner": "method", "step": "train", "flags": {}, "round": 0,
+            "attempt": "a", "state": -2, "key": 1, **change}  # fmt: skip
+    answer = one.answer(Packet(head, encode(None)))
+    assert answer.head["failure"] == "bad"
+    assert not (tmp_path / "site" / "runs").exists()
+
+
+def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
+    log = Audit(tmp_path / "site" / "audit.jsonl")
+    log.note("sent", run="r", bytes=70)
+    log.note("sent", run="other", bytes=500)
+    one = site(tmp_path, Policy(run_bytes=100))
+    config = config_text(make_config(method="fedavg", rounds=1))
+    one.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
+    assert one.job.sent == 70
+
+
+def test_the_budget_is_for_all_runs_and_a_resumed_run_is_not_paid_twice(tmp_path):
+    three = epsilon(3 * release(NOISE), 1e-5)
+    policy = Policy(epsilon=three + 1e-6)
+    site = make_site(tmp_path, policy)
+    message = model_for(site)
+    assert begin(site, rounds=2, run="one-0").head == {}
+    for number in range(2):
+        assert "failure" not in ask(site, message, round=number, run="one-0").head
+    assert begin(site, rounds=2, run="one-0").head == {}  # the same run again: nothing new
+    assert "this run would make it" in begin(site, rounds=2, run="two-0").head["reason"]
+    # A server that asks for more than it announced is stopped when the budget is gone.
+    assert begin(site, rounds=1, run="two-0").head == {}
+    assert "failure" not in ask(site, message, round=0, run="two-0").head
+    answer = ask(site, message, round=0, key=78, run="two-0")
+    assert answer.head["failure"] == "refused"
+    assert "this update would make it" in answer.head["reason"]
+    assert len(Site(site.data, policy, site.folder).account.releases) == 3
+
+
+def test_jobs_at_the_same_time_share_one_budget(tmp_path):
+    policy = Policy(epsilon=epsilon(2 * release(NOISE), 1e-5) + 1e-6)
+    one = make_site(tmp_path, policy)
+    two = Site(one.data, policy, one.folder)  # another process, which began before the first spent
+    message = model_for(one)
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        assert begin(site, rounds=2, run=run).head == {}
+    assert ask(one, message, run="one-0").head == {}
+    assert ask(two, message, run="two-0").head == {}
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        answer = ask(site, message, round=1, run=run)
+        assert "this update would make it" in answer.head["reason"]
+    assert check_audit(one.audit.path) == 6  # and the log of both is one chain
+
+
+@pytest.mark.parametrize("owner", ["method.base", "base", "method.net"])
+def test_a_packet_cannot_reach_the_step_without_noise(owner, tmp_path):
+    site = make_site(tmp_path)
+    begin(site)
+    answer = ask(site, model_for(site), owner=owner)
+    assert answer.head["failure"] == "bad"
+    assert not site.account.releases
+
+
+def names_of(*objects):
+    """Every attribute name of the objects and of their classes, and of what they are made of."""
+    found = set()
+    for one in objects:
+        found |= set(dir(one)) | set(vars(one))
+    return sorted(found | {"own", "base", "base.train", "train.owner", "__dict__", "", "method"})
+
+
+def test_a_packet_reaches_no_step_but_the_declared_ones(tmp_path):
+    """Every attribute name of the wrapper, the base, its net and the evaluator is tried."""
+    site = make_site(tmp_path)
+    begin(site)
+    message, job = model_for(site), site.job
+    private = job.owners["method"]
+    answered = set()
+    for owner in (*job.owners, "method.base", "base"):
+        for name in names_of(private, private.base, private.base.net, job.owners["evaluator"]):
+            before = len(site.account.releases)
+            answer = ask(site, message, owner=owner, step=name, key=len(answered))
+            if "failure" in answer.head:
+                assert answer.head["failure"] == "bad"
+                continue
+            answered.add((owner, name))
+            event = site.audit.events(event="sent")[-1]
+            if owner == "method":  # clipped, noised, charged and logged
+                assert len(site.account.releases) == before + 1
+                assert event["release"] in site.account.releases
+                assert float(decode(answer.body).weight) == 1.0
+            else:
+                assert not any(bool(leaf.gt(0).any()) for leaf in leaves(decode(answer.body)))
+    assert answered == {("method", "train"), ("evaluator", "score")}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("private", [False, True])
+def test_only_steps_of_a_class_can_be_named(name, private):
+    """Of every method, wrapped and bare: a name gives the object's own declared step or nothing."""
+    federation = small_federation()
+    config = make_config(method=name)
+    method = build_method(config, federation.features, federation.classes)
+    if private:
+        if method.why_not_private():
+            pytest.skip(f"{name} cannot be private: {method.why_not_private()}")
+        method = with_privacy(method, make_privacy(DP))
+    for owner in owners(method).values():
+        for attribute in names_of(owner, method, method.net):
+            step = declared_step(owner, attribute)
+            if step is not None:
+                assert step.owner is owner
+                assert step.name == attribute
+                assert attribute in {one.name for one in declared_steps(owner)}
+    if private:
+        assert [step.name for step in declared_steps(method)] == ["train"]
+        assert not any(isinstance(getattr(method, n, None), Step) for n in dir(method)
+                       if n != "train")  # fmt: skip
+
+
+@pytest.mark.parametrize("run", ["r", "r-0", "a-b", "7"])
+def test_every_release_is_charged_whatever_the_run_is_called(run, tmp_path):
+    allowed = 3
+    policy = Policy(epsilon=epsilon(allowed * release(NOISE), 1e-5) + 1e-6)
+    site = make_site(tmp_path, policy)
+    message = model_for(site)
+    assert begin(site, rounds=1, run=run).head == {}
+    answers = [ask(site, message, run=run, key=key) for key in range(allowed + 2)]
+    assert ["failure" in answer.head for answer in answers] == [False] * allowed + [True] * 2
+    assert site.account.precision() == pytest.approx(allowed * release(NOISE))
+    assert "this run would make it" in begin(site, rounds=1, run="other-0").head["reason"]
+
+
+@pytest.mark.parametrize("dp", [None, DP])
+def test_a_message_of_other_shapes_cannot_reach_the_kept_moments(dp, tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=dp)
+    assert ask(site, model_for(site), attempt="a").head == {}
+    wide = [
+        {"weight": torch.zeros(site.data.graph.num_features, 30), "bias": torch.zeros(30)},
+        {"weight": torch.zeros(30, site.data.classes), "bias": torch.zeros(site.data.classes)},
+    ]
+    answer = ask(site, wide, attempt="a")
+    assert answer.head["failure"] == "bad"
+    assert ("do not fit the parameters" if dp is None else "own shapes") in answer.head["reason"]
+
+
+def crafted(message, change):
+    """The message with its first tensor changed."""
+    first = leaves(message)[0]
+    return tree_map(lambda leaf: change(leaf) if leaf is first else leaf, message)
+
+
+@pytest.mark.parametrize("name", ["train", "score"])
+def test_no_message_makes_a_site_tell_its_size(name, tmp_path):
+    site = make_site(tmp_path)
+    message, nodes = model_for(site), int(site.data.graph.size("nodes"))
+    begin(site)
+    owner = "method" if name == "train" else "evaluator"
+    heard = []
+    for rows in (nodes - 1, nodes, nodes + 1):
+        # Added to every node's row, a bias of many rows fits one number of nodes alone.
+        wide = tree_map(lambda b, n=rows: b.expand(n, *b.shape) if b.dim() == 1 else b, message)
+        heard.append(ask(site, wide, step=name, owner=owner).head)
+        heard.append(ask(site, crafted(message, lambda w: w[1:]), step=name, owner=owner).head)
+    assert {head["reason"] for head in heard} == {
+        "a private run has messages of its model's own shapes and types alone"
+    }
+
+
+def test_what_an_error_quotes_stays_at_the_site(tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=None)
+    nodes = f"x{int(site.data.graph.size('nodes'))})"  # in the shape of a matrix
+    answer = ask(site, crafted(model_for(site), lambda w: w[1:]))
+    assert answer.head["reason"] == "it failed (RuntimeError); its audit log says more"
+    assert nodes in site.audit.events(event="bad")[0]["detail"]
+
+
+@pytest.mark.parametrize("dp", [None, OPEN, DP])
+def test_only_the_owner_learns_that_training_diverged(dp, tmp_path):
+    site = make_site(tmp_path)
+    begin(site, dp=dp)
+    huge = tree_map(lambda leaf: leaf.sign() * 3e38, model_for(site))
+    trained = ask(site, huge)
+    scored = ask(site, huge, owner="evaluator", step="score")
+    if dp != DP:
+        assert "training diverged" in trained.head["reason"]
+        assert "training diverged" in scored.head["reason"]
+        return
+    assert trained.head == scored.head == {}
+    assert torch.isfinite(numbers(trained)).all()
+    assert len(site.account.releases) == 1
+    assert {event["step"] for event in site.audit.events(event="diverged")} == {"train", "score"}

@@ -1,0 +1,26 @@
+"""A site's data, from a client file or from tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.deploy.site_data import read_site_data
+
+
+def test_a_site_that_lacks_a_class_numbers_the_others_as_all_do(tmp_path, tables):
+    whole = read_site_data(tables(tmp_path / "a", "xyz"))
+    part = read_site_data(tables(tmp_path / "b", "xz"), classes=["x", "y", "z"])
+    assert whole.words == part.words
+    assert part.classes == 3
+    assert set(part.graph.y.tolist()) == {0, 2}
+    with pytest.raises(ConfigError, match="class 'z', which --classes does not name"):
+        read_site_data(tmp_path / "b", classes=["x", "y"])
+
+
+def test_a_file_that_is_no_clients_data_is_refused(tmp_path):
+    from atoll.engines.checkpoint import save_checkpoint
+
+    save_checkpoint(tmp_path / "x.atoll", {"server": 1})
+    with pytest.raises(DataError, match="is not a client's data"):
+        read_site_data(tmp_path / "x.atoll")
