@@ -14,10 +14,10 @@ from atoll.core.errors import ConfigError
 from atoll.core.hyper import OptimizerState, hypers
 from atoll.core.message import ToEach
 from atoll.core.optim import SGD
-from atoll.core.training import Averaging, Mixing, mixing_of, put_pairs, require_net, unmet
+from atoll.core.training import Averaging, Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.experiment.rounds import Experiment
-from atoll.methods import FedAvg, FedSage
+from atoll.methods import MOON, FedAvg, FedSage
 from atoll.nn import GCN, GraphSAGE
 from atoll.testing import CLASSES, FEATURES, small_federation
 
@@ -113,6 +113,12 @@ def test_weights_follow_from_known_similarities() -> None:
 
 
 def test_another_network_is_refused_with_the_one_to_choose() -> None:
-    require_net(FedSage(GraphSAGE(3, 2)), GraphSAGE, "")
+    FedSage(GraphSAGE(3, 2))
     with pytest.raises(ConfigError, match=r"^fedsage trains a GraphSAGE; use --set net=sage$"):
         FedSage(GCN(3, 2))
+
+
+def test_a_network_without_a_hidden_layer_is_refused_where_embeddings_are_compared() -> None:
+    MOON(GCN(3, 2))
+    with pytest.raises(ConfigError, match="GCN has no hidden layer whose output could be compared"):
+        MOON(GCN(3, 2, layers=1))

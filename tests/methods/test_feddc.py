@@ -29,7 +29,7 @@ from atoll.testing import (
     small_federation,
     small_graph_federation,
 )
-from tests.methods.test_golden import Quadratic, owner
+from tests.methods.quadratic import Quadratic, owner
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 H, A = (1.0, 3.0, 0.5), (1.0, -1.0, 2.0)

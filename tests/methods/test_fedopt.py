@@ -28,7 +28,7 @@ from atoll.testing import (
     small_federation,
     small_graph_federation,
 )
-from tests.methods.test_golden import Quadratic, owner
+from tests.methods.quadratic import Quadratic, owner
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 NET, GRAPH_NET = GCN(FEATURES, CLASSES, hidden=6), GraphGIN(FEATURES, CLASSES, hidden=5)

@@ -12,6 +12,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import make_graph
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
+from atoll.core.optim import Adam
 from atoll.core.random import make_key
 from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, stack
@@ -187,7 +188,7 @@ def test_distillation_brings_the_model_closer_to_its_teachers():
     models = [NET.init(make_key(i)) for i in range(3)]
     lesson = Lesson(method, stack(models[1:]), torch.full((2, CLASSES), 0.5), personal=False)
     generator = method.generator.init(make_key(9))
-    student, moments = models[0], method.distiller.init(models[0])
+    student, moments = models[0], Adam(lr=method.distil_lr).init(models[0])
 
     def gap(student):
         graph = pseudo_graph(lesson, generator)
@@ -206,7 +207,7 @@ def test_the_generator_learns_nodes_that_the_teachers_recognise():
     lesson = Lesson(method, stack([model]), torch.ones(1, CLASSES), personal=False)
     generator = method.generator.init(make_key(9))
     trained, _ = lesson.make_harder(
-        generator, method.generator_optimizer.init(generator), model,
+        generator, Adam(lr=method.generator_lr).init(generator), model,
         make_key(4),
     )  # fmt: skip
 

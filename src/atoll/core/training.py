@@ -18,10 +18,12 @@ from atoll.core.fit import Adjust, Loss, fit
 from atoll.core.graph import Graph
 from atoll.core.hyper import Epochs
 from atoll.core.message import ToAll, ToEach
-from atoll.core.method import Clients, Method, client_step
+from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.tree import Tree
+
+NetNeed = tuple[type[object], str]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,20 @@ class Training(Method):
 
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3
+
+    made_for: ClassVar[NetNeed] = (object, "")
+    """The kind of network that it needs, and why: how the sentence begins that refuses others."""
+
+    compares_embeddings: ClassVar[bool] = False
+    """Whether it needs a network with a hidden layer (`core.method.embedder`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind, reason = self.made_for
+        if not isinstance(self.net, kind):
+            raise ConfigError(f"{reason}; use --set net={self.nets[0]}")
+        if self.compares_embeddings:
+            embedder(self.net)
 
     @property
     def optimizer_state(self) -> str:
@@ -142,9 +158,3 @@ def mixing_of(similarity: Tensor, tau: float) -> dict[str, Tensor]:
     """Diagnostics: the last known similarities, and the weights that follow from them."""
     known = similarity.nan_to_num(nan=-torch.inf)
     return {"similarity": similarity, "mixing": torch.softmax(tau * known, dim=-1)}
-
-
-def require_net(method: Method, kind: type[object], reason: str) -> None:
-    """Refuse a network of another kind than the method is made for, the first of its `nets`."""
-    if not isinstance(method.net, kind):
-        raise ConfigError(f"{reason}; use --set net={method.nets[0]}")

@@ -1,4 +1,4 @@
-"""Every method, by the name that the command line knows it by. One file each.
+"""Every method, by its class's name in lower case. One file each.
 
 Examples:
     >>> from atoll.methods import METHODS, FedAvg
@@ -10,7 +10,6 @@ Examples:
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -39,52 +38,32 @@ from atoll.methods.local import Local
 from atoll.methods.moon import MOON
 from atoll.methods.scaffold import Scaffold
 
+FOR_ANY_DATA = (Local, FedAvg, FedProx, Scaffold, FedDC, FedOpt, MOON, FedProto, FedPer)
+FOR_GRAPHS = (
+    *(AdaFGL, FedATH, FedGNN, FedGTA, FedIIH, FedPUB),
+    *(FedSage, FedSagePlus, FedTAD, FGSSL, GCFL),
+)
 METHODS: dict[str, type[Method]] = {
-    # for any kind of data
-    "local": Local,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-    "feddc": FedDC,
-    "fedopt": FedOpt,
-    "moon": MOON,
-    "fedproto": FedProto,
-    "fedper": FedPer,
-    # for graphs
-    "adafgl": AdaFGL,
-    "fedath": FedATH,
-    "fedgnn": FedGNN,
-    "fedgta": FedGTA,
-    "fediih": FedIIH,
-    "fedpub": FedPUB,
-    "fedsage": FedSage,
-    "fedsage+": FedSagePlus,
-    "fedtad": FedTAD,
-    "fgssl": FGSSL,
-    "gcfl": GCFL,
+    cls.__name__.lower().replace("plus", "+"): cls for cls in (*FOR_ANY_DATA, *FOR_GRAPHS)
 }
 
 
 def method_class(name: str) -> type[Method]:
     """The method with this name, or a user's own: "my_method.py:Mine" or "package.module:Mine"."""
-    if ":" in name:
-        return _own_method(name)
-    if name.lower() not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name.lower()]
-
-
-def _own_method(text: str) -> type[Method]:
-    where, _, attribute = text.rpartition(":")
+    if ":" not in name:
+        if name.lower() not in METHODS:
+            raise unknown("method", name, METHODS)
+        return METHODS[name.lower()]
+    where, _, attribute = name.rpartition(":")
     try:
         found = getattr(_module(where), attribute, None)
     except (ImportError, OSError, SyntaxError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("atoll."):
             raise ConfigError(
-                f"method '{text}' imports a name from {error.name} that is not there; import it "
+                f"method '{name}' imports a name from {error.name} that is not there; import it "
                 "from atoll itself: from atoll import fit, average, ... (see docs/own-method.md)"
             ) from error
-        raise ConfigError(f"method '{text}' cannot be loaded: {error}") from error
+        raise ConfigError(f"method '{name}' cannot be loaded: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"{where} has no class '{attribute}' that is a Method; see CONTRIBUTING.md"

@@ -37,7 +37,7 @@ from atoll.core.method import client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Presets, Real, Space, preset_table
-from atoll.core.training import Averaging, require_net
+from atoll.core.training import Averaging, NetNeed
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
 from atoll.nn.nets import GCN
@@ -83,6 +83,7 @@ class FedATH(Averaging):
         "from A Causal Perspective, ICML 2025"
     )
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
+    made_for: ClassVar[NetNeed] = (GCN, "fedath weighs the edges of a gcn")
     presets: ClassVar[Presets] = preset_table(
         *("evaluator", "hsic", "entropy", "lam", "hidden", "lr"),
         # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
@@ -90,10 +91,6 @@ class FedATH(Averaging):
         # The public code's defaults, made for Cora: λ = 7 ruins Photo (docs/results/fedath.md).
         reference=("gnn", "trace/N", "sum", 7.0, 512, 1e-3),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_net(self, GCN, "fedath weighs the edges of a gcn")
 
     @property
     def scorer(self) -> EdgeMLP | EdgeGNN:

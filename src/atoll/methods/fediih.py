@@ -54,7 +54,7 @@ from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole, preset_table
-from atoll.core.training import Mixing, mixing_of, put_pairs, require_net, unmet
+from atoll.core.training import Mixing, NetNeed, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import vgae
 from atoll.nn.disengcn import DisenGCN
@@ -146,6 +146,7 @@ class FedIIH(Mixing):
         "its clients also send mean and variance of their factors, and the server compares them"
     )
     nets: ClassVar[tuple[str, ...]] = ("disengcn",)
+    made_for: ClassVar[NetNeed] = (DisenGCN, "fediih shares the factors of a disengcn")
     presets: ClassVar[Presets] = preset_table(
         *("trains_encoder", "heads", "js", "prior", "elbo_sums", "statistics"),
         # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
@@ -154,10 +155,6 @@ class FedIIH(Mixing):
         # What the public code computes.
         reference=("ce", "shared", "moments", "code", "mean", "code"),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_net(self, DisenGCN, "fediih shares the factors of a disengcn")
 
     @property
     def disengcn(self) -> DisenGCN:

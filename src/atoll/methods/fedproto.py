@@ -56,35 +56,21 @@ from atoll.nn import EMBEDDERS
 
 @record
 class Update:
-    """What leaves a client.
+    """What leaves a client."""
 
-    Attributes:
-        prototypes: Mean embedding of each class, (C, h); zero for a class without training nodes.
-        mass: One for the classes that it owns, or, if asked for, their training nodes, (C,).
-        model: With `share_weights`, the layers that are shared.
-        size: Where something is weighted by it, the client's size.
-    """
-
-    prototypes: Tensor
-    mass: Tensor
-    model: Tree
-    size: Tensor | None
+    prototypes: Tensor  # mean embedding of each class, (C, h); zero without training nodes
+    mass: Tensor  # one for the classes that it owns or, if asked for, their training nodes, (C,)
+    model: Tree  # with `share_weights`, the layers that are shared
+    size: Tensor | None  # the client's, where something is weighted by it
 
 
 @record
 class Server:
-    """What the server keeps and, but for the state of the rule, sends.
+    """What the server keeps and, but for the state of the aggregation rule, sends."""
 
-    Attributes:
-        start: The seed of the common initial model; with `share_weights`, the model.
-        prototypes: (C, h); None before the first round.
-        known: One for the classes that have a prototype, (C,).
-        rule: The state of the aggregation rule.
-    """
-
-    start: Tree
-    prototypes: Tensor | None
-    known: Tensor | None
+    start: Tree  # the seed of the common initial model; with `share_weights`, the model
+    prototypes: Tensor | None  # (C, h); None before the first round
+    known: Tensor | None  # one for the classes that have a prototype, (C,)
     rule: Tree = None
 
 

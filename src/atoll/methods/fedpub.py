@@ -106,11 +106,8 @@ class FedPUB(Mixing):
         "its clients also send how they answer to a probe, and the server compares them"
     )
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
+    compares_embeddings: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"paper": PAPER, "reference": {**PAPER, "regularizers": "off"}}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        embedder(self.net)
 
     def init(self, clients: Clients) -> Server:
         never = torch.zeros(clients.total, dtype=torch.bool, device=clients.key.device)

@@ -21,7 +21,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import OptimizerState, WeightBy
 from atoll.core.method import client_step
-from atoll.core.training import Averaging, require_net
+from atoll.core.training import Averaging, NetNeed
 from atoll.core.tree import Tree
 from atoll.nn.nets import GraphSAGE
 
@@ -38,10 +38,7 @@ class FedSage(Averaging):
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
     nets: ClassVar[tuple[str, ...]] = ("sage",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_net(self, GraphSAGE, "fedsage trains a GraphSAGE")
+    made_for: ClassVar[NetNeed] = (GraphSAGE, "fedsage trains a GraphSAGE")
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

@@ -64,7 +64,7 @@ from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam
 from atoll.core.random import fold
 from atoll.core.space import USUAL, Presets, Real, Space
-from atoll.core.training import Averaging, require_net
+from atoll.core.training import Averaging, NetNeed
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn import neighgen as parts
 from atoll.nn.neighgen_slots import Places, used_places
@@ -103,19 +103,12 @@ class Pull:
 
 @record
 class Learning:
-    """What a client keeps while its generator trains.
+    """What a client keeps while its generator trains."""
 
-    Attributes:
-        generator: NeighGen and a classifier.
-        seed: Key of the hidden nodes and of the noise of mending.
-        shown: Key of the nodes and of the noise last shown.
-        moments: Of the part `features`, while it trains together with others.
-    """
-
-    generator: Tree
-    seed: Tensor
-    shown: Tensor
-    moments: Tree
+    generator: Tree  # NeighGen and a classifier
+    seed: Tensor  # key of the hidden nodes and of the noise of mending
+    shown: Tensor  # key of the nodes and of the noise last shown
+    moments: Tree  # of the part `features`, while it trains together with others
 
 
 @record
@@ -128,21 +121,13 @@ class Mended:
 
 
 class Sample(NamedTuple):
-    """Kept nodes whose generated features are shown.
+    """Kept nodes whose generated features are shown."""
 
-    Attributes:
-        nodes: Their numbers, (M,).
-        z: Their embeddings, with noise, (M, latent).
-        used: One for slots that are used, of nodes that have lost neighbours, (M, p).
-        size: How many they are; the rest of M is padding, whose slots are not used.
-        places: Where slots are used, among M; None where all are made.
-    """
-
-    nodes: Tensor
-    z: Tensor
-    used: Tensor
-    size: Tensor
-    places: Places | None
+    nodes: Tensor  # their numbers, (M,)
+    z: Tensor  # their embeddings, with noise, (M, latent)
+    used: Tensor  # one for slots that are used, of nodes that have lost neighbours, (M, p)
+    size: Tensor  # how many they are; the rest of M is padding, whose slots are not used
+    places: Places | None  # where slots are used, among M; None where all are made
 
 
 @dataclass(frozen=True)
@@ -187,11 +172,8 @@ class FedSagePlus(Averaging):
     )
     not_private: ClassVar[str] = "its clients send generated features of single nodes"
     nets: ClassVar[tuple[str, ...]] = ("sage",)
+    made_for: ClassVar[NetNeed] = (GraphSAGE, "fedsage+ trains a GraphSAGE")
     presets: ClassVar[Presets] = {"paper": {"narrow": 256, "wide": 2048}}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_net(self, GraphSAGE, "fedsage+ trains a GraphSAGE")
 
     @property
     def neighgen(self) -> parts.NeighGen:
@@ -369,25 +351,19 @@ class FedSagePlus(Averaging):
             x = self._made_of(params, graph, z, key, places)
             made, classifier = self._joined(x, used, places), params["classifier"]
             logits = parts.mended_sage(self.net, classifier, graph, lost.kept, made, key)
+            index, there = lost.index, lost.there
+            if places is not None:
+                used, index, there = places.at_slots(used), places.at(index), places.at(there)
+            rows = graph.tensor_view("rows")[index], used, there, lost.kept
             return (
                 self.lam_d * parts.degree_loss(count, lost.count, lost.kept)
-                + self.lam_f * self._lost_features(x, used, places, graph, lost)
+                + self.lam_f * parts.feature_loss(x, *rows, self._last, places)
                 + self.lam_c * graph.task.loss(logits, graph)
             )
 
         start, epochs = state.generator, self.generator_epochs
         generator, _ = fit(loss, start, self._adam, None, epochs, key, graph, needs_whole=WHOLE)
         return Learning(generator, state.seed, key, None)
-
-    def _lost_features(
-        self, x: Tensor, used: Tensor, places: Places | None, graph: Graph, lost: parts.Lost
-    ) -> Tensor:
-        """L_f of what was made."""
-        index, there = lost.index, lost.there
-        if places is not None:
-            used, index, there = places.at_slots(used), places.at(index), places.at(there)
-        true = graph.tensor_view("rows")[index]
-        return parts.feature_loss(x, true, used, there, lost.kept, self._last, places)
 
     def _sample(
         self, graph: Graph, lost: parts.Lost, found: tuple[Tensor, Tensor], key: Tensor

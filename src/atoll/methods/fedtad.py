@@ -38,7 +38,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import minimise
 from atoll.core.graph import Graph, View, make_graph
 from atoll.core.hyper import LearningRate, OneOrMore, ZeroOrMore
-from atoll.core.message import Message, ToAll, ToEach
+from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam
 from atoll.core.random import fold, normal
@@ -154,16 +154,6 @@ class FedTAD(Wrapper, Averaging):
         """The conditional generator P."""
         return parts.Generator(self.net.features, self.net.classes, self.noise_size)
 
-    @property
-    def generator_optimizer(self) -> Adam:
-        """Of the generator."""
-        return Adam(lr=self.generator_lr)
-
-    @property
-    def distiller(self) -> Adam:
-        """The optimizer of the distilled model."""
-        return Adam(lr=self.distil_lr)
-
     def init(self, clients: Clients) -> Server:
         if self.pseudo_nodes < self.net.classes:
             raise ConfigError(
@@ -172,16 +162,12 @@ class FedTAD(Wrapper, Averaging):
             )
         base = self._hooks.init(clients)
         generator = self.generator.init(fold(clients.key, "generator"))
-        deployed, moments = self._hooks.deploy(base), self.distiller.init
-        if _personal(deployed):
-            moments = torch.func.vmap(moments)
-        return Server(
-            base,
-            clients.map(self.assess, ToAll(Empty())).phi,
-            generator,
-            self.generator_optimizer.init(generator),
-            moments(deployed.tree),
-        )
+        moments = Adam(lr=self.generator_lr).init(generator)
+        deployed, of_model = self._hooks.deploy(base), Adam(lr=self.distil_lr).init
+        if isinstance(deployed, ToEach):
+            of_model = torch.func.vmap(of_model)
+        phi = clients.map(self.assess, ToAll(Empty())).phi
+        return Server(base, phi, generator, moments, of_model(deployed.tree))
 
     def round(self, server: Server, clients: Clients) -> Server:
         base = self._hooks.round(server.base, clients)
@@ -190,7 +176,7 @@ class FedTAD(Wrapper, Averaging):
         name = type(self.base).__name__
         if not leaves(getattr(reply, "model", teachers)):
             raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
-        if self.scored_as() == "personalised" and not _personal(self._hooks.deploy(base)):
+        if self.scored_as() == "personalised" and not isinstance(self._hooks.deploy(base), ToEach):
             # One model for all, and yet each client has its own: the rest of it never leaves.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, base, teachers, clients)
@@ -199,10 +185,8 @@ class FedTAD(Wrapper, Averaging):
         return server.base
 
     def redeploy(self, server: Server, tree: Tree) -> Server:
-        return replace(server, base=self._corrected(server.base, tree))
-
-    def _corrected(self, base: Tree, model: Tree) -> Tree:
-        return with_model(base, model) if self.base is None else self.base.redeploy(base, model)
+        redeploy = with_model if self.base is None else self.base.redeploy
+        return replace(server, base=redeploy(server.base, tree))
 
     @client_step(keeps_state=True)
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:
@@ -225,7 +209,7 @@ class FedTAD(Wrapper, Averaging):
     def _distil(self, server: Server, base: Tree, teachers: Tree, clients: Clients) -> Server:
         """Play generator against deployed model, and put the corrected model in its place."""
         deployed, rows = self._hooks.deploy(base), clients.positions
-        personal = _personal(deployed)
+        personal = isinstance(deployed, ToEach)
         students, moments = deployed.tree, server.model_moments
         if personal:
             students, moments = take(students, rows), take(moments, rows)
@@ -245,25 +229,18 @@ class FedTAD(Wrapper, Averaging):
             "distillation diverged on the server (its model is not finite); lower distil_lr, or "
             "the clients' learning rate",
         )
-        corrected = self._corrected(base, students)
-        return Server(corrected, server.phi, generator, its_moments, moments)
+        server = Server(base, server.phi, generator, its_moments, moments)
+        return self.redeploy(server, students)
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """One round's distillation: who teaches, and how far each is trusted on each class.
-
-    Attributes:
-        method: With the hyper-parameters.
-        teachers: The participants' trained models, stacked (K, ...).
-        share: Trust in each teacher for each class, (K, C); its columns sum to one, or to zero.
-        personal: Whether the students are stacked (one for each participant) or a single model.
-    """
+    """One round's distillation: who teaches, and how far each is trusted on each class."""
 
     method: FedTAD
-    teachers: Tree
-    share: Tensor
-    personal: bool
+    teachers: Tree  # the participants' trained models, stacked (K, ...)
+    share: Tensor  # of the trust for each class, (K, C); columns sum to one, or to zero
+    personal: bool  # whether students are stacked (one for each participant) or a single model
 
     @property
     def labels(self) -> Tensor:
@@ -306,7 +283,7 @@ class Lesson:
                 div = len(taught) * parts.mode_seeking(noise, x)
             return method.lam_sem * sem + method.lam_div * div - method.lam_diverg * diverg
 
-        optimizer, steps = method.generator_optimizer, method.generator_steps
+        optimizer, steps = Adam(lr=method.generator_lr), method.generator_steps
         return minimise(loss, generator, optimizer, moments, steps, key, owned=owned)
 
     def teach(
@@ -326,7 +303,7 @@ class Lesson:
             return parts.divergence(found, taught, weight, method.discrepancy)
 
         def correct(student: Tree, moments: Tree) -> tuple[Tree, Tree]:
-            optimizer, steps = method.distiller, method.distil_steps
+            optimizer, steps = Adam(lr=method.distil_lr), method.distil_steps
             return minimise(loss, student, optimizer, moments, steps, key, owned=owned)
 
         each = torch.func.vmap(correct) if self.personal else correct
@@ -371,7 +348,3 @@ def _by_column(stacked: Tree) -> Tree:
 
 def _every_node_alike(graph: Graph) -> Tensor:
     return torch.ones_like(graph.real)
-
-
-def _personal(message: Message) -> bool:
-    return isinstance(message, ToEach)

@@ -41,10 +41,10 @@ from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph, Sparse, View
 from atoll.core.hyper import NonNegative, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.losses import masked_mean, unit
-from atoll.core.method import client_step, embedder
+from atoll.core.method import client_step
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.space import USUAL, Real, Space
-from atoll.core.training import Averaging, require_net
+from atoll.core.training import Averaging, NetNeed
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.edges import edge_mask, weighted_gcn
@@ -84,11 +84,8 @@ class FGSSL(Averaging):
         "Huang et al., Federated Graph Semantic and Structural Learning, IJCAI 2023"
     )
     nets: ClassVar[tuple[str, ...]] = ("gcn",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_net(self, GCN, "fgssl drops edges of a gcn")
-        embedder(self.net)
+    made_for: ClassVar[NetNeed] = (GCN, "fgssl drops edges of a gcn")
+    compares_embeddings: ClassVar[bool] = True
 
     @property
     def views(self) -> Mapping[str, View]:

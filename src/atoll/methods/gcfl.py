@@ -59,25 +59,18 @@ class Update:
 class Server:
     """The clusters and their models.
 
-    Attributes:
-        models: Every client's model, stacked (N, ...); members of a cluster have equal rows.
-        cluster: Every client's cluster, (N,) int64.
-        norms: The last norms that each client sent, the newest last, (N, seq_length).
-        recorded: How many norms each client has sent since the last split, (N,) int64.
-        splits: A row for every split so far, (S, 1 + N) int64: the round, and for each client 0
-            (not of that cluster), 1 (its side keeps the cluster's number) or 2 (a new cluster).
-        reasons: For every split norm of the mean, largest norm, and weight of the cut, (S, 3).
-        trace: For every round so far two rows, (R, 2, N): the norm of each client's update, and
-            that of the mean update of its cluster; -1 for whoever was absent.
+    A row of `splits` is the round, and for each client 0 (not of that cluster), 1 (its side keeps
+    the cluster's number) or 2 (a new cluster). A round has two rows of `trace`: the norm of each
+    client's update, and that of the mean update of its cluster; -1 for whoever was absent.
     """
 
-    models: Tree
-    cluster: Tensor
-    norms: Tensor
-    recorded: Tensor
-    splits: Tensor
-    reasons: Tensor
-    trace: Tensor
+    models: Tree  # every client's, stacked (N, ...); members of a cluster have equal rows
+    cluster: Tensor  # every client's, (N,) int64
+    norms: Tensor  # the last ones that each client sent, the newest last, (N, seq_length)
+    recorded: Tensor  # how many norms each client has sent since the last split, (N,) int64
+    splits: Tensor  # so far, (S, 1 + N) int64
+    reasons: Tensor  # of every split: norm of the mean, largest norm, weight of the cut, (S, 3)
+    trace: Tensor  # of every round so far, (R, 2, N)
 
 
 class Split(NamedTuple):
@@ -207,7 +200,12 @@ class GCFL(Mixing):
             inside = products[rows][:, rows]
             mean, largest = update_norms(inside, weight[rows], self.mean)
             noted[0, present], noted[1, present] = inside.diagonal().sqrt(), mean
-            may = present == members and self._may_split(server, members, clients.round)
+            may = (
+                clients.round + 1 > self.min_round  # the code counts rounds from one
+                and present == members
+                and len(members) > self.min_size
+                and (self.similarity == "cosine" or int(server.recorded.min()) >= self.seq_length)
+            )
             if may and mean < self.eps1 and largest > self.eps2:
                 cut, sides = minimum_cut(self._similarity(server, members, inside))
                 found = [[members[i] for i in side] for side in sides]
@@ -216,13 +214,6 @@ class GCFL(Mixing):
                     server = replace(server, recorded=torch.zeros_like(server.recorded))
         line = noted.unsqueeze(0).to(server.trace)
         return replace(server, trace=torch.cat([server.trace, line]))
-
-    def _may_split(self, server: Server, members: list[int], number: int) -> bool:
-        return (
-            number + 1 > self.min_round  # the code counts rounds from one
-            and len(members) > self.min_size
-            and (self.similarity == "cosine" or int(server.recorded.min()) >= self.seq_length)
-        )
 
     def _similarity(self, server: Server, members: list[int], products: Tensor) -> Tensor:
         """How alike two members of a cluster are, (k, k), never negative."""

@@ -39,7 +39,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
 from atoll.core.losses import masked_mean, unit
-from atoll.core.method import client_step, embedder
+from atoll.core.method import client_step
 from atoll.core.random import fold
 from atoll.core.space import USUAL, OneOf, Real, Space
 from atoll.core.task import TASKS
@@ -77,11 +77,8 @@ class MOON(Averaging):
     grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
+    compares_embeddings: ClassVar[bool] = True
     paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        embedder(self.net)
 
     @property
     def model(self) -> Any:

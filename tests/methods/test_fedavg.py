@@ -1,10 +1,9 @@
-"""Methods that must become each other, and FedAvg's identity with one central step."""
+"""FedAvg: golden numbers, and its identities with local training and one central step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch.func import grad
@@ -13,53 +12,46 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.losses import cross_entropy
-from atoll.core.method import Method
-from atoll.core.optim import SGD, Adam
+from atoll.core.optim import SGD
 from atoll.core.task import NODES
-from atoll.core.tree import Tree, leaves, tree_map
+from atoll.core.tree import leaves, tree_map
 from atoll.engines.base import ENGINES
-from atoll.experiment.rounds import Experiment, Run
-from atoll.methods import METHODS, FedAvg, FedProx, Local, method_class
+from atoll.experiment.rounds import Experiment
+from atoll.methods import FedAvg, Local
 from atoll.nn import nets_for
-from atoll.nn.nets import GCN
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
+from tests.methods.quadratic import ADAM, NET, TWO_ROUNDS, Quadratic, owner, play, run, same
 
 NODE_NETS = nets_for(NODES.name)
+RESET = [0.559956, 0.440008]
 
 engines = pytest.mark.parametrize("engine", ENGINES)
-NET = GCN(FEATURES, CLASSES, hidden=6)
-
-
-def run(method: Method, engine: str = "fused", **more: object) -> Run:
-    return Experiment(method, small_federation(), rounds=3, engine=engine, **more).run()
-
-
-def same(a: Tree, b: Tree) -> bool:
-    return all(map(torch.equal, leaves(a), leaves(b)))
 
 
 @engines
-@pytest.mark.parametrize("optimizer", [Adam(), SGD(lr=0.1, momentum=0.9)])
-def test_fedprox_without_pull_is_fedavg_bit_for_bit(engine, optimizer):
-    avg = run(FedAvg(NET, optimizer), engine, fraction=0.75)
-    prox = run(FedProx(NET, optimizer, mu=0.0), engine, fraction=0.75)
-    assert same(avg.server, prox.server)
-    assert same(avg.simulation.engine.export_states(), prox.simulation.engine.export_states())
-    for scored, rounds in avg.history.scores.items():
-        np.testing.assert_array_equal(rounds, prox.history.scores[scored])
+@pytest.mark.parametrize(("keeping", "expected"), [("keep", TWO_ROUNDS), ("reset", RESET)])
+def test_fedavg_keeps_or_resets_the_moments(engine, keeping, expected):
+    # Two equal clients: the average is what either of them gets alone.
+    with double_precision():
+        method = FedAvg(Quadratic((0.5, 0.5)), ADAM, epochs=3, optimizer_state=keeping)
+        clients = [owner([1.0, 4.0], [1.0, -2.0], nodes) for nodes in (1, 4)]
+        server, _ = play(method, clients, engine, rounds=2)
+    assert server["w"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_pull_keeps_models_near_the_received_one():
-    def moved(mu: float) -> float:
-        method = FedProx(NET, SGD(lr=0.05), epochs=8, mu=mu)
-        made = run(method)
-        start = method.init(made.simulation.clients(-1))
-        return sum(
-            float((a - b).square().sum())
-            for a, b in zip(leaves(start), leaves(made.server), strict=True)
-        )
-
-    assert moved(0.0) > moved(1.0) > moved(10.0) > 0
+@engines
+def test_fedavg_weights_by_size(engine):
+    # One plain step of lr 1 with h = 1 jumps from anywhere onto a: locals are the card's models.
+    with double_precision():
+        models, sizes = ([1.0, 2.0], [3.0, -1.0], [0.5, 0.25]), (3, 5, 2)
+        clients = [owner([1.0, 1.0], a, n) for a, n in zip(models, sizes, strict=True)]
+        made = {
+            by: play(FedAvg(Quadratic((0.0, 0.0)), SGD(lr=1.0), 1, by), clients, engine, 1)[0]["w"]
+            for by in ("nodes", "train", "uniform")
+        }
+    assert made["nodes"].tolist() == pytest.approx([1.9, 0.15], abs=1e-9)
+    assert made["train"].tolist() == pytest.approx([1.9, 0.15], abs=1e-9)
+    assert made["uniform"].tolist() == pytest.approx([1.5, 0.416667], abs=1e-6)
 
 
 def test_fedavg_of_one_client_is_local_training():
@@ -113,35 +105,7 @@ def test_moments_that_are_reset_are_those_of_a_client_that_never_trained():
     assert not same(kept.server, reset.server)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@engines
 def test_a_weight_that_does_not_exist_stops_the_run(engine):
     with pytest.raises(ConfigError, match="unknown weight_by 'trian'"):
         run(FedAvg(NET, weight_by="trian"), engine)
-
-
-def test_local_clients_start_alike_and_hear_nothing():
-    made = run(Local(NET))
-    reply_bytes = made.ledger.by_step()["train"]
-    assert reply_bytes == {"messages": 12, "down": 12 * 8, "up": 0}
-    start = Local(NET).init(made.simulation.clients(-1))
-    assert torch.equal(made.server, start)
-    models = [state.model for state in made.simulation.engine.export_states()]
-    assert not same(models[0], models[1])
-
-
-def test_methods_are_found_by_name_whatever_the_case():
-    assert method_class("FedAvg") is METHODS["fedavg"] is FedAvg
-    with pytest.raises(ConfigError, match=r"unknown method 'fedporx'; did you mean 'fedprox'\?"):
-        method_class("fedporx")
-
-
-@pytest.mark.parametrize("name", list(METHODS))
-def test_every_method_has_a_paper_and_a_wire_line(name):
-    import sys
-
-    cls = METHODS[name]
-    text = sys.modules[cls.__module__].__doc__ or ""
-    assert cls.paper
-    assert cls.deployed in ("global", "personalised")
-    for line in ("Wire, per client and round:", "Private state:", "Departures from the reference"):
-        assert line in text
