@@ -211,8 +211,8 @@ def by_hand(method: FGSSL, params: Tree, received: Tree, graph: Graph, key: Tens
     """The terms put together from the naive ones and the tested views."""
     rates = (0.8, 0.5), (0.3, 0.3)
     taught = params if method.variant == "authors" else received
-    a = method.embed_view(params, graph, fold(key, "strong"), *rates[0])
-    b = method.embed_view(taught, graph, fold(key, "weak"), *rates[1])
+    a = method.embed_view(params, graph, fold(key, "strong"), *rates[0], True)
+    b = method.embed_view(taught, graph, fold(key, "weak"), *rates[1], True)
     train = graph.train > 0
     error = cross_entropy(NET(params, graph, key), graph)
     if method.variant == "openfgl":
@@ -251,9 +251,9 @@ def test_the_received_model_teaches_without_dropout() -> None:
     params, received = (deep.init(make_key(seed)) for seed in range(2))
     quiet = FGSSL(replace(deep, dropout=0.0))
     rates = method.weak_edges, method.weak_features
-    taught = quiet.embed_view(received, graph, fold(key, "weak"), *rates)
+    taught = quiet.embed_view(received, graph, fold(key, "weak"), *rates, True)
     strong = method.embed_view(
-        params, graph, fold(key, "strong"), method.strong_edges, method.strong_features
+        params, graph, fold(key, "strong"), method.strong_edges, method.strong_features, True
     )
     expected = cross_entropy(deep(params, graph, key), graph) + method.lesson(strong, taught, graph)
     torch.testing.assert_close(method.taught_loss(params, received, graph, key), expected)

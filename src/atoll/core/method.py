@@ -21,7 +21,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.hyper import check_hypers
 from atoll.core.message import Message, ToAll
 from atoll.core.private_layers import private_names, whole_params
-from atoll.core.space import USUAL, Presets, Settings, Space
+from atoll.core.space import USUAL, Grids, Presets, Settings, Space
 from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, tree_map
 
@@ -258,7 +258,7 @@ class Method(ABC):
     space: ClassVar[Space] = USUAL
     """What `atoll tune` searches: ranges of hyper-parameters of method, net and optimizer."""
 
-    grids: ClassVar[Mapping[str, Space]] = MappingProxyType({})
+    grids: ClassVar[Grids] = MappingProxyType({})
     """Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried."""
 
     tasks: ClassVar[tuple[str, ...]] = (NODES.name,)

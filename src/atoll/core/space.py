@@ -84,6 +84,7 @@ class OneOf:
 
 Range = Real | Whole | OneOf
 Space = Mapping[str, Range]
+Grids = Mapping[str, Space]
 
 USUAL: Space = MappingProxyType(
     {

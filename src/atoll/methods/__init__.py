@@ -8,8 +8,6 @@ Examples:
     True
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -36,15 +36,12 @@ hardly shows (test accuracy right / inverted, ten clients: Cora 81.7 / 81.4 and 
 seeds, actor 28.7 / 28.6 on one), so the default is what makes sense.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
 from atoll.core.fit import fit
@@ -205,7 +202,7 @@ class AdaFGL(Training):
             return self.net(message, graph, key)
         around = self.adaptive.surroundings(self.net(state.model, graph), graph)
         outputs = torch.stack(self.adaptive(state.heads, around, graph, key)).softmax(-1)
-        belief = functional.softmax(around.belief, -1) if self.double_softmax else around.belief
+        belief = around.belief.softmax(-1) if self.double_softmax else around.belief
         trust = state.confidence
         trust = (trust >= HARD_SWITCH).to(trust.dtype) if self.switch == "hard" else trust
         mixed = mix_heads(trust, (outputs[0] + belief) / 2, outputs[1:].mean(0))
@@ -264,7 +261,7 @@ class AdaFGL(Training):
     ) -> Tensor:
         """Both heads' losses in one number: they share no parameters, so nothing is traded off."""
         homo, *hetero = self.adaptive(heads, around, graph, key)
-        near = homo if self.logit_mse else functional.softmax(homo, dim=-1)
+        near = homo if self.logit_mse else homo.softmax(-1)
         preserved = masked_mean(((near - around.belief) ** 2).mean(-1), graph.real)
         return sum((cross_entropy(h, graph) for h in (homo, *hetero)), preserved)
 

@@ -19,15 +19,12 @@ as the code in effect does. The paper's Eq. 11 prints (N-1)² for (N-1)⁻² and
 factor p; `hsic` and `entropy` name the readings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph, View
@@ -36,7 +33,7 @@ from atoll.core.losses import cross_entropy
 from atoll.core.method import client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space, preset_table
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space, preset_table
 from atoll.core.training import Averaging, NetNeed
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
@@ -75,7 +72,7 @@ class FedATH(Averaging):
 
     space: ClassVar[Space] = {**USUAL, "lam": Real(1e-4, 10, log=True)}
     # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
-    grids: ClassVar[Mapping[str, Space]] = {
+    grids: ClassVar[Grids] = {
         "paper": {"hsic": OneOf(("trace/N",)), "lam": OneOf((0.001, 0.1, 7.0, 10.0))}
     }
     paper: ClassVar[str] = (
@@ -178,7 +175,7 @@ def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
 
 def negative_entropy(logits: Tensor, real: Tensor, reading: str) -> Tensor:
     """Σ p log p over the real nodes, summed or averaged; "uniform" is Eq. 9 to the letter."""
-    log_p = functional.log_softmax(logits, dim=-1)
+    log_p = logits.log_softmax(dim=-1)
     each = -log_p.sum(-1) if reading == "uniform" else (log_p.exp() * log_p).sum(-1)
     total = (each * real).sum()
     return total if reading == "sum" else total / real.sum()

@@ -9,8 +9,6 @@ Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

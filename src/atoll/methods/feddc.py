@@ -24,9 +24,6 @@ Cora and validation graphs of PROTEINS. Faults of OpenFGL, alone or together (`c
 is not reproduced.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -42,7 +39,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL_SGD, OneOf, Presets, Real, Settings, Space
+from atoll.core.space import USUAL_SGD, Grids, OneOf, Presets, Real, Settings, Space
 from atoll.core.task import TASKS
 from atoll.core.training import Training
 from atoll.core.tree import Tree, record, take, tree_map
@@ -91,7 +88,7 @@ class FedDC(Training):
 
     space: ClassVar[Space] = {**USUAL_SGD, "alpha": Real(1e-3, 1, log=True)}
     # Of the authors' scripts: one value for each kind of data.
-    grids: ClassVar[Mapping[str, Space]] = {"paper": {"alpha": OneOf((0.005, 0.01, 0.1))}}
+    grids: ClassVar[Grids] = {"paper": {"alpha": OneOf((0.005, 0.01, 0.1))}}
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = (
         "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "
@@ -117,7 +114,13 @@ class FedDC(Training):
         return Server(model, zeros, tree_map(torch.clone, zeros), self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        message = Download(spread(server.model, clients.total), self._shift(server))
+        to_others = 0 if self.compat in ("no-server-term", "openfgl") else 1
+
+        def shift(h: Tensor, slope: Tensor) -> Tensor:
+            return self.alpha * h + to_others * slope.mean(0) - slope  # v_i of every client
+
+        shifts = tree_map(shift, server.drift, server.slope)
+        message = Download(spread(server.model, clients.total), shifts)
         reply = clients.map(self.train, ToEach(message))
         drift, slope = self._followed(server, reply, clients.positions)
         if self.variant == "paper":
@@ -127,15 +130,6 @@ class FedDC(Training):
         if self.variant == "authors":
             model = tree_map(torch.add, model, average(drift))
         return Server(model, drift, slope, rule)
-
-    def _shift(self, server: Server) -> Tree:
-        """v_i of every client, (N, ...)."""
-        to_others = 0 if self.compat in ("no-server-term", "openfgl") else 1
-
-        def shift(h: Tensor, slope: Tensor) -> Tensor:
-            return self.alpha * h + to_others * slope.mean(0) - slope
-
-        return tree_map(shift, server.drift, server.slope)
 
     def _followed(self, server: Server, reply: Update, present: Tensor) -> tuple[Tree, Tree]:
         """All h_i and s_i after the participants' updates."""

@@ -27,8 +27,6 @@ of scale 2 clip / epsilon is added to each number. As there, epsilon is nominal:
 for a bound on the sum of absolute changes, and a length is not one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -171,11 +169,6 @@ class FedGNN(Training):
         model, rule = aggregated(self.aggregate, server, reply, clients.key)
         return replace(server, model=model, rule=rule)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return self.widened(message, graph, state, key)
-
     @client_step(keeps_state=True)
     def count(self, graph: Graph, nothing: Empty, state: Tree, key: Tensor) -> Count:
         """How many nodes there are."""
@@ -210,7 +203,7 @@ class FedGNN(Training):
         own = replace(state or Private(None, None, None), twins=received.twins)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return graph.task.loss(self.widened(params, graph, own, key), graph)
+            return graph.task.loss(self.predict(graph, params, own, key), graph)
 
         why = "fedgnn adds neighbours to the whole graph"
         start = received.model, own.moments
@@ -218,27 +211,27 @@ class FedGNN(Training):
         model = self.hidden(model, received.model, fold(key, "privacy"))
         return Update(model, graph.size(self.weight_by)), replace(own, moments=moments)
 
-    def widened(
-        self, params: Tree, graph: Graph, own: Private | None, key: Tensor | None
+    def predict(
+        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
         """Logits with twins as further neighbours in the second layer, (N, C)."""
-        if own is None or own.twins is None:
-            return self.net(params, graph, key)
+        if state is None or state.twins is None:
+            return self.net(message, graph, key)
         adjacency, degree = graph.views["gcn"], graph.tensor_view("gcn_degree")
-        place, used = _places(own, graph)
-        more = torch.zeros_like(degree).index_add(0, place, own.twins.count * used)
+        place, used = _places(state, graph)
+        more = torch.zeros_like(degree).index_add(0, place, state.twins.count * used)
         degree = degree.clamp(min=0)
         # Degrees grow on both sides of the adjacency, which then is S Â S.
         shrink = torch.where(more > 0, (degree / (degree + more).clamp(min=1)).sqrt(), 1.0)
         shrink = shrink.unsqueeze(-1)
-        share = own.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
+        share = state.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
 
         def propagate(z: Tensor) -> Tensor:
             inside = shrink * matmul(adjacency, shrink * z)
-            return inside.index_add(0, place, share @ params[1]["weight"])
+            return inside.index_add(0, place, share @ message[1]["weight"])
 
-        h = self.net.embed(params[:2], graph, key)
-        for number, layer in enumerate(params[1:], start=1):
+        h = self.net.embed(message[:2], graph, key)
+        for number, layer in enumerate(message[1:], start=1):
             spread_over = propagate if number == 1 else partial(matmul, adjacency)
             h = self.net.onward(layer, h, number, spread_over, graph, key)
         return h
@@ -282,9 +275,8 @@ def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
 def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Who is whose twin, from all clients' keys (N, S).
 
-    Returns:
-        The nodes of each client that have a twin elsewhere, (N, s); the twins' common number,
-        (N, s); -1 fills both up. The number of pairs of twins at different clients.
+    The nodes of each client that have a twin elsewhere, (N, s); the twins' common number, (N, s);
+    -1 fills both up. Last, the number of pairs of twins at different clients.
     """
     values, number = torch.unique(keys, return_inverse=True)
     client = torch.arange(len(keys), device=keys.device).unsqueeze(-1)

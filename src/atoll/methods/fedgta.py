@@ -23,8 +23,6 @@ half of all pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain); the ser
 cosines.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.hyper import OneOrMore, OptimizerState, Positive, Share
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
-from atoll.core.space import USUAL, OneOf, Real, Space, Whole
+from atoll.core.space import USUAL, Grids, OneOf, Real, Space, Whole
 from atoll.core.training import Mixing, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import views
@@ -91,7 +89,7 @@ class FedGTA(Mixing):
         "temperature": Real(1, 100, log=True),
     }
     # The values that its public code has for Cora, CiteSeer and PubMed.
-    grids: ClassVar[Mapping[str, Space]] = {
+    grids: ClassVar[Grids] = {
         "paper": {
             "moments": OneOf(("hybrid", "origin")),
             "order": OneOf((6, 13, 20)),

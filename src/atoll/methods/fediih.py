@@ -35,8 +35,6 @@ Ablations, which the paper names but does not define: `hierarchy=false` has the 
 `disentangle=false` has one factor as wide as all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +51,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole, preset_table
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space, Whole, preset_table
 from atoll.core.training import Mixing, NetNeed, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import vgae
@@ -128,7 +126,7 @@ class FedIIH(Mixing):
         "iterations": Whole(2, 7),
     }
     # All values in the tables of its appendix, and the numbers of factors that it has code for.
-    grids: ClassVar[Mapping[str, Space]] = {
+    grids: ClassVar[Grids] = {
         "paper": {
             "factors": OneOf((1, 2, 4, 6, 8, 10)),
             "hidden": OneOf((128, 256)),
@@ -233,19 +231,16 @@ class FedIIH(Mixing):
         tie = centre.sum()
         if self.hierarchy:
             centre, width = latent["alpha"], math.log(self.factor_variance)
-            tie = self._alpha_terms(centre, alpha)
+            # What ties α̂ to α̃, and its prior.
+            code = self.prior == "code"
+            wide = width if code else math.log(self.alpha_variance)
+            tie = vgae.gaussian_kl(centre, torch.full_like(centre, width), alpha, wide).sum()
+            tie = tie + vgae.log_normal(centre).sum() * (1 if code else -1)
         each = vgae.gaussian_kl(mean, log_variance, centre, width) * graph.real.unsqueeze(-1)
         nodes = graph.real.sum()
         if self.elbo_sums == "sum":
             return error + (each.sum() + tie) / nodes**2
         return error + (each.sum() / nodes + tie) / self.disengcn.hidden
-
-    def _alpha_terms(self, own: Tensor, shared: Tensor) -> Tensor:
-        """What ties α̂ to α̃, and its prior."""
-        code, narrow = self.prior == "code", math.log(self.factor_variance)
-        wide = narrow if code else math.log(self.alpha_variance)
-        tie = vgae.gaussian_kl(own, torch.full_like(own, narrow), shared, wide).sum()
-        return tie + vgae.log_normal(own).sum() * (1 if code else -1)
 
     def posterior(
         self, latent: Tree, h: Tensor, graph: Graph, key: Tensor | None

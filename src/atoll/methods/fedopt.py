@@ -22,9 +22,6 @@ an adaptive server is about Î·_s for every parameter that moves, however small Î
 Cora, the clients' also on validation graphs of PROTEINS.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -36,7 +33,7 @@ from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, We
 from atoll.core.message import ToAll
 from atoll.core.method import Clients
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.space import USUAL_SGD, OneOf, Real, Settings, Space
+from atoll.core.space import USUAL_SGD, Grids, OneOf, Real, Settings, Space
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
@@ -82,7 +79,7 @@ class FedOpt(Averaging):
         "server_lr": Real(1e-3, 1, log=True),
         "tau": Real(1e-5, 0.1, log=True),
     }
-    grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
+    grids: ClassVar[Grids] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     for_graphs: ClassVar[Settings] = {"lr": 0.03}

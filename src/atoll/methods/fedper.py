@@ -17,8 +17,6 @@ together with the base. A client that has not trained yet is scored with a fixed
 are all nodes (`weight_by=train`: the paper's number of examples). The paper's step is SGD.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -30,8 +30,6 @@ Right after training, before the server answers, a client can only use its own p
 for a class that a participant does not own, also where nobody does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 

@@ -12,15 +12,12 @@ server's copy of the model. With Adam the pull is preconditioned like the rest o
 `optimizer=sgd` is the paper's step.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from atoll.core.aggregate import Aggregate, Mean
 from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
-from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.space import USUAL, Grids, OneOf, Real, Space
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, tree_map
@@ -36,7 +33,7 @@ class FedProx(Averaging):
     aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
-    grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
+    grids: ClassVar[Grids] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 

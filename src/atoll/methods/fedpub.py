@@ -24,8 +24,6 @@ hands a client's first mask over from whoever trained before on the same worker;
 and τ for disjoint clients, are `preset=paper`; that and no regularisers is `preset=reference`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -42,7 +40,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.space import USUAL, OneOf, Presets, Real, Settings, Space
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Settings, Space
 from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
@@ -96,11 +94,10 @@ class FedPUB(Mixing):
     space: ClassVar[Space] = {
         **USUAL,
         "tau": Real(1, 20, log=True),
-        "lam_mask": Real(1e-5, 0.1, log=True),
-        "lam_prox": Real(1e-5, 0.1, log=True),
+        **dict.fromkeys(("lam_mask", "lam_prox"), Real(1e-5, 0.1, log=True)),
     }
     # Of the authors' scripts: disjoint clients, overlapping clients, default.
-    grids: ClassVar[Mapping[str, Space]] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
+    grids: ClassVar[Grids] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
     paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
     not_private: ClassVar[str] = (
         "its clients also send how they answer to a probe, and the server compares them"
@@ -119,8 +116,12 @@ class FedPUB(Mixing):
         mixed = mix(reply.model, torch.softmax(self.tau * alike, dim=-1))
         models = put(server.models, present, mixed)
         seen = server.seen.index_fill(0, present, True)
+
+        def own_or_mean(own: Tensor, mean: Tensor) -> Tensor:
+            return torch.where(seen.reshape(-1, *[1] * mean.dim()), own, mean)
+
         if len(clients) < clients.total:
-            models = _where(seen, models, average(reply.model))
+            models = tree_map(own_or_mean, models, average(reply.model))
         return Server(models, seen, put_pairs(server.similarity, present, alike))
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
@@ -216,12 +217,3 @@ def mean_embedding(net: Net, params: Tree, proxy: Graph) -> Tensor:
     assert isinstance(read, Tensor)
     q: Tensor = (share @ read) @ last["weight"] + last["bias"]
     return q
-
-
-def _where(rows: Tensor, stacked: Tree, other: Tree) -> Tree:
-    """The stacked trees (N, ...) where `rows`, (N,), is true; the other tree elsewhere."""
-
-    def choose(leaf: Tensor, fallback: Tensor) -> Tensor:
-        return torch.where(rows.reshape(-1, *[1] * fallback.dim()), leaf, fallback)
-
-    return tree_map(choose, stacked, other)

@@ -10,8 +10,6 @@ neighbours per hop and batches of 32; one common initial model instead of the me
 own; two layers of one width, as in OpenFGL, instead of widths 64 and 32 and a dense layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

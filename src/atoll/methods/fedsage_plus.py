@@ -46,8 +46,6 @@ where they are too many, the graph is mended again for every step, on a GPU in a
 (FedSage+ is then FedSage), `openfgl` both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -163,9 +161,7 @@ class FedSagePlus(Averaging):
         **USUAL,
         "generator_lr": Real(1e-4, 1e-2, log=True),
         "hide": Real(0.1, 0.9),
-        "lam_d": Real(0.1, 10, log=True),
-        "lam_f": Real(0.1, 10, log=True),
-        "lam_c": Real(0.1, 10, log=True),
+        **dict.fromkeys(("lam_d", "lam_f", "lam_c"), Real(0.1, 10, log=True)),
     }
     paper: ClassVar[str] = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"

@@ -22,8 +22,6 @@ code's, made symmetric). With a base that personalises, every participant's mode
 the same teachers: distillation then pulls the models towards what all agree on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,11 +40,14 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam
 from atoll.core.random import fold, normal
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space, Whole, preset_table
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space, Whole, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.core.wrapper import Wrapper
 from atoll.nn import fedtad as parts
+
+PLAYED = ("iterations", "generator_steps", "distil_steps")
+"""I, I_g and I_d."""
 
 
 @record
@@ -97,20 +98,14 @@ class FedTAD(Wrapper, Averaging):
 
     space: ClassVar[Space] = {
         **USUAL,
-        "lam_sem": Real(1e-3, 10, log=True),
-        "lam_div": Real(1e-3, 10, log=True),
-        "iterations": Whole(1, 10),
-        "generator_steps": Whole(1, 10),
-        "distil_steps": Whole(1, 10),
-        "generator_lr": Real(1e-4, 1e-2, log=True),
-        "distil_lr": Real(1e-4, 1e-2, log=True),
+        **dict.fromkeys(("lam_sem", "lam_div"), Real(1e-3, 10, log=True)),
+        **dict.fromkeys(PLAYED, Whole(1, 10)),
+        **dict.fromkeys(("generator_lr", "distil_lr"), Real(1e-4, 1e-2, log=True)),
     }
-    grids: ClassVar[Mapping[str, Space]] = {
+    grids: ClassVar[Grids] = {
         "paper": {
             **dict.fromkeys(("lam_sem", "lam_div"), OneOf((0.1, 0.01, 0.001))),
-            **dict.fromkeys(
-                ("iterations", "generator_steps", "distil_steps"), OneOf((1, 3, 5, 10))
-            ),
+            **dict.fromkeys(PLAYED, OneOf((1, 3, 5, 10))),
             "hidden": OneOf((64, 128)),
         }
     }
@@ -176,7 +171,8 @@ class FedTAD(Wrapper, Averaging):
         name = type(self.base).__name__
         if not leaves(getattr(reply, "model", teachers)):
             raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
-        if self.scored_as() == "personalised" and not isinstance(self._hooks.deploy(base), ToEach):
+        deployed = self._hooks.deploy(base)
+        if self.scored_as() == "personalised" and not isinstance(deployed, ToEach):
             # One model for all, and yet each client has its own: the rest of it never leaves.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, base, teachers, clients)

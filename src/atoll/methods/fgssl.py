@@ -27,15 +27,12 @@ authors: training nodes) and take 3 local steps (theirs 4). Each round starts wi
 in the authors' code, but by default with Adam, where they take SGD.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph, Sparse, View
@@ -75,8 +72,7 @@ class FGSSL(Averaging):
 
     space: ClassVar[Space] = {
         **USUAL,
-        "lam_c": Real(0.01, 10, log=True),
-        "lam_d": Real(0.01, 10, log=True),
+        **dict.fromkeys(("lam_c", "lam_d"), Real(0.01, 10, log=True)),
         "tau": Real(0.05, 1, log=True),
         "omega": Real(0.1, 1),
     }
@@ -111,7 +107,7 @@ class FGSSL(Averaging):
         weak, strong = fold(key, "weak"), fold(key, "strong")
         teacher, rates = params if both else received, (self.weak_edges, self.weak_features)
         b = self.embed_view(teacher, graph, weak, *rates, training=both)
-        a = self.embed_view(params, graph, strong, self.strong_edges, self.strong_features)
+        a = self.embed_view(params, graph, strong, self.strong_edges, self.strong_features, True)
         if self.variant == "openfgl":  # its hidden layer is the one after activation and dropout
             a = dropout(torch.relu(a), fold(key, "heard"), graph.ids, self.net.dropout)
             b = torch.relu(b)
@@ -133,13 +129,7 @@ class FGSSL(Averaging):
         return terms
 
     def embed_view(
-        self,
-        params: Tree,
-        graph: Graph,
-        key: Tensor,
-        edges: float,
-        columns: float,
-        training: bool = True,
+        self, params: Tree, graph: Graph, key: Tensor, edges: float, columns: float, training: bool
     ) -> Tensor:
         """The last hidden layer on the graph without a share of its edges and feature columns."""
         loops = graph.sparse_view("loops")
@@ -207,7 +197,6 @@ def distil(edges: Sparse, a: Tensor, b: Tensor, real: Tensor, omega: float) -> T
 def edge_differences(edges: Sparse, a: Tensor, b: Tensor, tau: float) -> Tensor:
     """OpenFGL's term: mean over edges of KL(weak ‖ strong) of softmaxes of |z_u - z_v|."""
     log_a, log_b = (
-        functional.log_softmax((at_rows(edges, z) - at_columns(edges, z)).abs() / tau, dim=-1)
-        for z in (a, b)
+        ((at_rows(edges, z) - at_columns(edges, z)).abs() / tau).log_softmax(dim=-1) for z in (a, b)
     )
     return masked_mean((log_b.exp() * (log_b - log_a)).sum(-1), edges.values)

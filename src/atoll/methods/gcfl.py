@@ -25,8 +25,6 @@ takes those of the last mini-batch's gradient. With partial participation, a clu
 in rounds in which all its members take part; its model moves for all of them in every round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -40,7 +38,7 @@ from atoll.core.hyper import NonNegative, OneOrMore, WeightBy, ZeroOrMore
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL, OneOf, Presets, Real, Space
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space
 from atoll.core.task import TASKS
 from atoll.core.training import Mixing
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
@@ -107,7 +105,7 @@ class GCFL(Mixing):
         "eps2": Real(0.02, 1, log=True),
     }
     # The values of its public run files; the paper found them by training for 50 rounds.
-    grids: ClassVar[Mapping[str, Space]] = {
+    grids: ClassVar[Grids] = {
         "paper": {
             "eps1": OneOf((0.025, 0.03, 0.04, 0.07, 0.08)),
             "eps2": OneOf((0.045, 0.06, 0.08, 0.28, 0.35, 0.4)),
@@ -132,15 +130,9 @@ class GCFL(Mixing):
         start, total = init_shared(self.net, clients.key), clients.total
         like = leaves(start)[0]
         none = torch.zeros(total, dtype=torch.int64, device=like.device)
-        return Server(
-            models=spread(start, total),
-            cluster=none,
-            norms=like.new_zeros(total, self.seq_length),
-            recorded=none.clone(),
-            splits=none.new_zeros(0, 1 + total),
-            reasons=like.new_zeros(0, 3),
-            trace=like.new_zeros(0, 2, total),
-        )
+        norms, trace = like.new_zeros(total, self.seq_length), like.new_zeros(0, 2, total)
+        splits, reasons = none.new_zeros(0, 1 + total), like.new_zeros(0, 3)
+        return Server(spread(start, total), none, norms, none.clone(), splits, reasons, trace)
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply, present = clients.map(self.train, ToEach(server.models)), clients.positions

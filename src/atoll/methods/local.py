@@ -10,8 +10,6 @@ Departures from the reference code: public codes draw another initial model for 
 the budget equal. Layers that the network calls private are each client's own draw.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -24,9 +24,6 @@ OpenFGL takes all (`nodes=all`). Adam's moments are kept, as by OpenFGL; the aut
 each round with a new optimizer (`optimizer_state=reset`).
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,7 +38,7 @@ from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, Ze
 from atoll.core.losses import masked_mean, unit
 from atoll.core.method import client_step
 from atoll.core.random import fold
-from atoll.core.space import USUAL, OneOf, Real, Space
+from atoll.core.space import USUAL, Grids, OneOf, Real, Space
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
@@ -74,7 +71,7 @@ class MOON(Averaging):
     aggregate: Aggregate = Mean()
 
     space: ClassVar[Space] = {**USUAL, "mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
-    grids: ClassVar[Mapping[str, Space]] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
+    grids: ClassVar[Grids] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     nets: ClassVar[tuple[str, ...]] = EMBEDDERS
     compares_embeddings: ClassVar[bool] = True

@@ -22,8 +22,6 @@ and it is unstable. `compat=replace-controls` is OpenFGL's server, which sets c 
 participants' c_i: right only if all take part. `preset=openfgl` has both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
