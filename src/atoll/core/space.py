@@ -1,6 +1,6 @@
 """What a search may try: ranges of hyper-parameters of method, network and optimizer.
 
-space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
+space = USUAL | {"mu": Real(1e-4, 10, log=True)}
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ Range = Real | Whole | OneOf
 Space = Mapping[str, Range]
 Grids = Mapping[str, Space]
 
-USUAL: Space = MappingProxyType(
+USUAL: MappingProxyType[str, Range] = MappingProxyType(
     {
         "lr": Real(1e-4, 1e-1, log=True),
         "weight_decay": Real(1e-6, 1e-2, log=True),
@@ -96,7 +96,7 @@ USUAL: Space = MappingProxyType(
 )
 """What every method has: Adam's rate and decay, the network's dropout and width."""
 
-USUAL_SGD: Space = MappingProxyType({**USUAL, "lr": Real(1e-2, 1, log=True)})
+USUAL_SGD = MappingProxyType(USUAL | {"lr": Real(1e-2, 1, log=True)})
 """The same for methods that train with plain SGD, whose rates are larger."""
 
 

@@ -23,8 +23,6 @@ from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
 from atoll.core.tree import Tree
 
-NetNeed = tuple[type[object], str]
-
 
 @dataclass(frozen=True)
 class Training(Method):
@@ -36,7 +34,7 @@ class Training(Method):
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3
 
-    made_for: ClassVar[NetNeed] = (object, "")
+    made_for: ClassVar[tuple[type[object], str]] = (object, "")
     """The kind of network that it needs, and why: how the sentence begins that refuses others."""
 
     compares_embeddings: ClassVar[bool] = False
@@ -88,7 +86,7 @@ class Averaging(Training):
     A method that lets its user choose `weight_by` or `aggregate` declares a field of this name.
     """
 
-    not_private: ClassVar[str] = ""
+    not_private = ""
 
     @property
     def weight_by(self) -> str:
@@ -132,10 +130,8 @@ class Averaging(Training):
 class Mixing(Training):
     """Every client gets its own model; the server's record has all of them, stacked: `models`."""
 
-    not_averaging: ClassVar[str] = (
-        "every client gets a mixture of models, weighted by how alike the clients are"
-    )
-    deployed: ClassVar[str] = "personalised"
+    not_averaging = "every client gets a mixture of models, weighted by how alike the clients are"
+    deployed = "personalised"
 
     def deploy(self, server: Tree) -> ToEach:
         return ToEach(server.models)

@@ -51,7 +51,7 @@ from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, client_step
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Presets, Real, Settings, Space, Whole, preset_table
+from atoll.core.space import USUAL, Presets, Real, Settings, Whole, preset_table
 from atoll.core.training import Training
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn.adafgl import Adaptive, Surroundings, homophily
@@ -127,18 +127,17 @@ class AdaFGL(Training):
     block: Annotated[OneOrMore, "rows of S that are computed at a time"] = 1024
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         "alpha": Real(0.05, 0.95),
         "beta": Real(0, 0.95),
         "hops": Whole(1, 5),
         "personal_epochs": Whole(1, 6),
     }
-    paper: ClassVar[str] = (
+    paper = (
         "Li et al., AdaFGL: A New Paradigm for Federated Node Classification with Topology "
         "Heterogeneity, ICDE 2024"
     )
-    deployed: ClassVar[str] = "personalised"
+    deployed = "personalised"
     presets: ClassVar[Presets] = {
         # The authors' code for 300 rounds, but for its network (ChebNet) and its choice of epochs.
         "reference": {**STEPS["reference"], "keep": "best", "switch": "hard", **FAULTS},

@@ -33,8 +33,8 @@ from atoll.core.losses import cross_entropy
 from atoll.core.method import client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space, preset_table
-from atoll.core.training import Averaging, NetNeed
+from atoll.core.space import USUAL, Grids, OneOf, Real, preset_table
+from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
 from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
 from atoll.nn.nets import GCN
@@ -70,18 +70,18 @@ class FedATH(Averaging):
     share: Annotated[Literal["cg", "cg+ee", "cg+bg", "all"], "networks that are averaged"] = "cg"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL, "lam": Real(1e-4, 10, log=True)}
+    space = USUAL | {"lam": Real(1e-4, 10, log=True)}
     # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
     grids: ClassVar[Grids] = {
         "paper": {"hsic": OneOf(("trace/N",)), "lam": OneOf((0.001, 0.1, 7.0, 10.0))}
     }
-    paper: ClassVar[str] = (
+    paper = (
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
         "from A Causal Perspective, ICML 2025"
     )
-    nets: ClassVar[tuple[str, ...]] = ("gcn",)
-    made_for: ClassVar[NetNeed] = (GCN, "fedath weighs the edges of a gcn")
-    presets: ClassVar[Presets] = preset_table(
+    nets = ("gcn",)
+    made_for = (GCN, "fedath weighs the edges of a gcn")
+    presets = preset_table(
         *("evaluator", "hsic", "entropy", "lam", "hidden", "lr"),
         # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
         paper=("mlp", "trace/(N-1)^2", "mean", 0.1, 64, 1e-3),

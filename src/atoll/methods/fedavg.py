@@ -10,7 +10,6 @@ Departures from the reference code: none.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from atoll.core.aggregate import Aggregate, Mean
 from atoll.core.hyper import OptimizerState, WeightBy
@@ -26,8 +25,8 @@ class FedAvg(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = (
+    tasks = tuple(TASKS)
+    paper = (
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )

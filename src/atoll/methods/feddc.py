@@ -39,7 +39,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL_SGD, Grids, OneOf, Presets, Real, Settings, Space
+from atoll.core.space import USUAL_SGD, Grids, OneOf, Presets, Real, Settings
 from atoll.core.task import TASKS
 from atoll.core.training import Training
 from atoll.core.tree import Tree, record, take, tree_map
@@ -86,15 +86,15 @@ class FedDC(Training):
     ] = "none"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL_SGD, "alpha": Real(1e-3, 1, log=True)}
+    space = USUAL_SGD | {"alpha": Real(1e-3, 1, log=True)}
     # Of the authors' scripts: one value for each kind of data.
     grids: ClassVar[Grids] = {"paper": {"alpha": OneOf((0.005, 0.01, 0.1))}}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = (
+    tasks = tuple(TASKS)
+    paper = (
         "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "
         "Correction, CVPR 2022"
     )
-    not_private: ClassVar[str] = (
+    not_private = (
         "its clients also send how many steps they took, and the server follows the "
         "drift of each of them"
     )

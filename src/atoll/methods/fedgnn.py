@@ -30,7 +30,7 @@ for a bound on the sum of absolute changes, and a length is not one.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -121,12 +121,12 @@ class FedGNN(Training):
     salt: Annotated[int, "salt of the keys, which the server must not know"] = 0
     aggregate: Aggregate = Mean()
 
-    paper: ClassVar[str] = (
+    paper = (
         "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, "
         "arXiv 2021"
     )
-    not_private: ClassVar[str] = "its clients send keys and embeddings of single nodes"
-    nets: ClassVar[tuple[str, ...]] = ("gcn",)
+    not_private = "its clients send keys and embeddings of single nodes"
+    nets = ("gcn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

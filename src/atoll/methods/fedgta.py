@@ -37,7 +37,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.hyper import OneOrMore, OptimizerState, Positive, Share
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
-from atoll.core.space import USUAL, Grids, OneOf, Real, Space, Whole
+from atoll.core.space import USUAL, Grids, OneOf, Real, Whole
 from atoll.core.training import Mixing, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import views
@@ -80,8 +80,7 @@ class FedGTA(Mixing):
     moments_of: Annotated[Literal["last", "all"], "smoothing steps that moments describe"] = "last"
     optimizer_state: OptimizerState = "keep"
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         "threshold": Real(0.05, 0.95),
         "order": Whole(2, 20),
         "steps": Whole(1, 10),
@@ -96,12 +95,8 @@ class FedGTA(Mixing):
             "threshold": OneOf((0.5, 0.6, 0.65)),
         }
     }
-    paper: ClassVar[str] = (
-        "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
-    )
-    not_private: ClassVar[str] = (
-        "its clients also send moments of their soft labels, and the server compares them"
-    )
+    paper = "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
+    not_private = "its clients also send moments of their soft labels, and the server compares them"
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -51,8 +51,8 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space, Whole, preset_table
-from atoll.core.training import Mixing, NetNeed, mixing_of, put_pairs, unmet
+from atoll.core.space import USUAL, Grids, OneOf, Real, Whole, preset_table
+from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import vgae
 from atoll.nn.disengcn import DisenGCN
@@ -117,8 +117,7 @@ class FedIIH(Mixing):
     inference: Annotated[bool, "ablation: whether there is a q"] = True
     disentangle: Annotated[bool, "ablation: whether there are several factors"] = True
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         "hidden": OneOf((32, 64, 128)),
         "tau": Real(1, 50, log=True),
         "factors": OneOf((1, 2, 4, 6, 8, 10)),
@@ -137,15 +136,13 @@ class FedIIH(Mixing):
             "weight_decay": OneOf((1e-6, 4.5e-3, 5e-3)),
         }
     }
-    paper: ClassVar[str] = (
-        "Yu et al., Modeling Inter-Intra Heterogeneity for Graph Federated Learning, AAAI 2025"
-    )
-    not_private: ClassVar[str] = (
+    paper = "Yu et al., Modeling Inter-Intra Heterogeneity for Graph Federated Learning, AAAI 2025"
+    not_private = (
         "its clients also send mean and variance of their factors, and the server compares them"
     )
-    nets: ClassVar[tuple[str, ...]] = ("disengcn",)
-    made_for: ClassVar[NetNeed] = (DisenGCN, "fediih shares the factors of a disengcn")
-    presets: ClassVar[Presets] = preset_table(
+    nets = ("disengcn",)
+    made_for = (DisenGCN, "fediih shares the factors of a disengcn")
+    presets = preset_table(
         *("trains_encoder", "heads", "js", "prior", "elbo_sums", "statistics"),
         # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
         # and little else; the defaults, which differ from the code in q's dropout, learn.

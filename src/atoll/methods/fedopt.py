@@ -33,7 +33,7 @@ from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, We
 from atoll.core.message import ToAll
 from atoll.core.method import Clients
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.space import USUAL_SGD, Grids, OneOf, Real, Settings, Space
+from atoll.core.space import USUAL_SGD, Grids, OneOf, Real, Settings
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
@@ -74,14 +74,10 @@ class FedOpt(Averaging):
     optimizer_state: OptimizerState = "reset"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {
-        **USUAL_SGD,
-        "server_lr": Real(1e-3, 1, log=True),
-        "tau": Real(1e-5, 0.1, log=True),
-    }
+    space = USUAL_SGD | {"server_lr": Real(1e-3, 1, log=True), "tau": Real(1e-5, 0.1, log=True)}
     grids: ClassVar[Grids] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    tasks = tuple(TASKS)
+    paper = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     for_graphs: ClassVar[Settings] = {"lr": 0.03}
 
     @property

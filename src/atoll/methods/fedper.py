@@ -18,7 +18,7 @@ are all nodes (`weight_by=train`: the paper's number of examples). The paper's s
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from atoll.core.graph import Graph
 from atoll.core.hyper import OptimizerState, WeightBy, ZeroOrMore
 from atoll.core.method import client_step
 from atoll.core.random import fold, make_key
-from atoll.core.space import USUAL, Space, Whole
+from atoll.core.space import USUAL, Whole
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
@@ -52,12 +52,10 @@ class FedPer(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL, "personal": Whole(1, 2)}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = (
-        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
-    )
-    deployed: ClassVar[str] = "personalised"
+    space = USUAL | {"personal": Whole(1, 2)}
+    tasks = tuple(TASKS)
+    paper = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
+    deployed = "personalised"
 
     def start(self, key: Tensor) -> Tree:
         return self._cut(super().start(key))[0]

@@ -31,7 +31,7 @@ for a class that a participant does not own, also where nobody does.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, client_step, embedder
 from atoll.core.private_layers import Private
 from atoll.core.random import make_key
-from atoll.core.space import USUAL, Real, Space
+from atoll.core.space import USUAL, Real
 from atoll.core.task import CLASSIFICATIONS
 from atoll.core.training import Training
 from atoll.core.tree import Tree, record
@@ -88,16 +88,16 @@ class FedProto(Training):
     compat: Annotated[Literal["none", "diluted-prototypes"], "a fault of OpenFGL"] = "none"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL, "lam": Real(0.01, 10, log=True)}
-    tasks: ClassVar[tuple[str, ...]] = CLASSIFICATIONS
-    nets: ClassVar[tuple[str, ...]] = EMBEDDERS
-    paper: ClassVar[str] = (
+    space = USUAL | {"lam": Real(0.01, 10, log=True)}
+    tasks = CLASSIFICATIONS
+    nets = EMBEDDERS
+    paper = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     )
-    not_private: ClassVar[str] = (
+    not_private = (
         "its clients send a mean embedding for each of their classes, not an update of a model"
     )
-    deployed: ClassVar[str] = "personalised"
+    deployed = "personalised"
 
     def __post_init__(self) -> None:
         super().__post_init__()

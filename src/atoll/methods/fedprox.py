@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from atoll.core.aggregate import Aggregate, Mean
 from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
-from atoll.core.space import USUAL, Grids, OneOf, Real, Space
+from atoll.core.space import USUAL, Grids, OneOf, Real
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, tree_map
@@ -32,10 +32,10 @@ class FedProx(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL, "mu": Real(1e-4, 10, log=True)}
+    space = USUAL | {"mu": Real(1e-4, 10, log=True)}
     grids: ClassVar[Grids] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    tasks = tuple(TASKS)
+    paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
         return tree_map(lambda g, w, start: g + self.mu * (w - start), grads, params, received)

@@ -40,7 +40,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Settings, Space
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Settings
 from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
@@ -91,19 +91,16 @@ class FedPUB(Mixing):
     proximal: Annotated[Literal["squared", "norm"], "which norm λ2 weighs"] = "squared"
     proxy_seed: Annotated[int, "seed of the common random graph"] = 0
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         "tau": Real(1, 20, log=True),
         **dict.fromkeys(("lam_mask", "lam_prox"), Real(1e-5, 0.1, log=True)),
     }
     # Of the authors' scripts: disjoint clients, overlapping clients, default.
     grids: ClassVar[Grids] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
-    paper: ClassVar[str] = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
-    not_private: ClassVar[str] = (
-        "its clients also send how they answer to a probe, and the server compares them"
-    )
-    nets: ClassVar[tuple[str, ...]] = EMBEDDERS
-    compares_embeddings: ClassVar[bool] = True
+    paper = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
+    not_private = "its clients also send how they answer to a probe, and the server compares them"
+    nets = EMBEDDERS
+    compares_embeddings = True
     presets: ClassVar[Presets] = {"paper": PAPER, "reference": {**PAPER, "regularizers": "off"}}
 
     def init(self, clients: Clients) -> Server:

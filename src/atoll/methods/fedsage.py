@@ -11,7 +11,6 @@ own; two layers of one width, as in OpenFGL, instead of widths 64 and 32 and a d
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import OptimizerState, WeightBy
 from atoll.core.method import client_step
-from atoll.core.training import Averaging, NetNeed
+from atoll.core.training import Averaging
 from atoll.core.tree import Tree
 from atoll.nn.nets import GraphSAGE
 
@@ -32,11 +31,11 @@ class FedSage(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    paper: ClassVar[str] = (
+    paper = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
-    nets: ClassVar[tuple[str, ...]] = ("sage",)
-    made_for: ClassVar[NetNeed] = (GraphSAGE, "fedsage trains a GraphSAGE")
+    nets = ("sage",)
+    made_for = (GraphSAGE, "fedsage trains a GraphSAGE")
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:

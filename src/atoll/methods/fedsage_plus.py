@@ -61,8 +61,8 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Presets, Real, Space
-from atoll.core.training import Averaging, NetNeed
+from atoll.core.space import USUAL, Presets, Real
+from atoll.core.training import Averaging
 from atoll.core.tree import Empty, Tree, record
 from atoll.nn import neighgen as parts
 from atoll.nn.neighgen_slots import Places, used_places
@@ -157,18 +157,17 @@ class FedSagePlus(Averaging):
     ] = "none"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         "generator_lr": Real(1e-4, 1e-2, log=True),
         "hide": Real(0.1, 0.9),
         **dict.fromkeys(("lam_d", "lam_f", "lam_c"), Real(0.1, 10, log=True)),
     }
-    paper: ClassVar[str] = (
+    paper = (
         "Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021"
     )
-    not_private: ClassVar[str] = "its clients send generated features of single nodes"
-    nets: ClassVar[tuple[str, ...]] = ("sage",)
-    made_for: ClassVar[NetNeed] = (GraphSAGE, "fedsage+ trains a GraphSAGE")
+    not_private = "its clients send generated features of single nodes"
+    nets = ("sage",)
+    made_for = (GraphSAGE, "fedsage+ trains a GraphSAGE")
     presets: ClassVar[Presets] = {"paper": {"narrow": 256, "wide": 2048}}
 
     @property

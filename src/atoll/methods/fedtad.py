@@ -40,7 +40,7 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam
 from atoll.core.random import fold, normal
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space, Whole, preset_table
+from atoll.core.space import USUAL, Grids, OneOf, Real, Whole, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.core.wrapper import Wrapper
@@ -96,8 +96,7 @@ class FedTAD(Wrapper, Averaging):
     server_dropout: Annotated[bool, "whether pseudo graphs are seen with dropout"] = False
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         **dict.fromkeys(("lam_sem", "lam_div"), Real(1e-3, 10, log=True)),
         **dict.fromkeys(PLAYED, Whole(1, 10)),
         **dict.fromkeys(("generator_lr", "distil_lr"), Real(1e-4, 1e-2, log=True)),
@@ -109,15 +108,15 @@ class FedTAD(Wrapper, Averaging):
             "hidden": OneOf((64, 128)),
         }
     }
-    paper: ClassVar[str] = (
+    paper = (
         "Zhu et al., FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph "
         "Federated Learning, IJCAI 2024"
     )
-    not_private: ClassVar[str] = (
+    not_private = (
         "its clients also send how reliable each of their classes is, and the server "
         "distils from each of their models"
     )
-    presets: ClassVar[Presets] = preset_table(
+    presets = preset_table(
         *("reliability", "discrepancy", "diversity", "reduce", "neighbours_by"),
         *("lam_sem", "lam_div"),
         # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.

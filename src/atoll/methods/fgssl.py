@@ -29,7 +29,7 @@ in the authors' code, but by default with Adam, where they take SGD.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -40,8 +40,8 @@ from atoll.core.hyper import NonNegative, OptimizerState, Positive, ShareBelowOn
 from atoll.core.losses import masked_mean, unit
 from atoll.core.method import client_step
 from atoll.core.random import dropout, fold, uniform
-from atoll.core.space import USUAL, Real, Space
-from atoll.core.training import Averaging, NetNeed
+from atoll.core.space import USUAL, Real
+from atoll.core.training import Averaging
 from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.edges import edge_mask, weighted_gcn
@@ -70,18 +70,15 @@ class FGSSL(Averaging):
     optimizer_state: OptimizerState = "reset"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {
-        **USUAL,
+    space = USUAL | {
         **dict.fromkeys(("lam_c", "lam_d"), Real(0.01, 10, log=True)),
         "tau": Real(0.05, 1, log=True),
         "omega": Real(0.1, 1),
     }
-    paper: ClassVar[str] = (
-        "Huang et al., Federated Graph Semantic and Structural Learning, IJCAI 2023"
-    )
-    nets: ClassVar[tuple[str, ...]] = ("gcn",)
-    made_for: ClassVar[NetNeed] = (GCN, "fgssl drops edges of a gcn")
-    compares_embeddings: ClassVar[bool] = True
+    paper = "Huang et al., Federated Graph Semantic and Structural Learning, IJCAI 2023"
+    nets = ("gcn",)
+    made_for = (GCN, "fgssl drops edges of a gcn")
+    compares_embeddings = True
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -38,7 +38,7 @@ from atoll.core.hyper import NonNegative, OneOrMore, WeightBy, ZeroOrMore
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Space
+from atoll.core.space import USUAL, Grids, OneOf, Presets, Real
 from atoll.core.task import TASKS
 from atoll.core.training import Mixing
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
@@ -99,11 +99,7 @@ class GCFL(Mixing):
     weight_by: WeightBy = "train"
 
     # seq_length matters with preset=plus alone: --search seq_length=5,10.
-    space: ClassVar[Space] = {
-        **USUAL,
-        "eps1": Real(0.005, 0.2, log=True),
-        "eps2": Real(0.02, 1, log=True),
-    }
+    space = USUAL | {"eps1": Real(0.005, 0.2, log=True), "eps2": Real(0.02, 1, log=True)}
     # The values of its public run files; the paper found them by training for 50 rounds.
     grids: ClassVar[Grids] = {
         "paper": {
@@ -111,16 +107,12 @@ class GCFL(Mixing):
             "eps2": OneOf((0.045, 0.06, 0.08, 0.28, 0.35, 0.4)),
         }
     }
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = (
-        "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
-    )
-    not_private: ClassVar[str] = (
+    tasks = tuple(TASKS)
+    paper = "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
+    not_private = (
         "its server compares the updates of single clients, and splits them by what it finds"
     )
-    not_averaging: ClassVar[str] = (
-        "the mean of each cluster's updates also decides whether the cluster splits"
-    )
+    not_averaging = "the mean of each cluster's updates also decides whether the cluster splits"
     presets: ClassVar[Presets] = {
         "plus": {"similarity": "gradient-norms"},
         "plus-dws": {"similarity": "update-norms"},

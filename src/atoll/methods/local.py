@@ -11,7 +11,6 @@ the budget equal. Layers that the network calls private are each client's own dr
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -36,11 +35,11 @@ class Private:
 class Local(Training):
     """No federation: the baseline that a federation must beat."""
 
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = "Every client alone (also called self-train or isolate); no paper"
-    not_private: ClassVar[str] = "nothing leaves its clients"
-    not_averaging: ClassVar[str] = "nothing is aggregated"
-    deployed: ClassVar[str] = "personalised"
+    tasks = tuple(TASKS)
+    paper = "Every client alone (also called self-train or isolate); no paper"
+    not_private = "nothing leaves its clients"
+    not_averaging = "nothing is aggregated"
+    deployed = "personalised"
 
     def init(self, clients: Clients) -> Tensor:
         return clients.key

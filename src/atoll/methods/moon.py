@@ -38,7 +38,7 @@ from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, Ze
 from atoll.core.losses import masked_mean, unit
 from atoll.core.method import client_step
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Grids, OneOf, Real, Space
+from atoll.core.space import USUAL, Grids, OneOf, Real
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
@@ -70,12 +70,12 @@ class MOON(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL, "mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
+    space = USUAL | {"mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
     grids: ClassVar[Grids] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    nets: ClassVar[tuple[str, ...]] = EMBEDDERS
-    compares_embeddings: ClassVar[bool] = True
-    paper: ClassVar[str] = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
+    tasks = tuple(TASKS)
+    nets = EMBEDDERS
+    compares_embeddings = True
+    paper = "Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021"
 
     @property
     def model(self) -> Any:

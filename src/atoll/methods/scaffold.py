@@ -37,7 +37,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL_SGD, Presets, Real, Settings, Space
+from atoll.core.space import USUAL_SGD, Presets, Real, Settings
 from atoll.core.task import TASKS
 from atoll.core.training import Training
 from atoll.core.tree import Tree, record, tree_map
@@ -85,13 +85,13 @@ class Scaffold(Training):
     compat: Annotated[Literal["none", "replace-controls"], "a fault of OpenFGL to repeat"] = "none"
     aggregate: Aggregate = Mean()
 
-    space: ClassVar[Space] = {**USUAL_SGD, "eta_g": Real(0.1, 2, log=True)}
-    tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
-    paper: ClassVar[str] = (
+    space = USUAL_SGD | {"eta_g": Real(0.1, 2, log=True)}
+    tasks = tuple(TASKS)
+    paper = (
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, "
         "ICML 2020"
     )
-    not_private: ClassVar[str] = (
+    not_private = (
         "its clients also send how many steps they took, and the server rebuilds a "
         "control from each of their models"
     )
