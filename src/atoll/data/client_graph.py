@@ -124,11 +124,8 @@ def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def _padded(x: np.ndarray, width: int) -> torch.Tensor | Sparse:
     """Features with columns of zeros up to `width`; sparse where most entries are zero."""
-    shape = (x.shape[0], width)
     if np.count_nonzero(x) >= SPARSE_BELOW * x.shape[0] * width:
-        wide = np.zeros(shape, dtype=np.float32)
-        wide[:, : x.shape[1]] = x
-        return torch.from_numpy(wide)
-    rows, columns = (torch.from_numpy(index) for index in x.nonzero())
-    values = torch.from_numpy(x.astype(np.float32))[rows, columns]
-    return sparse_matrix(rows, columns, values, shape, square=False)
+        return _features(np.pad(x, ((0, 0), (0, width - x.shape[1]))))
+    sparse = sp.csr_array(x)
+    sparse.resize(x.shape[0], width)
+    return _features(sparse)

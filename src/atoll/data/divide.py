@@ -108,7 +108,7 @@ def _divided(
             f"leave out --clients {clients}"
         )
     parts = tuple(np.arange(check_graph_set(one).num_graphs) for one in source.sets)
-    return Partition(BY_SET, len(parts), seed, {}, parts)
+    return Partition(BY_SET, parts)
 
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:

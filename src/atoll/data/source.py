@@ -19,6 +19,12 @@ TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
 
 
+def compact(x: np.ndarray, sparse_below: float) -> np.ndarray | sp.csr_array:
+    """Features as float32; as CSR when the share of non-zero entries is smaller."""
+    x = x.astype(np.float32, copy=False)
+    return x if np.count_nonzero(x) >= sparse_below * x.size else sp.csr_array(x)
+
+
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct pairs of different nodes that directed edges connect.
 

@@ -1,13 +1,17 @@
-"""Recipes as one word: `dirichlet:alpha=0.5`, `stratified:ratios=0.1/0.45/0.45`."""
+"""Recipes as one word, such as `dirichlet:alpha=0.5`, and checks of their options."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from contextlib import suppress
 
-from atoll.core.errors import ConfigError
+import numpy as np
+
+from atoll.core.errors import ConfigError, unknown
 
 Value = int | float | bool | str | tuple["Value", ...]
-"""An option's value: a number, true or false, a word, or several of them with slashes."""
+"""A number, true or false, a word, or several of them with slashes (0.1/0.45/0.45)."""
 
 
 def parse_recipe(text: str) -> tuple[str, dict[str, Value]]:
@@ -33,3 +37,42 @@ def _value(text: str) -> Value:
         with suppress(ValueError):
             return kind(text)
     return text
+
+
+def options_of(recipe: Callable[..., object]) -> dict[str, Value | None]:
+    """A recipe's options with their defaults: its keyword-only arguments."""
+    parameters = inspect.signature(recipe).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse all but whole numbers of at least `least`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a whole number of at least {least}, but is {value!r}")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that some generator does not take."""
+    check_whole("seed", seed, 0)
+    if seed >= 2**32:  # NumPy's old generator, which the public codes use, takes no more
+        raise ConfigError(f"seed must be below 2**32, but is {seed}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuse all but finite numbers above zero."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not 0 < value < np.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a number above 0, but is {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse all but true and false; the text "false" would otherwise count as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, but is {value!r}")
+
+
+def check_compat(given: str | None, *allowed: str) -> None:
+    """Refuse a `compat` name that this recipe does not know."""
+    if given is not None and given not in allowed:
+        raise unknown("compat", str(given), allowed)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.data.partition.checks import check_seed, check_whole, options_of
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
-from atoll.data.spec import Value, parse_recipe
+from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
 Ratios = tuple[float, float, float]
 """Shares for training, validation and testing; they sum to one."""

@@ -146,7 +146,11 @@ def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
     """Draw the graph; its owners stand in the column `owner`."""
     rng = np.random.default_rng([seed, owners])
     owner = knobs.owner(owners, rng)
-    y = _labels(knobs, owner, owners, rng)
+    # A Dirichlet draw per owner; a skew of 0 is (nearly) uniform, of 1 (nearly) one field each.
+    strength = max(1e-2, 4.0 * (1.0 - knobs.label_skew) / max(knobs.label_skew, 1e-3))
+    shares = rng.dirichlet(np.full(knobs.classes, strength), size=owners)
+    draw = rng.random(owner.size)[:, None]
+    y = np.asarray((draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1), np.int64)
     return Source(
         name=type(knobs).__name__.lower(),
         x=_words(knobs, y, rng),
@@ -155,14 +159,6 @@ def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
         classes=knobs.classes,
         columns={"owner": owner},
     ).undirected_simple()
-
-
-def _labels(knobs: Lagoon, owner: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
-    # A Dirichlet draw per owner; a skew of 0 is (nearly) uniform, of 1 (nearly) one field each.
-    strength = max(1e-2, 4.0 * (1.0 - knobs.label_skew) / max(knobs.label_skew, 1e-3))
-    shares = rng.dirichlet(np.full(knobs.classes, strength), size=owners)
-    draw = rng.random(owner.size)[:, None]
-    return np.asarray((draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1), np.int64)
 
 
 def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray | sp.csr_array:

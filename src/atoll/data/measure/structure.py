@@ -42,26 +42,17 @@ def structure_statistics(
     Shortest paths are counted from all nodes of the largest component, or from `path_sources` drawn
     ones when it is larger.
     """
-    matrix = adjacency(pairs, nodes)
-    parts, part = connected_components(matrix, directed=False)
-    sizes = np.bincount(part, minlength=parts)
-    inside = np.flatnonzero(part == sizes.argmax())
-    return np.array(
-        [
-            degree_kurtosis(np.diff(matrix.indptr)),
-            mean_path_length(matrix[inside][:, inside], path_sources, rng),
-            sizes.max() / nodes,
-            clustering(pairs, nodes),
-        ]
-    )
-
-
-def degree_kurtosis(degrees: ndarray) -> float:
-    """Pearson's kurtosis of the degrees; NaN when all are equal."""
     from scipy.stats import kurtosis
 
-    # SciPy warns of lost precision there instead of giving a clean NaN.
-    return float("nan") if np.ptp(degrees) == 0 else float(kurtosis(degrees, fisher=False))
+    matrix = adjacency(pairs, nodes)
+    degrees = np.diff(matrix.indptr)
+    # SciPy warns of lost precision for equal degrees instead of giving a clean NaN.
+    peak = np.nan if np.ptp(degrees) == 0 else float(kurtosis(degrees, fisher=False))
+    _, part = connected_components(matrix, directed=False)
+    sizes = np.bincount(part)
+    inside = np.flatnonzero(part == sizes.argmax())
+    path = mean_path_length(matrix[inside][:, inside], path_sources, rng)
+    return np.array([peak, path, sizes.max() / nodes, clustering(pairs, nodes)])
 
 
 def mean_path_length(matrix: sp.csr_array, sources: int, rng: np.random.Generator) -> float:

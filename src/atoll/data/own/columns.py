@@ -84,6 +84,23 @@ class Feature:
         """The names of its columns in the feature matrix."""
         return [f"{self.name}={value}" for value in self.categories] or [self.name]
 
+    def dense(self) -> np.ndarray:
+        """Its columns, (N, 1) numbers or (N, C) of zeros and ones."""
+        if self.categories:
+            return np.asarray(np.eye(len(self.categories), dtype=np.float32)[self.values])
+        return self.values[:, None]
+
+    def sparse(self) -> sp.csr_array:
+        """Its columns without their zeros."""
+        if not self.categories:
+            return sp.csr_array(self.values[:, None])
+        entries = (
+            np.ones(self.values.size, np.float32),
+            self.values,
+            np.arange(self.values.size + 1),
+        )
+        return sp.csr_array(entries, shape=(self.values.size, len(self.categories)))
+
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column holds text."""
@@ -298,31 +315,10 @@ def _numbers(column: Column) -> Feature:
     return Feature(column.name, values)
 
 
-def compact(x: np.ndarray) -> np.ndarray | sp.csr_array:
-    """Dense features as float32, or as CSR when most entries are zero."""
-    x = x.astype(np.float32, copy=False)
-    return x if np.count_nonzero(x) >= SPARSE_BELOW * x.size else sp.csr_array(x)
-
-
 def _stack(features: Sequence[Feature], n: int) -> np.ndarray | sp.csr_array:
     """The feature matrix: dense, or CSR when most entries are zero."""
-    starts = np.cumsum([0, *(len(one.names()) for one in features)])
-    width = int(starts[-1])
-    placed = list(zip(starts, features, strict=False))
+    width = sum(len(one.names()) for one in features)
     entries = sum(n if one.categories else int(np.count_nonzero(one.values)) for one in features)
     if entries >= SPARSE_BELOW * n * width:
-        x = np.zeros((n, width), dtype=np.float32)
-        for start, one in placed:
-            if one.categories:
-                x[np.arange(n), start + one.values] = 1
-            else:
-                x[:, start] = one.values
-        return x
-    row, col, data = [], [], []
-    for start, one in placed:
-        at = np.arange(n) if one.categories else np.flatnonzero(one.values)
-        row.append(at.astype(np.int32))
-        col.append((start + (one.values if one.categories else 0 * at)).astype(np.int32))
-        data.append(np.ones(n, np.float32) if one.categories else one.values[at])
-    parts = (np.concatenate(data), (np.concatenate(row), np.concatenate(col)))
-    return sp.coo_array(parts, shape=(n, width)).tocsr()
+        return np.hstack([one.dense() for one in features])
+    return sp.hstack([one.sparse() for one in features], format="csr")

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import scipy.sparse as sp
 
 from atoll.core.errors import DataError
 from atoll.data.own.columns import Column, as_ids, first, is_number, is_text, lookup
 from atoll.data.own.schema import Loading, edge_roles, quoted
 from atoll.data.own.tables import Part
 
+Weighted = tuple[np.ndarray, np.ndarray | None]
+"""Edges, as keys or as pairs, and their weights or None."""
 NO_VALUE = -2
 """Marks an end that was left empty, until all rows are counted."""
 
@@ -66,7 +67,7 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
     return weight
 
 
-def clean_edges(ends: Ends, n: int, loading: Loading) -> tuple[np.ndarray, np.ndarray | None]:
+def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
     """Edges sorted by (source, target), loops and duplicates handled, both ways if undirected."""
     options, report = loading.options, loading.report
     loops = ends.source == ends.target
@@ -89,8 +90,12 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> tuple[np.ndarray, np.nd
         report.note(f"{mirrored} edges were given in both directions and stand once")
     if weight is not None and (weight == 1).all():
         weight = None
-    if not loading.directed:
-        return _both_ways(keys, weight, n)
+    if not loading.directed:  # a self-loop has one direction only
+        back = keys % max(n, 1) * n + keys // max(n, 1)
+        other = back != keys
+        weight = None if weight is None else np.concatenate([weight, weight[other]])
+        keys, weight = _sort(np.concatenate([keys, back[other]]), weight)
+        del back, other
     edges = np.empty((2, keys.size), dtype=np.int64)
     np.divmod(keys, max(n, 1), out=(edges[0], edges[1]))
     return edges, weight
@@ -116,15 +121,17 @@ def _settle(name: str, number: int, choice: str, loading: Loading) -> None:
         loading.report.note(f"{number} {words} were {done[choice]}")
 
 
-def _merge(
-    keys: np.ndarray, weight: np.ndarray | None, choice: str
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Sorted keys, each once unless choice is "keep"; weights follow: the first, or the sum."""
+def _sort(keys: np.ndarray, weight: np.ndarray | None) -> Weighted:
     if weight is None:
-        keys.sort()
-    else:
-        order = np.argsort(keys, kind="stable")
-        keys, weight = keys[order], weight[order]
+        keys.sort()  # in place, because a copy of all edges is large
+        return keys, None
+    order = np.argsort(keys, kind="stable")
+    return keys[order], weight[order]
+
+
+def _merge(keys: np.ndarray, weight: np.ndarray | None, choice: str) -> Weighted:
+    """Sorted keys, each once unless choice is "keep"; weights follow: the first, or the sum."""
+    keys, weight = _sort(keys, weight)
     if choice == "keep" or keys.size == 0:
         return keys, weight
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -133,36 +140,6 @@ def _merge(
     elif weight is not None:
         weight = weight[starts]
     return keys[starts], weight
-
-
-def _both_ways(
-    keys: np.ndarray, weight: np.ndarray | None, n: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Every edge low-high in both directions, sorted; a self-loop has one direction only.
-
-    The edges come sorted by (low, high). Among the edges that leave node u, those to smaller nodes
-    (u is their high end) stand before those to larger ones, so each edge's place follows from
-    counts, and the doubled list is never sorted: that would need twice the memory.
-    """
-    small = np.int32 if max(n, 2 * keys.size) < 2**31 else np.int64
-    low, high = (keys // max(n, 1)).astype(small), (keys % max(n, 1)).astype(small)
-    leaving = np.bincount(low, minlength=n)
-    up_before = np.concatenate([[0], np.cumsum(leaving)]).astype(small)
-    numbered = np.arange(low.size, dtype=small)
-    # A transposition sorts by (high, low) in linear time.
-    back = sp.csr_array((numbered, high, up_before), shape=(n, n)).tocsc().data
-    back = back[low[back] != high[back]]
-    down_until = np.cumsum(np.bincount(high[back], minlength=n)).astype(small)
-    up = down_until[low] + numbered
-    down = up_before[high[back]] + numbered[: back.size]
-    edges = np.empty((2, up.size + down.size), dtype=np.int64)
-    edges[0, up], edges[1, up] = low, high
-    edges[0, down], edges[1, down] = high[back], low[back]
-    if weight is None:
-        return edges, None
-    doubled = np.empty(edges.shape[1], dtype=weight.dtype)
-    doubled[up], doubled[down] = weight, weight[back]
-    return edges, doubled
 
 
 def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: Loading) -> Ends:
@@ -197,7 +174,9 @@ def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
         ids = ids.cast(pa.large_string())
     for batch in file.batches([source_name, target_name], weight_name):
         for name, pieces in found.items():
-            pieces.append(_find(Column(batch[name], name, file.rows), ids))
+            index = lookup(as_ids(Column(batch[name], name, file.rows)), ids)
+            missing = np.asarray(batch[name].is_null())
+            pieces.append(np.where(missing, np.int32(NO_VALUE), index) if missing.any() else index)
         if weight_name:
             if not is_number(batch[weight_name].type):
                 raise file.not_a_number(weight_name)
@@ -224,10 +203,3 @@ def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
 
     given_ends = Ends(ends[source_name], ends[target_name], weight)
     return no_dangling(given_ends, len(ids), sentence, loading)
-
-
-def _find(column: Column, ids: pa.ChunkedArray) -> np.ndarray:
-    """The index of each end among the ids; -1 for an unknown id, `NO_VALUE` for none."""
-    missing = np.asarray(column.values.is_null())
-    found = lookup(as_ids(column), ids)
-    return np.where(missing, np.int32(NO_VALUE), found) if missing.any() else found

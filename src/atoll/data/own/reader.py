@@ -20,10 +20,10 @@ import torch
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own.columns import (
+    SPARSE_BELOW,
     Column,
     Nodes,
     Rows,
-    compact,
     encode_labels,
     encode_nodes,
     from_lists,
@@ -40,7 +40,7 @@ from atoll.data.own.schema import (
     read_schema,
 )
 from atoll.data.own.tables import find_parts, read_nodes
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source, compact
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -204,7 +204,7 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
     if set(values) - known:
         loading.report.note(f"{name}: ignored {quoted_list(sorted(set(values) - known))}")
     split = _masks(values, name, n, loading.report)
-    nodes = Nodes(compact(x), y, classes, (), split, owned)
+    nodes = Nodes(compact(x, SPARSE_BELOW), y, classes, (), split, owned)
     return _assemble(path.stem, nodes, ends, loading)
 
 

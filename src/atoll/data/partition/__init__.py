@@ -9,18 +9,16 @@ its named `compat` option.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.partition import communities, plain
-from atoll.data.partition.checks import check_seed, check_whole, options_of
 from atoll.data.source import GraphSet, Source
-from atoll.data.spec import Value, parse_recipe
+from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
-Option = Value | None
 Recipe = Callable[..., list[np.ndarray]]
 """(source, clients, seed, *, options) -> the ids of each client; keyword-only = its options."""
 
@@ -39,12 +37,9 @@ PARTITIONS = {**NODE_PARTITIONS, **GRAPH_PARTITIONS}
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which client owns what, and how that was decided."""
+    """Which client owns what."""
 
     recipe: str  # as given to `divide`, for example "louvain" or "column:bank"
-    clients: int
-    seed: int
-    options: Mapping[str, Option]  # every option of the recipe, defaults included
     parts: tuple[np.ndarray, ...]  # ids of each client, int64, in the order the recipe produces
 
     @property
@@ -64,7 +59,7 @@ def divide(
     recipe: str,
     clients: int | None = None,
     seed: int = 0,
-    **options: Option,
+    **options: Value | None,
 ) -> Partition:
     """Divide the nodes of a graph, or the graphs of a set, among clients; none is empty.
 
@@ -88,14 +83,11 @@ def divide(
             if not allowed:
                 raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
             raise unknown(f"option of partition '{name}'", option, allowed)
-    settings = {**allowed, **options}
     check_seed(seed)
     if name != "column":
         _check_clients(source, recipe, clients)
-    found = function(source, clients, int(seed), **settings)
-    parts = tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found)
-    settings.pop("name", None)  # already in the recipe's own text
-    return Partition(recipe, len(parts), int(seed), settings, parts)
+    found = function(source, clients, int(seed), **options)
+    return Partition(recipe, tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found))
 
 
 def _recipe_for(source: Source | GraphSet, name: str) -> Recipe:

@@ -16,9 +16,9 @@ import scipy.sparse as sp
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.partition import packing
-from atoll.data.partition.checks import check_compat, check_flag, check_whole
 from atoll.data.partition.packing import PackingRule, members, pack, top_up
 from atoll.data.source import Source
+from atoll.data.spec import check_compat, check_flag, check_whole
 
 Parts = list[np.ndarray]
 

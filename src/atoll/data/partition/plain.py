@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.partition.checks import check_compat, check_flag, check_positive, check_whole
 from atoll.data.partition.packing import members
 from atoll.data.source import GraphSet, Source
+from atoll.data.spec import check_compat, check_flag, check_positive, check_whole
 
 TRIES = 100  # OpenFGL's number
 CHUNK = 50  # graphs that GCFL hands out in file order before it draws

@@ -73,7 +73,14 @@ def fetch(
             if not source:
                 _from_public(info, new, say)
             else:
-                archive = local or _download_archive(info, source, work, say)
+                archive = local or work / info.archive
+                if local is None:
+                    say(f"downloading {info.archive} from {source}")
+                    url = f"{source.rstrip('/')}/{urllib.parse.quote(info.archive)}"
+                    if not _download(url, archive):
+                        raise DataError(
+                            f"the mirror {source} has no {info.archive}; try another mirror"
+                        )
                 _check_sum(archive, source, work)
                 say(f"unpacking {archive.name}")
                 unpack(archive, new, PurePosixPath(info.home))
@@ -154,14 +161,6 @@ def _is_url(source: str) -> bool:
     if separator and scheme.lower() not in ("http", "https"):
         raise ConfigError(f"the mirror {source} is neither a folder nor an http(s) address")
     return bool(separator)
-
-
-def _download_archive(info: DatasetInfo, source: str, work: Path, say: Progress) -> Path:
-    target = work / info.archive
-    say(f"downloading {info.archive} from {source}")
-    if not _download(f"{source.rstrip('/')}/{urllib.parse.quote(info.archive)}", target):
-        raise DataError(f"the mirror {source} has no {info.archive}; try another mirror")
-    return target
 
 
 def _download(url: str, target: Path) -> bool:

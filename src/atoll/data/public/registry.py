@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import scipy.sparse as sp
 
 from atoll.core.errors import AtollError, ConfigError, DataError, unknown
 from atoll.core.task import GRAPHS, NODES
@@ -243,9 +242,6 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
     """One graph of PyG or OGB as a `Source`."""
     data = dataset[0]
     y = data.y.reshape(-1).numpy().astype(np.int64)
-    x = data.x.numpy().astype(np.float32, copy=False)
-    if np.count_nonzero(x) < SPARSE_BELOW * x.size:
-        x = sp.csr_array(x)
     masks: list[np.ndarray] = []
     if info.loader == OGB_CLASS:
         order = dataset.get_idx_split()
@@ -254,7 +250,7 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
         masks = [data[f"{part}_mask"].numpy() for part in ("train", "val", "test")]
     return Source(
         name=info.name,
-        x=x,
+        x=sources.compact(data.x.numpy(), SPARSE_BELOW),
         edges=data.edge_index.numpy().astype(np.int64, copy=False),
         y=y,
         classes=int(y.max()) + 1,
