@@ -31,7 +31,7 @@ from atoll.analyses.clusters_charts import (
     rows,
 )
 from atoll.core.errors import ConfigError
-from atoll.data.measure.graph_pairs import PairHeterogeneity
+from atoll.data.measure.heterogeneity import PairHeterogeneity
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.experiment.folder import CHECKPOINT, read_run

@@ -2,7 +2,7 @@
 
 - The splits with round and reason, and the clusters in each round.
 - How different the graphs inside a cluster are, before and after each split (Fig. 3), by the
-  measure of `atoll.data.measure.graph_pairs`: means over the pairs of clients that share a cluster.
+  measure of `compare_graphs`: means over the pairs of clients that share a cluster.
   A client on its own has no such pair. `chance` is the share of random clusters of the same sizes
   that are at least as alike: that some pairs are alike is no evidence.
 - Each client's gain over another run, usually Local (Tables 3 and 4, Figs. 6 to 8): means over
@@ -22,7 +22,7 @@ import numpy as np
 
 from atoll.analyses.cluster_thresholds import client_names
 from atoll.core.errors import ConfigError
-from atoll.data.measure.graph_pairs import PairHeterogeneity, compare_graphs
+from atoll.data.measure.heterogeneity import PairHeterogeneity, compare_graphs
 from atoll.experiment.folder import FinishedRun, read_run
 from atoll.experiment.problem import Data
 from atoll.methods.gcfl import Split

@@ -105,35 +105,21 @@ def _with_random_edges(
     graph: Graph, share: float, allowed: Allowed, rng: np.random.Generator
 ) -> Graph:
     """The graph with `share` times as many new edges as it has, between unconnected nodes."""
-    pairs, _ = undirected_pairs(graph.edges.numpy(), graph.num_nodes)
-    if pairs.shape[1] == 0:
+    nodes = graph.num_nodes
+    pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
+    count, wanted = pairs.shape[1], round(share * pairs.shape[1])
+    if count == 0:
         raise DataError(
             "the client in question has no edge, so that its topology cannot be varied; choose "
             "another client"
         )
-    new = _draw_pairs(pairs, graph.num_nodes, round(share * pairs.shape[1]), allowed, rng)
-    both = torch.from_numpy(np.concatenate([new, new[::-1]], axis=1))
-    # As heavy as the others: among weights in the thousands, an edge of weight one is none.
-    weight = graph.edge_weight.mean().expand(both.shape[1])
-    return replace(
-        graph,
-        edges=torch.cat([graph.edges, both], dim=1),
-        edge_weight=torch.cat([graph.edge_weight, weight]),
-    )
-
-
-def _draw_pairs(
-    pairs: np.ndarray, nodes: int, wanted: int, allowed: Allowed, rng: np.random.Generator
-) -> np.ndarray:
-    """Distinct new allowed pairs, uniformly drawn, (2, wanted)."""
     found = pairs[0] * nodes + pairs[1]
-    there = found.size
     # Known beforehand for any two nodes; noticed below where not every pair is allowed.
-    idle = 0 if there + wanted <= nodes * (nodes - 1) // 2 else _IDLE
-    while found.size < there + wanted:
+    idle = 0 if count + wanted <= nodes * (nodes - 1) // 2 else _IDLE
+    while found.size < count + wanted:
         if idle >= _IDLE:
             raise DataError(
-                f"{wanted:,} random edges do not fit among {nodes:,} nodes with {there:,} edges; "
+                f"{wanted:,} random edges do not fit among {nodes:,} nodes with {count:,} edges; "
                 "give a smaller --ratio or fewer clients"
             )
         ends = np.sort(rng.integers(0, nodes, (2, 2 * wanted + 64)), axis=0)
@@ -142,5 +128,8 @@ def _draw_pairs(
         idle = 0 if fresh.size else idle + 1
         # Shuffled: the head of a sorted list belongs to the nodes with the smallest numbers.
         found = np.concatenate([found, rng.permutation(fresh)])
-    new = found[there : there + wanted]
-    return np.stack([new // nodes, new % nodes])
+    new = np.stack(np.divmod(found[count : count + wanted], nodes))
+    edges = torch.cat([graph.edges, torch.from_numpy(np.hstack([new, new[::-1]]))], dim=1)
+    # As heavy as the others: among weights in the thousands, an edge of weight one is none.
+    weight = graph.edge_weight.mean().expand(2 * wanted)
+    return replace(graph, edges=edges, edge_weight=torch.cat([graph.edge_weight, weight]))

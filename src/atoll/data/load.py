@@ -21,22 +21,16 @@ from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 def load(
     name: str,
     *,
-    clients: int = 5,
-    seed: int = 0,
-    root: str | Path | None = None,
-    schema: str | Path | None = None,
-    own: Mapping[str, object] | None = None,
+    clients: int = 5,  # owners of the built-in data
+    seed: int = 0,  # of the built-in data
+    root: str | Path | None = None,  # the folder of the public data sets
+    schema: str | Path | None = None,  # column roles for the user's own tables
+    own: Mapping[str, object] | None = None,  # fields of `OwnOptions`
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
     """A source, and the sentences of the loader of a user's own data.
 
-    Args:
-        name: "lagoon" or "archipelago" (with knobs: "lagoon:homophily=0.3"), a data set's or a
-            group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
-        clients: How many owners the built-in data has.
-        seed: Seed of the built-in data.
-        root: The folder of the public data sets.
-        schema: Column roles for the user's own tables.
-        own: Fields of `OwnOptions`, for the user's own data.
+    A name is "lagoon" or "archipelago" (with knobs: "lagoon:homophily=0.3"), a data set's or a
+    group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
     """
     if not is_own(name) and (schema is not None or own):
         given = "--schema" if schema is not None else "--own"

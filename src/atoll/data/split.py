@@ -28,22 +28,13 @@ GRAPH_RATIOS: Ratios = (0.8, 0.1, 0.1)
 
 def split(
     source: Data,
-    parts: Parts,
-    recipe: str = "stratified",
+    parts: Parts,  # ids of each client, as in `Partition.parts`
+    recipe: str = "stratified",  # in `SPLITS`, also with options ("stratified:ratios=0.1/0.4/0.5")
     seed: int = 0,
-    ratios: Ratios | None = None,
+    ratios: Ratios | None = None,  # by default 20/40/40 for nodes and 80/10/10 for graphs
     **options: Value,
 ) -> Roles:
-    """Give every node (or graph) of every client a role.
-
-    Args:
-        source: The graph or the set of graphs that was divided.
-        parts: Ids of each client, as in `Partition.parts`.
-        recipe: A name of `SPLITS`, with options if need be ("stratified:ratios=0.1/0.4/0.5").
-        seed: Seed of the recipe's own generator.
-        ratios: By default 20/40/40 for nodes and 80/10/10 for graphs.
-        **options: `draw` of the recipe "global".
-    """
+    """Give every node (or graph) of every client a role."""
     recipe, named = parse_recipe(recipe)
     options = {**named, **options}
     if recipe not in SPLITS:

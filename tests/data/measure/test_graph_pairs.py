@@ -8,7 +8,7 @@ import torch
 
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
-from atoll.data.measure.graph_pairs import compare_graphs, some_graphs
+from atoll.data.measure.heterogeneity import compare_graphs, some_graphs
 from atoll.testing import relabelled, small_federation, small_graph_federation
 
 LOG2 = float(np.log(2))

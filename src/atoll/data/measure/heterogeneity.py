@@ -1,4 +1,4 @@
-"""What makes the clients of a federation differ, by the papers' own measures.
+"""How the clients of a federation differ, by the papers' own measures.
 
 - Labels: Jensen-Shannon divergence between the clients' label distributions.
 - Edges: homophily, overall and class-wise (FedTAD, Eq. 2):
@@ -8,11 +8,11 @@
 - Shape (GCFL Table 1): four statistics next to those of random graphs.
 - Embeddings of a trained model (FedATH Fig. 1b): Wasserstein distance within a class.
 
-All divergences are in bits, from 0 (equal) to 1 (nothing in common), so that they can be compared.
-Departures from GCFL's code: it lists the counts of distinct similarities without the similarities,
-so that unlike values are compared; here the bins are common to all clients. It averages over pairs
-of graphs; here a client is one graph (`data.measure.graph_pairs` follows the paper). It joins walks
-of 3 to 7 steps; here there are 5 steps, hence 52 anonymous walks.
+`describe` takes a client as one graph; its divergences are in bits, from 0 (equal) to 1 (nothing in
+common). `compare_graphs` averages over pairs of graphs in nats, as GCFL does. Departures from
+GCFL's code: it lists the counts of distinct similarities without the similarities, so that unlike
+values are compared; here the bins are common to all clients. It joins walks of 3 to 7 steps; here
+there are 5 steps, hence 52 anonymous walks.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from atoll.data.source import undirected_pairs
 
 WALK_STEPS = 5
 """Steps of an anonymous walk; there are 52 such walks."""
+FEATURE_BINS = 40
+"""Bins of the feature similarity, from -1 to 1."""
 
 _NATS = float(np.log(2))  # of a bit
 _CHUNK = 1 << 16  # pairs whose features are multiplied at once
@@ -103,7 +105,7 @@ def describe(
     walks: int = 20_000,  # random walks per client for its anonymous-walk embedding
     random_graphs: int = 20,  # with which each client is compared; 0 for none
     path_sources: int = 512,  # nodes from which shortest paths are counted, if there are more
-    feature_bins: int = 40,  # of the feature similarity, from -1 to 1
+    feature_bins: int = FEATURE_BINS,  # of the feature similarity, from -1 to 1
 ) -> Heterogeneity:
     """Measure how the clients of a federation differ; weights and edge directions have no effect.
 
@@ -267,12 +269,68 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
     return (total - int((there == back).sum())) / 2, (total - keys.size) / 2
 
 
+@dataclass(frozen=True, eq=False)
+class PairHeterogeneity:
+    """Means over pairs of graphs, (K, K); NaN where there is no such pair."""
+
+    structure: ndarray  # Jensen-Shannon distance, nats; the diagonal within a client
+    features: ndarray  # Jensen-Shannon divergence, nats
+
+
+def compare_graphs(
+    federation: Federation, *, graphs: int = 20, walks: int = 2000, seed: int = 0
+) -> PairHeterogeneity:
+    """Compare the graphs of every two clients by the measure of GCFL §4.1.
+
+    As in the paper's Table 2 and Fig. 3, the numbers are means over pairs of graphs, one from each
+    of two clients. At most `graphs` graphs of a client are drawn, by the seed and the client's own
+    number; a client that classifies nodes has a single graph.
+    """
+    embedded, similar, owner = [], [], []
+    numbered = zip(federation.numbers, federation.graphs, strict=True)
+    for place, (number, graph) in enumerate(numbered):
+        rng = np.random.default_rng([seed, number])
+        for one in some_graphs(graph, graphs, rng):
+            embedded.append(one.anonymous_walks(walks, rng))
+            similar.append(similarity_histogram(one, FEATURE_BINS))
+            owner.append(place)
+    clients, size = np.array(owner), len(federation)
+    distance = np.sqrt(_NATS * jensen_shannon(np.stack(embedded)))
+    divergence = _NATS * jensen_shannon(np.stack(similar))
+    return PairHeterogeneity(_means(distance, clients, size), _means(divergence, clients, size))
+
+
+def some_graphs(graph: Graph, count: int, rng: np.random.Generator) -> list[PlainGraph]:
+    """Some of a client's small graphs, or its only one."""
+    x, (real, ends) = plain_features(graph.x), real_edges(graph)
+    # A client that classifies nodes has one graph, whose root might be any node.
+    root = np.zeros(real.size, np.int64) if graph.root is None else graph.root.cpu().numpy()
+    roots = np.unique(root[real])
+    place, found = np.empty(real.size, dtype=np.int64), []
+    for one in np.sort(rng.choice(roots, min(count, roots.size), replace=False)):
+        nodes = np.flatnonzero((root == one) & real)
+        place[nodes] = np.arange(nodes.size)
+        pairs, _ = undirected_pairs(place[ends[:, root[ends[0]] == one]], nodes.size)
+        # Neither labels nor roles are compared.
+        found.append(PlainGraph(nodes.size, pairs, x[nodes], np.zeros(nodes.size)))
+    return found
+
+
+def _means(values: ndarray, clients: ndarray, size: int) -> ndarray:
+    """Means over the pairs of different graphs of two clients, (G, G) -> (K, K)."""
+    known = np.isfinite(values) & ~np.eye(len(values), dtype=bool)
+    member = (clients[:, None] == np.arange(size)).astype(float)
+    total = member.T @ np.where(known, values, 0.0) @ member
+    pairs = member.T @ known @ member
+    return np.asarray(np.divide(total, pairs, out=np.full(total.shape, np.nan), where=pairs > 0))
+
+
 def embedding_distance(
-    embeddings: Sequence[ndarray],
-    labels: Sequence[ndarray],
+    embeddings: Sequence[ndarray],  # (N_k, D) for each client
+    labels: Sequence[ndarray],  # (N_k,) for each client; negative labels are unknown and left out
     *,
-    samples: int = 200,
-    order: int = 1,
+    samples: int = 200,  # at most so many nodes per client and class, drawn without replacement
+    order: int = 1,  # 1: earth mover's distance; 2: the root of the mean squared distance
     seed: int = 0,
 ) -> float:
     """Average Wasserstein distance between embeddings of one class at different clients.
@@ -280,13 +338,6 @@ def embedding_distance(
     FedATH, Fig. 1b; the mean over all classes and all pairs of clients that both have the class,
     NaN without such a pair. The paper names neither the order nor the ground distance: here
     Euclidean, order 1.
-
-    Args:
-        embeddings: One array per client, (N_k, D).
-        labels: One array per client, (N_k,); negative labels are unknown and left out.
-        samples: At most this many nodes per client and class, drawn without replacement.
-        order: 1 for the earth mover's distance, 2 for the root of the mean squared distance.
-        seed: Seed of the drawing.
     """
     if order not in (1, 2) or samples < 1:
         raise ConfigError(

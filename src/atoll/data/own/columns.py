@@ -84,22 +84,13 @@ class Feature:
         """The names of its columns in the feature matrix."""
         return [f"{self.name}={value}" for value in self.categories] or [self.name]
 
-    def dense(self) -> np.ndarray:
-        """Its columns, (N, 1) numbers or (N, C) of zeros and ones."""
-        if self.categories:
-            return np.asarray(np.eye(len(self.categories), dtype=np.float32)[self.values])
-        return self.values[:, None]
-
-    def sparse(self) -> sp.csr_array:
-        """Its columns without their zeros."""
+    def matrix(self) -> sp.csr_array:
+        """Its columns in the feature matrix."""
+        size = self.values.size
         if not self.categories:
             return sp.csr_array(self.values[:, None])
-        entries = (
-            np.ones(self.values.size, np.float32),
-            self.values,
-            np.arange(self.values.size + 1),
-        )
-        return sp.csr_array(entries, shape=(self.values.size, len(self.categories)))
+        entries = np.ones(size, np.float32), self.values, np.arange(size + 1)
+        return sp.csr_array(entries, shape=(size, len(self.categories)))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -261,7 +252,9 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
                 f"column '{one.name}' became {len(one.categories)} columns, one per category"
             )
     names = tuple(name for one in features for name in one.names())
-    return Nodes(_stack(features, len(y)), y, classes, names, split, owners)
+    x = sp.hstack([one.matrix() for one in features], format="csr")
+    dense = x.nnz >= SPARSE_BELOW * x.shape[0] * x.shape[1]
+    return Nodes(x.toarray() if dense else x, y, classes, names, split, owners)
 
 
 def _feature(column: Column, roles: NodeRoles, max_categories: int) -> Feature:
@@ -313,12 +306,3 @@ def _numbers(column: Column) -> Feature:
             f"that float32 can hold: replace these values",
         )
     return Feature(column.name, values)
-
-
-def _stack(features: Sequence[Feature], n: int) -> np.ndarray | sp.csr_array:
-    """The feature matrix: dense, or CSR when most entries are zero."""
-    width = sum(len(one.names()) for one in features)
-    entries = sum(n if one.categories else int(np.count_nonzero(one.values)) for one in features)
-    if entries >= SPARSE_BELOW * n * width:
-        return np.hstack([one.dense() for one in features])
-    return sp.hstack([one.sparse() for one in features], format="csr")

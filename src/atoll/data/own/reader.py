@@ -19,26 +19,11 @@ import pyarrow as pa
 import torch
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.own.columns import (
-    SPARSE_BELOW,
-    Column,
-    Nodes,
-    Rows,
-    encode_labels,
-    encode_nodes,
-    from_lists,
-)
+from atoll.data.own import columns
+from atoll.data.own import schema as schemas
+from atoll.data.own.columns import Column, Nodes, Rows
 from atoll.data.own.edges import Ends, check_weights, clean_edges, no_dangling, read_edges
-from atoll.data.own.schema import (
-    OWNERS,
-    Loading,
-    OwnOptions,
-    OwnReport,
-    Schema,
-    node_roles,
-    quoted_list,
-    read_schema,
-)
+from atoll.data.own.schema import OWNERS, Loading, OwnOptions, OwnReport, Schema
 from atoll.data.own.tables import find_parts, read_nodes
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source, compact
 
@@ -90,7 +75,7 @@ def load_own(
 
 
 def _schema(given: Schema | str | Path | None) -> Schema:
-    return read_schema(Path(given)) if isinstance(given, str | Path) else given or Schema()
+    return schemas.read_schema(Path(given)) if isinstance(given, str | Path) else given or Schema()
 
 
 def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[Source, OwnReport]:
@@ -133,13 +118,13 @@ def from_networkx(
     if not ids:
         raise DataError(f"{name} holds no nodes; give a graph with at least one node per class")
     keys = dict.fromkeys(key for _, data in graph.nodes(data=True) for key in data)
-    roles = node_roles([str(key) for key in keys], loading, name, with_id=False)
+    roles = schemas.node_roles([str(key) for key in keys], loading, name, with_id=False)
     if roles.ignored:
-        loading.report.note(f"{name}: ignored {quoted_list(roles.ignored)}")
+        loading.report.note(f"{name}: ignored {schemas.quoted_list(roles.ignored)}")
     values = {str(key): [d.get(key) for _, d in graph.nodes(data=True)] for key in keys}
-    table = from_lists({key: values[key] for key in values if key in roles.used}, name)
+    table = columns.from_lists({key: values[key] for key in values if key in roles.used}, name)
     rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
-    nodes = encode_nodes(table, roles, rows, loading)
+    nodes = columns.encode_nodes(table, roles, rows, loading)
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
     if graph.is_directed() and not loading.directed:
@@ -196,15 +181,15 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
         raise DataError(f"y of '{name}' holds {y.min()}; a label is 0 or more, or -1 for unknown")
     rows = Rows(f"'{name}'", lambda row: f"'{name}' node {row}")
     labels = pa.chunked_array([pa.array(y, mask=y == -1)])
-    y, classes = encode_labels(Column(labels, "y", rows), options.max_categories)
+    y, classes = columns.encode_labels(Column(labels, "y", rows), options.max_categories)
     ends = _tensor_edges(values, name, n, loading)
     owners = {key for key in (*OWNERS, options.owner) if key is not None and key in values}
     owned = {key: _array(values, key, name, 1, "one owner for each node", n=n) for key in owners}
     known = {"x", "y", "edge_index", "edge_weight", "num_nodes", *MASKS, *owners}
     if set(values) - known:
-        loading.report.note(f"{name}: ignored {quoted_list(sorted(set(values) - known))}")
+        loading.report.note(f"{name}: ignored {schemas.quoted_list(sorted(set(values) - known))}")
     split = _masks(values, name, n, loading.report)
-    nodes = Nodes(compact(x, SPARSE_BELOW), y, classes, (), split, owned)
+    nodes = Nodes(compact(x, columns.SPARSE_BELOW), y, classes, (), split, owned)
     return _assemble(path.stem, nodes, ends, loading)
 
 

@@ -77,12 +77,10 @@ class TableFile:
 
     def not_a_number(self, name: str) -> DataError:
         """The error for a column of weights that are not all numbers."""
-        column = self.read([name], [name])[name]
-        row = convert.first_text(column)
-        return DataError(
-            f"{self.where(row)}, column '{name}' holds {quoted(column[row].as_py())}; a weight is "
-            f"a finite number, zero or more"
-        )
+        column = Column(self.read([name], [name])[name], name, self.rows)
+        row = convert.first_text(column.values)
+        value = quoted(column.values[row].as_py())
+        return column.error(row, f"holds {value}; a weight is a finite number, zero or more")
 
     def where(self, row: int) -> str:
         """Where data row `row` stands; in a CSV file, the line that an editor shows."""
@@ -126,21 +124,18 @@ class TableFile:
         return {"convert_options": convert_options, "parse_options": parse_options}
 
     def _cleaned(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
-        cleaned = [self._clean(*pair) for pair in zip(table.columns, names, strict=True)]
-        return pa.table(cleaned, names=list(names))
-
-    def _clean(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-        column = convert.clean_text(column)
-        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-            if self.is_csv:  # the reader takes a column that is not UTF-8 for bytes
-                self._explain()
-            raise DataError(f"{self.name}, column '{name}' holds bytes; store text or numbers")
-        if pa.types.is_nested(column.type):
-            raise DataError(
-                f"{self.name}, column '{name}' is of type {column.type}; store one text or number "
-                f"per column and row"
-            )
-        return column
+        columns = [convert.clean_text(column) for column in table.columns]
+        for name, column in zip(names, columns, strict=True):
+            if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+                if self.is_csv:  # the reader takes a column that is not UTF-8 for bytes
+                    self._explain()
+                raise DataError(f"{self.name}, column '{name}' holds bytes; store text or numbers")
+            if pa.types.is_nested(column.type):
+                raise DataError(
+                    f"{self.name}, column '{name}' is of type {column.type}; store one text or "
+                    f"number per column and row"
+                )
+        return pa.table(columns, names=list(names))
 
     @contextmanager
     def _reading(self, weight: str | None = None) -> Iterator[None]:

@@ -56,21 +56,12 @@ class Partition:
 
 def divide(
     source: Source | GraphSet,
-    recipe: str,
-    clients: int | None = None,
-    seed: int = 0,
+    recipe: str,  # in `PARTITIONS`, also with options ("dirichlet:alpha=0.5"), or "column:NAME"
+    clients: int | None = None,  # only "column:NAME" may leave it out
+    seed: int = 0,  # of the recipe's own generator, below 2**32
     **options: Value | None,
 ) -> Partition:
-    """Divide the nodes of a graph, or the graphs of a set, among clients; none is empty.
-
-    Args:
-        source: One graph or one set of graphs.
-        recipe: A name of `PARTITIONS`, with options if need be ("dirichlet:alpha=0.5"), or
-            "column:NAME" to follow a node column.
-        clients: Number of clients; only "column:NAME" may leave it out.
-        seed: Seed of the recipe's own generator, 0 to 2**32 - 1.
-        **options: The recipe's keyword-only arguments.
-    """
+    """Divide the nodes of a graph, or the graphs of a set, among clients; none is empty."""
     if recipe.startswith("column:"):
         name, options = "column", {**options, "name": recipe.partition(":")[2]}
     else:

@@ -160,15 +160,11 @@ def metis_overlap(
     per_community: int = 5,
     after: Sequence[int] | int = (),
 ) -> Parts:
-    """FED-PUB's overlapping clients: each is a random half of a METIS community.
+    """FED-PUB's overlapping clients: `per_community` random halves of each METIS community.
 
-    Args:
-        source: The graph.
-        clients: A multiple of `per_community`.
-        seed: Seed of Python's generator, used in the order community, client.
-        per_community: How many clients share one community.
-        after: Client counts drawn before from the same stream; FED-PUB draws 10, 30 and 50 in
-            this order from one seed, so its 50 clients are `after=(10, 30)`.
+    Python's generator is used in the order community, client. `after` lists client counts drawn
+    before from the same stream: FED-PUB draws 10, 30 and 50 in this order from one seed, so its 50
+    clients are `after=(10, 30)`.
     """
     check_whole("per_community", per_community, 1)
     stream = python_random.Random(seed)

@@ -18,15 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from atoll.core.errors import AtollError, ConfigError, DataError
-from atoll.data.public import untrusted
-from atoll.data.public.registry import (
-    DATASETS,
-    DatasetInfo,
-    data_root,
-    dataset_info,
-    load_dataset,
-    missing_files,
-)
+from atoll.data.public import registry, untrusted
+from atoll.data.public.registry import DATASETS, DatasetInfo, dataset_info, missing_files
 from atoll.data.public.untrusted import MAX_BYTES, sha256, unpack
 from atoll.data.source import GraphSet, Source
 
@@ -40,26 +33,15 @@ Progress = Callable[[str], None]
 
 
 def fetch(
-    name: str,
+    name: str,  # in `DATASETS` in any case, or `tu:NAME`
     root: str | Path | None = None,
-    mirror: str | Path | None = None,
+    mirror: str | Path | None = None,  # default `ATOLL_MIRROR`, else the public source
     *,
-    force: bool = False,
+    force: bool = False,  # replace a complete set; an incomplete one is always replaced
     progress: Progress | None = None,
 ) -> Path:
-    """Get the raw files of a data set, unless they are there already.
-
-    Args:
-        name: A name in `DATASETS` in any case, or `tu:NAME`.
-        root: The data root; see `data_root`.
-        mirror: A folder or an http(s) address; default `ATOLL_MIRROR`, else the public source.
-        force: Replace a set that is there. An incomplete one is always replaced.
-        progress: Called at every step.
-
-    Returns:
-        The folder of the set.
-    """
-    info, base = dataset_info(name), data_root(root)
+    """Get the raw files of a data set, unless they are there already, and return its folder."""
+    info, base = dataset_info(name), registry.data_root(root)
     say = progress or (lambda _: None)
     home = base / info.home
     if not force and not missing_files(info, base):
@@ -105,7 +87,7 @@ def check(
     Returns:
         For every set its name, whether all its files are there, and what is wrong with it or None.
     """
-    base, say = data_root(root), progress or (lambda _: None)
+    base, say = registry.data_root(root), progress or (lambda _: None)
     report: list[tuple[str, bool, str | None]] = []
     for name in names:
         info = dataset_info(name)
@@ -116,7 +98,7 @@ def check(
             continue
         say(f"loading {info.name}")
         try:
-            found = counts(load_dataset(info.name, base))
+            found = counts(registry.load_dataset(info.name, base))
             wrong = [kind for kind in found if getattr(info, kind) not in (None, found[kind])]
             problem = None
             if wrong:

@@ -176,23 +176,18 @@ def is_present(name: str, root: str | Path | None = None) -> bool:
 
 
 def load_dataset(
-    name: str,
+    name: str,  # in `DATASETS` in any case, or `tu:NAME`
     root: str | Path | None = None,
     *,
-    split_index: int = 0,
+    split_index: int = 0,  # which of the published splits, where there are several
     features: str = "own",
     max_degree: int | None = None,
 ) -> Source | GraphSet:
     """Load a public data set (one graph, or a set of graphs) from its raw files; never downloads.
 
-    Args:
-        name: A name in `DATASETS` in any case, or `tu:NAME`.
-        root: The data root; see `data_root`.
-        split_index: Which of the published splits, where there are several.
-        features: For a set of graphs "own", its node labels (else attributes, else degrees), or
-            "degree", one-hot degrees in any case.
-        max_degree: Where degrees are the features, the largest with a separate one-hot column;
-            larger ones share it. Default: the published value, else the set's largest degree.
+    In a set of graphs the features "own" are node labels (else attributes, else degrees), "degree"
+    always one-hot degrees. The largest degree with a separate column is `max_degree`, by default
+    the published value, else the set's largest; larger ones share it.
     """
     info, base = dataset_info(name), data_root(root)
     if features not in FEATURES:

@@ -22,8 +22,7 @@ from atoll.analyses.contribution import contribution, mean
 from atoll.analyses.contribution_view import chart as contribution_chart
 from atoll.analyses.similarity import read_similarities, similarity_charts
 from atoll.core.graph import with_views
-from atoll.data.measure.graph_pairs import compare_graphs
-from atoll.data.measure.heterogeneity import embedding_distance
+from atoll.data.measure.heterogeneity import compare_graphs, embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.experiment.folder import FinishedRun, RunFolder, read_run
 from atoll.present.chart import (
