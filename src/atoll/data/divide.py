@@ -19,12 +19,9 @@ from atoll.data.split import split as assign_roles
 
 Data = Source | GraphSet | GraphGroup
 Options = dict[str, Value]
-DEGENERATE = ("no-edge", "single-class")
-"""Clients that are refused unless the user allows them."""
-BY_SET = "by-set"
-"""The partition of a group: one set for each client."""
-BATCH_SIZE = 128
-"""Training graphs in one step unless the user says otherwise; GCFL's number."""
+DEGENERATE = ("no-edge", "single-class")  # clients that are refused unless the user allows them
+BY_SET = "by-set"  # the partition of a group: one set for each client
+BATCH_SIZE = 128  # training graphs in one step unless the user says otherwise; GCFL's number
 
 
 def federate(

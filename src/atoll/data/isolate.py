@@ -26,13 +26,10 @@ from atoll.core.graph import Graph
 from atoll.data.source import undirected_pairs
 
 VARY = ("none", "nodes", "topology", "class-topology")
-RATIO = 0.5
-"""Random edges, as a share of the edges that are there."""
-
+RATIO = 0.5  # random edges, as a share of the edges that are there
 _IDLE = 50  # draws without a new pair after which there is taken to be none left
 
-Allowed = Callable[[np.ndarray], np.ndarray]
-"""Which of the pairs (2, P) may be drawn, (P,) bool."""
+Allowed = Callable[[np.ndarray], np.ndarray]  # which of the pairs (2, P) may be drawn, (P,) bool
 
 
 def vary_federation(

@@ -15,8 +15,7 @@ from atoll.core.errors import ConfigError, DataError, unknown
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
 from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
-Ratios = tuple[float, float, float]
-"""Shares for training, validation and testing; they sum to one."""
+Ratios = tuple[float, float, float]  # shares for training, validation and testing; they sum to one
 Data = Source | GraphSet
 Parts = Sequence[np.ndarray]
 Roles = list[np.ndarray]

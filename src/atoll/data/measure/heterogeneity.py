@@ -33,11 +33,8 @@ from atoll.core.graph import Graph, Sparse
 from atoll.data.measure.structure import Comparison, anonymous_walks, compare_with_random
 from atoll.data.source import undirected_pairs
 
-WALK_STEPS = 5
-"""Steps of an anonymous walk; there are 52 such walks."""
-FEATURE_BINS = 40
-"""Bins of the feature similarity, from -1 to 1."""
-
+WALK_STEPS = 5  # steps of an anonymous walk; there are 52 such walks
+FEATURE_BINS = 40  # bins of the feature similarity, from -1 to 1
 _NATS = float(np.log(2))  # of a bit
 _CHUNK = 1 << 16  # pairs whose features are multiplied at once
 

@@ -19,8 +19,7 @@ from atoll.data.own.tables import Part
 
 Weighted = tuple[np.ndarray, np.ndarray | None]
 """Edges, as keys or as pairs, and their weights or None."""
-NO_VALUE = -2
-"""Marks an end that was left empty, until all rows are counted."""
+NO_VALUE = -2  # marks an end that was left empty, until all rows are counted
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,7 @@ from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source, co
 if TYPE_CHECKING:
     import networkx as nx
 
-Tensors = Mapping[str, object]
-"""The content of a `.pt` file by name; `_array` checks each."""
+Tensors = Mapping[str, object]  # the content of a `.pt` file by name; `_array` checks each
 MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 KINDS = "a folder with nodes.csv and edges.csv (or .parquet), a .pt file or a .graphml file"
 

@@ -23,8 +23,7 @@ CONVENTION = {
     "target": ("target", "dst", "to"),
     "weight": ("weight",),
 }
-OWNERS = ("client", "owner")
-"""Columns that are kept as owners without a schema."""
+OWNERS = ("client", "owner")  # columns that are kept as owners without a schema
 
 _TEXT, _LIST, _BOOL = "a text", "a list of texts", "true or false"
 _TOP = ("task", "target")

@@ -28,8 +28,7 @@ SUMS = "SHA256SUMS"
 _HTTP_ERRORS = urllib.error.URLError, http.client.HTTPException
 _NETWORK_ERRORS = *_HTTP_ERRORS, ssl.SSLError, TimeoutError, ConnectionError
 
-Progress = Callable[[str], None]
-"""Called with one line of text for every step."""
+Progress = Callable[[str], None]  # called with one line of text for every step
 
 
 def fetch(

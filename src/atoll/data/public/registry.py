@@ -31,12 +31,10 @@ from atoll.data.spec import Value, parse_recipe
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
 
-SPARSE_BELOW = 0.1
-"""Features with a smaller share of non-zero entries are kept sparse."""
+SPARSE_BELOW = 0.1  # features with a smaller share of non-zero entries are kept sparse
 FEATURES = ("own", "degree")
 """Features of the nodes in a set of graphs: labels, attributes or degrees; or always degrees."""
-MAX_DEGREE_BYTES = 4 * 2**30
-"""The largest one-hot degree matrix without an explicit `max_degree`."""
+MAX_DEGREE_BYTES = 4 * 2**30  # the largest one-hot degree matrix without an explicit `max_degree`
 _FILES = resources.files("atoll.data.public")
 
 

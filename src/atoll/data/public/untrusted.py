@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 4 * 2**30
 """The most that one archive may unpack to; the largest known set (COLLAB) takes 0.35 GiB."""
 
-MAX_MEMBERS = 10_000
-"""The most files and folders in one archive; the largest known set has 22."""
-
-MAX_READ = 64 * 2**20
-"""The most that one header may make the reader hold in memory."""
-
+MAX_MEMBERS = 10_000  # the most files and folders in one archive; the largest known set has 22
+MAX_READ = 64 * 2**20  # the most that one header may make the reader hold in memory
 OGB_CLASS = "PygNodePropPredDataset"
 WORK_PREFIX = ".atoll-work-"
 STALE_SECONDS = 24 * 3600
