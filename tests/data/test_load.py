@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.data.load import is_own, load, parse_own_options
-from atoll.data.public.registry import DATASETS
+from atoll.data.public.registry import DATASETS, parse_name, plain_name, task_of_data
 from atoll.data.source import Source
 
 
@@ -140,3 +140,40 @@ def test_loading_a_pt_file_does_not_spoil_public_data_sets(tmp_path: Path) -> No
         [sys.executable, "-c", code, str(tmp_path / "g.pt")], capture_output=True, check=False
     )
     assert done.returncode == 0
+
+
+def test_names_with_options() -> None:
+    assert parse_name("PROTEINS:features=degree,max_degree=7") == (
+        "PROTEINS",
+        {"features": "degree", "max_degree": 7},
+    )
+    assert parse_name("tu:COIL-DEL") == ("tu:COIL-DEL", {})
+    assert parse_name("TU:COIL-DEL:features=degree") == ("TU:COIL-DEL", {"features": "degree"})
+    assert plain_name("molecules:features=degree") == "molecules"
+    names = ("nci1:features=degree", "tu:X", "Molecules", "cora", "lagoon:nodes=3", "a/b:c")
+    assert [task_of_data(name) for name in names] == [*["graph"] * 3, *["node"] * 3]
+    assert not is_own("molecules:features=degree")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("cora:features=degree", "data set 'cora' takes no options, but got 'features'"),
+        ("MUTAG:feature=degree", "unknown option of a set of graphs 'feature'; did you mean"),
+        ("MUTAG:features=degrees", "unknown value of features 'degrees'; did you mean 'degree'"),
+        ("molecules:max_degree=much", "max_degree is much; give a whole number"),
+        ("moleculs", "unknown data set 'moleculs'; did you mean 'molecules'"),
+    ],
+)
+def test_bad_names(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(name)
+
+
+def test_a_group_names_all_that_is_missing(tmp_path) -> None:
+    with pytest.raises(DataError) as caught:
+        load("Molecules", root=tmp_path)
+    assert str(caught.value) == (
+        f"group 'molecules' needs data sets that are not in {tmp_path}: MUTAG, BZR, COX2, DHFR, "
+        "PTC_MR, AIDS, NCI1; get them with: atoll data fetch MUTAG BZR COX2 DHFR PTC_MR AIDS NCI1"
+    )

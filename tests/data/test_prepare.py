@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import scipy.sparse as sp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.prepare import largest_component, row_normalized, words_normalized
 from atoll.data.source import Source
 
@@ -18,13 +15,6 @@ def graph(n: int, edges: list[tuple[int, int]], **more) -> Source:
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
     return Source("toy", x, ends, np.arange(n) % 2, 2, **more)
-
-
-def test_undirected_keeps_one_weight_for_both_directions() -> None:
-    source = graph(3, [(0, 1), (1, 0), (2, 2), (1, 2)], weight=np.float32([5, 7, 1, 3]))
-    found = source.undirected_simple()
-    assert found.edges.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
-    assert found.weight.tolist() == [5, 5, 3, 3]
 
 
 def test_largest_component_renumbers_and_takes_everything_along() -> None:
@@ -59,35 +49,6 @@ def test_row_normalized_sums_to_one_and_leaves_zero_rows() -> None:
     assert sp.issparse(found)
     assert found.dtype == np.float32
     assert found.toarray().tolist() == expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    n=st.integers(1, 12),
-    edges=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
-    data=st.data(),
-)
-def test_induced_keeps_exactly_the_edges_inside(n, edges, data) -> None:
-    source = graph(n, [(u % n, v % n) for u, v in edges])
-    ids = np.array(data.draw(st.permutations(range(n))))[: data.draw(st.integers(1, n))]
-    found = InducedSubgraphs(source).part(ids)
-    wanted = [(u, v) for u, v in source.edges.T.tolist() if u in ids and v in ids]
-    assert [(int(ids[u]), int(ids[v])) for u, v in found.edges.T] == wanted
-    assert np.array_equal(found.y, source.y[ids])
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    n=st.integers(1, 12),
-    edges=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
-)
-def test_undirected_is_idempotent_and_symmetric(n, edges) -> None:
-    once = graph(n, [(u % n, v % n) for u, v in edges]).undirected_simple()
-    twice = once.undirected_simple()
-    assert np.array_equal(once.edges, twice.edges)
-    pairs = set(map(tuple, once.edges.T.tolist()))
-    assert pairs == {(v, u) for u, v in pairs}
-    assert pairs == {(a % n, b % n) for e in edges for a, b in (e, e[::-1]) if a % n != b % n}
 
 
 def test_only_counts_of_words_are_normalized_for_fedpub() -> None:

@@ -1,10 +1,8 @@
-import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -15,17 +13,16 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph, sparse_matrix
 from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.divide import federate
-from atoll.data.measure.heterogeneity import describe, embedding_distance, jensen_shannon
-from atoll.data.measure.structure import (
-    anonymous_walks,
-    clustering,
-    compare_with_random,
-    random_pairs,
-    structure_statistics,
-    walk_patterns,
+from atoll.data.measure.heterogeneity import (
+    compare_graphs,
+    describe,
+    embedding_distance,
+    jensen_shannon,
+    some_graphs,
 )
 from atoll.data.public.registry import load_dataset
-from atoll.data.source import GraphSet, Source, undirected_pairs
+from atoll.data.source import Source
+from atoll.testing import relabelled, small_federation, small_graph_federation
 
 FIVE = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 2, 3, 4]])
 
@@ -228,100 +225,6 @@ def test_directed_edges_are_counted_as_they_stand() -> None:
     assert np.isnan([found.edges_total, found.edges_lost, found.edges_lost_share]).all()
 
 
-def test_statistics_of_a_triangle_with_a_tail() -> None:
-    rng = np.random.default_rng(0)
-    found = structure_statistics(FIVE.numpy(), 5, path_sources=100, rng=rng)
-    np.testing.assert_allclose(found, [2.5, 1.7, 1.0, 7 / 15])
-    regular = structure_statistics(FIVE.numpy()[:, :3], 3, path_sources=100, rng=rng)
-    np.testing.assert_allclose(regular, [np.nan, 1, 1, 1])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_statistics_agree_with_networkx(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    nodes, count = 90, [40, 90, 200, 700, 2000][seed]
-    pairs = random_pairs(nodes, count, rng)
-    graph = nx.empty_graph(nodes)
-    graph.add_edges_from(pairs.T.tolist())
-    assert graph.number_of_edges() == count
-    inside = graph.subgraph(max(nx.connected_components(graph), key=len))
-    found = structure_statistics(pairs, nodes, path_sources=nodes, rng=rng)
-    expected = [len(inside) / nodes, nx.average_clustering(graph)]
-    np.testing.assert_allclose(found[2:], expected, atol=1e-12)
-    # Of several components of equal size any may be the largest.
-    if count >= 90:
-        assert found[1] == pytest.approx(nx.average_shortest_path_length(inside))
-    sampled = structure_statistics(pairs, nodes, path_sources=30, rng=rng)
-    assert sampled[1] == pytest.approx(found[1], rel=0.2)
-
-
-def test_clustering_counts_triangles_around_a_hub() -> None:
-    hub = np.array([[0, 0, 0, 0, 1], [1, 2, 3, 4, 2]])
-    assert clustering(hub, 5) == pytest.approx((1 / 6 + 1 + 1) / 5)
-
-
-def test_random_pairs_are_simple_and_uniform() -> None:
-    rng = np.random.default_rng(1)
-    assert random_pairs(1, 0, rng).shape == (2, 0)
-    everything = random_pairs(40, 780, rng)
-    assert len(set(map(tuple, everything.T.tolist()))) == 780
-    assert (everything[0] < everything[1]).all()
-    drawn = np.concatenate([random_pairs(6, 5, rng) for _ in range(3000)], axis=1)
-    counts = np.unique(drawn[0] * 6 + drawn[1], return_counts=True)[1]
-    assert counts.size == 15
-    assert np.abs(counts - 1000).max() < 120  # four standard deviations
-
-
-def test_comparison_with_random_graphs() -> None:
-    clique, _ = undirected_pairs(np.array(list(itertools.combinations(range(8), 2))).T, 20)
-    options = {"graphs": 15, "path_sources": 64}
-    found = compare_with_random(clique, 20, rng=np.random.default_rng(0), **options)
-    assert found.real[2:].tolist() == pytest.approx([0.4, 0.4])
-    assert found.z[3] > 3
-    assert found.p[3] == pytest.approx(1 / 16)
-    assert found.z == pytest.approx((found.real - found.mean) / found.std)
-    # A complete graph is its own random graph: nothing varies, nothing is unusual.
-    whole, _ = undirected_pairs(np.array(list(itertools.combinations(range(8), 2))).T, 8)
-    found = compare_with_random(whole, 8, rng=np.random.default_rng(0), **options)
-    assert np.isnan(found.z).all()
-    assert found.p[1:].tolist() == [1, 1, 1]
-
-
-def test_there_are_52_walks_of_five_steps() -> None:
-    assert [len(walk_patterns(steps)) for steps in range(1, 7)] == [1, 2, 5, 15, 52, 203]
-    assert walk_patterns(3) == (
-        (0, 1, 0, 1),
-        (0, 1, 0, 2),
-        (0, 1, 2, 0),
-        (0, 1, 2, 1),
-        (0, 1, 2, 3),
-    )
-
-
-def test_walks_on_one_edge_go_to_and_fro() -> None:
-    found = anonymous_walks(
-        np.array([[0], [2]]), 3, walks=10, steps=5, rng=np.random.default_rng(0)
-    )
-    assert found[walk_patterns(5).index((0, 1, 0, 1, 0, 1))] == 1
-
-
-def test_walks_come_close_to_their_exact_probabilities() -> None:
-    neighbours = {0: [1, 2], 1: [0, 2], 2: [0, 1, 3], 3: [2, 4], 4: [3]}
-    exact = dict.fromkeys(walk_patterns(5), 0.0)
-    walks = [((start,), 1 / 5) for start in range(5)]
-    for _ in range(5):
-        walks = [
-            ((*walk, to), share / len(neighbours[walk[-1]]))
-            for walk, share in walks
-            for to in neighbours[walk[-1]]
-        ]
-    for walk, share in walks:
-        exact[tuple(list(dict.fromkeys(walk)).index(node) for node in walk)] += share
-    found = anonymous_walks(FIVE.numpy(), 5, walks=100_000, steps=5, rng=np.random.default_rng(0))
-    assert found.sum() == pytest.approx(1)
-    np.testing.assert_allclose(found, list(exact.values()), atol=0.006)
-
-
 def test_embedding_distance_by_hand() -> None:
     pytest.importorskip("ot")
     embeddings = [np.array([[0.0], [1], [9]]), np.array([[2.0], [3]]), np.array([[1.0], [7], [7]])]
@@ -378,19 +281,67 @@ def test_cora_among_ten_clients(real_data: Callable[[str], Path]) -> None:
     assert (found.shape.real[:, 3] > 5 * found.shape.mean[:, 3]).all()
 
 
-@pytest.mark.data
-def test_gcfls_table_1_comes_out_for_ptc_mr(real_data: Callable[[str], Path]) -> None:
-    graphs = load_dataset("PTC_MR", real_data("PTC_MR"))
-    assert isinstance(graphs, GraphSet)
-    rng, rows = np.random.default_rng(0), []
-    owner = graphs.graph_of_node()[graphs.edges[0]]
-    for number, (first, last) in enumerate(itertools.pairwise(graphs.node_ptr.tolist())):
-        nodes = last - first
-        pairs, _ = undirected_pairs(graphs.edges[:, owner == number] - first, nodes)
-        rows.append(structure_statistics(pairs, nodes, path_sources=512, rng=rng))
-    # The paper counts the kurtosis of a regular graph as zero.
-    found = np.nan_to_num(np.array(rows)).mean(axis=0)
-    assert found[0] == pytest.approx(2.1535, abs=5e-5)
-    assert found[1] == pytest.approx(3.36, abs=5e-3)
-    assert found[2] == 1
-    assert found[3] == pytest.approx(0.0095, abs=5e-5)
+LOG2 = float(np.log(2))
+
+
+def client(kind: str, graphs: int, alike: bool) -> Graph:
+    """Paths of two nodes, or triangles; linked nodes have equal features, or none in common."""
+    size = 2 if kind == "path" else 3
+    ends = [(0, 1)] if kind == "path" else [(0, 1), (1, 2), (0, 2)]
+    one_way = torch.tensor([(size * g + a, size * g + b) for g in range(graphs) for a, b in ends]).T
+    nodes = size * graphs
+    place = torch.zeros(nodes, dtype=torch.int64) if alike else torch.arange(nodes) % size
+    root = torch.arange(graphs).repeat_interleave(size) * size
+    return make_graph(
+        torch.nn.functional.one_hot(place, 3).float(),
+        torch.cat([one_way, one_way.flip(0)], dim=1),
+        torch.zeros(nodes, dtype=torch.int64),
+        train=root == torch.arange(nodes),
+        root=root,
+    )
+
+
+def test_by_hand() -> None:
+    graphs = (client("path", 4, True), client("path", 3, False), client("triangle", 5, True))
+    found = compare_graphs(Federation(graphs, 2), walks=4000)
+    # On one edge every walk is 010101; on a triangle it is one of 2^4, that one among them.
+    share = 1 / 16
+    middle = (1 + share) / 2
+    inner = np.log(16) / 2
+    spread = -(middle * np.log(middle) + 15 * (share / 2) * np.log(share / 2))
+    assert found.structure[0, 1] == 0
+    assert found.structure[0, 2] == pytest.approx(np.sqrt(spread - inner), abs=0.01)
+    assert found.structure[2, 2] < 0.06  # within a client: noise of the walks alone
+    assert found.features[0, 2] == 0
+    assert found.features[0, 1] == pytest.approx(LOG2)
+    np.testing.assert_array_equal(found.features, found.features.T)
+
+
+def test_clients_with_one_graph_have_no_pair_of_their_own() -> None:
+    found = compare_graphs(small_federation(), walks=500)
+    assert np.isnan(np.diagonal(found.structure)).all()
+    upper = found.structure[np.triu_indices(4, 1)]
+    assert ((upper > 0) & (upper < np.sqrt(LOG2))).all()
+
+
+def test_graphs_are_drawn_and_the_order_of_clients_does_not_matter() -> None:
+    federation = small_graph_federation()
+    counts = [len(some_graphs(g, 6, np.random.default_rng(0))) for g in federation.graphs]
+    assert counts == [6, 6, 6, 5]
+    order = [2, 0, 3, 1]
+    one = compare_graphs(federation, graphs=4, walks=200)
+    other = compare_graphs(federation.reordered(order), graphs=4, walks=200)
+    np.testing.assert_allclose(one.structure[np.ix_(order, order)], other.structure)
+    np.testing.assert_allclose(one.features[np.ix_(order, order)], other.features)
+
+
+def test_a_drawn_graph_is_the_clients_own() -> None:
+    graph = small_graph_federation().graphs[1]
+    everything = some_graphs(graph, 99, np.random.default_rng(0))
+    assert sum(one.nodes for one in everything) == graph.num_nodes
+    assert 2 * sum(one.pairs.shape[1] for one in everything) == graph.edges.shape[1]
+    moved = some_graphs(relabelled(graph, 3), 99, np.random.default_rng(0))
+    sizes = [
+        sorted((one.nodes, one.pairs.shape[1]) for one in many) for many in (everything, moved)
+    ]
+    assert sizes[0] == sizes[1]

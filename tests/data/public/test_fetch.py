@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
-import http.server
-import io
 import os
-import pickle
 import tarfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,68 +18,13 @@ from atoll.data.public.fetch import check, fetch
 from atoll.data.public.registry import is_present, load_dataset
 from atoll.data.source import GraphSet
 
-HOME = "TUDataset/MUTAG"
-FILES = {
-    f"{HOME}/raw/MUTAG_A.txt": b"1, 2\n2, 1\n3, 4\n4, 3\n",
-    f"{HOME}/raw/MUTAG_graph_indicator.txt": b"1\n1\n2\n2\n",
-    f"{HOME}/raw/MUTAG_graph_labels.txt": b"-1\n1\n",
-    f"{HOME}/raw/MUTAG_node_labels.txt": b"0\n1\n1\n0\n",
-}
-Member = tuple[tarfile.TarInfo, bytes]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def mirror(tmp_path: Path) -> Path:
-    folder = tmp_path / "mirror"
-    folder.mkdir()
-    pack(folder / "MUTAG.tar.xz", FILES)
-    return folder
+from .mirrors import FILES, HOME, left_behind, pack
 
 
 @pytest.fixture(autouse=True)
 def no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATOLL_MIRROR", raising=False)
     monkeypatch.delenv("ATOLL_DATA", raising=False)
-
-
-@pytest.fixture
-def address(mirror: Path) -> Iterator[str]:
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Handler, directory=str(mirror))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def pack(path: Path, files: dict[str, bytes], *extra: Member) -> None:
-    with tarfile.open(path, "w:xz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-        for member, content in extra:
-            tar.addfile(member, io.BytesIO(content))
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> Member:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.size = kind, link, size
-    return made, b"x" * size
-
-
-def left_behind(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*")) if root.exists() else []
 
 
 @pytest.mark.parametrize("way", ["folder", "environment", "address", "slash"])
@@ -123,74 +62,6 @@ def test_an_incomplete_set_is_replaced(root: Path, mirror: Path) -> None:
     assert is_present("MUTAG", root)
 
 
-@pytest.mark.parametrize(
-    ("bad", "problem"),
-    [
-        (member("../evil.txt"), r"leaves the target folder"),
-        (member(f"{HOME}/raw/../../../../evil.txt"), r"leaves the target folder"),
-        (member("/tmp/evil.txt"), r"absolute or foreign path '/tmp/evil.txt'"),
-        (member("C:evil.txt"), r"absolute or foreign path"),
-        (member("..\\evil.txt"), r"absolute or foreign path"),
-        (member(f"{HOME}/raw/out", tarfile.SYMTYPE, "../../../.."), r"a link or a device"),
-        (member(f"{HOME}/raw/out", tarfile.SYMTYPE, "/etc"), r"a link or a device"),
-        (member(f"{HOME}/raw/out", tarfile.LNKTYPE, "/etc/passwd"), r"a link or a device"),
-        (member(f"{HOME}/raw/out", tarfile.FIFOTYPE), r"a link or a device"),
-        (member(f"{HOME}/raw/out", tarfile.CHRTYPE), r"a link or a device"),
-        (member("TUDataset/BZR/raw/BZR_A.txt"), r"but this set belongs in 'TUDataset/MUTAG'"),
-        (member("evil.txt"), r"but this set belongs in"),
-        (member(f"{HOME}/processed/data.txt"), r"a cache that loading would unpickle"),
-        (member(f"{HOME}/raw/data.PT"), r"a cache that loading would unpickle"),
-        (member(f"{HOME}/raw/big", size=5000), r"unpacks to more than 3.73e-06 GiB"),
-    ],
-)
-def test_an_archive_with_anything_else_is_refused(
-    bad: Member, problem: str, root: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checksums, "MAX_BYTES", 4000)
-    pack(mirror / "MUTAG.tar.xz", FILES, bad)
-    before = left_behind(mirror.parent)
-    with pytest.raises(DataError, match=rf"the archive MUTAG.tar.xz .*{problem}.*not unpacked$"):
-        fetch("MUTAG", root, mirror)
-    assert left_behind(root) == []
-    assert [name for name in left_behind(mirror.parent) if name != "root"] == before
-
-
-def test_forged_sizes_are_refused(
-    root: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checksums, "MAX_READ", 20_000)
-    named, content = member(f"{HOME}/raw/x")
-    named.pax_headers = {"comment": "x" * 50_000}  # a header that is read into memory whole
-    pack(mirror / "MUTAG.tar.xz", FILES, (named, content))
-    with pytest.raises(DataError, match=r"unpacks to more than"):
-        fetch("MUTAG", root, mirror)
-    monkeypatch.setattr(checksums, "MAX_READ", 64 * 2**20)
-    monkeypatch.setattr(checksums, "MAX_MEMBERS", 3)
-    with pytest.raises(DataError, match=r"holds more than 3 files"):
-        fetch("MUTAG", root, mirror)
-    assert left_behind(root) == []
-
-
-def test_folder_entries_above_the_set_are_harmless(root: Path, mirror: Path) -> None:
-    folders = [member(name, tarfile.DIRTYPE) for name in ("./", "TUDataset", HOME, f"{HOME}/raw")]
-    pack(mirror / "MUTAG.tar.xz", FILES, *folders)
-    assert is_present("MUTAG", fetch("MUTAG", root, mirror).parents[1])
-
-
-@pytest.mark.parametrize("damage", ["text", "cut", "empty", "plain"])
-def test_not_an_archive(damage: str, root: Path, mirror: Path) -> None:
-    path = mirror / "MUTAG.tar.xz"
-    if damage == "plain":
-        with tarfile.open(path, "w") as tar:  # not compressed
-            tar.addfile(member(f"{HOME}/raw/x")[0])
-    else:
-        whole = path.read_bytes()
-        path.write_bytes({"text": b"<html>404</html>", "cut": whole[:-40], "empty": b""}[damage])
-    with pytest.raises(DataError, match=r"MUTAG.tar.xz is not a complete .tar.xz archive"):
-        fetch("MUTAG", root, mirror)
-    assert left_behind(root) == []
-
-
 @pytest.mark.parametrize("over_http", [False, True])
 def test_wrong_checksum(over_http: bool, root: Path, mirror: Path, address: str) -> None:
     (mirror / "SHA256SUMS").write_text(f"{'0' * 64} *MUTAG.tar.xz\n")
@@ -198,21 +69,6 @@ def test_wrong_checksum(over_http: bool, root: Path, mirror: Path, address: str)
         DataError, match=r"has SHA-256 .*SHA256SUMS says 000000000000…; it is damaged"
     ):
         fetch("MUTAG", root, address if over_http else mirror)
-    assert left_behind(root) == []
-
-
-def test_published_digests_and_pickles_are_checked(
-    root: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-    names = [f"Planetoid/Cora/raw/ind.cora.{part}" for part in parts]
-    pack(mirror / "cora.tar.xz", dict.fromkeys(names, b"changed"))
-    with pytest.raises(DataError, match=r"ind.cora.x has SHA-256 .*the published one has 23cfa55d"):
-        fetch("cora", root, mirror)
-    monkeypatch.setattr(checksums, "PUBLISHED", {})
-    pack(mirror / "cora.tar.xz", dict.fromkeys(names, pickle.dumps(os.getcwd, protocol=2)))
-    with pytest.raises(DataError, match=r"is a pickle that names 'posix.getcwd'"):
-        fetch("cora", root, mirror)
     assert left_behind(root) == []
 
 
@@ -256,24 +112,6 @@ def test_failed_replacement_keeps_the_old_set(
     with pytest.raises(DataError, match=r"could not be stored in .*broken disk"):
         fetch("MUTAG", root, mirror, force=True)
     assert left_behind(root) == before
-
-
-def test_work_folders_of_dead_processes_are_removed(root: Path, mirror: Path) -> None:
-    root.mkdir()
-    dead = root / f"{checksums.WORK_PREFIX}{2**22 + 1}-{checksums._host()}-abc"
-    old = root / f"{checksums.WORK_PREFIX}1-elsewhere-abc"
-    alive = root / f"{checksums.WORK_PREFIX}{os.getpid()}-{checksums._host()}-abc"
-    elsewhere = root / f"{checksums.WORK_PREFIX}1-elsewhere-def"
-    for folder in (dead, old, alive, elsewhere):
-        folder.mkdir()
-    os.utime(old, (time.time() - 2 * checksums.STALE_SECONDS,) * 2)
-    fetch("MUTAG", root, mirror)
-    assert [folder.exists() for folder in (dead, old, alive, elsewhere)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
 
 
 @pytest.mark.parametrize(
