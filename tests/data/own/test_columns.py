@@ -14,7 +14,7 @@ from .graphs import E, Tables, check_refused, folder
 
 REFUSED: dict[str, Tables] = {
     # nodes.csv, edges.csv, schema.toml, the sentence
-    "no value": ("id,f,label\na,1,x\nb,y\n", E, "", "nodes.csv row 3, column 'f' has no value"),
+    "no value": ("id,f,label\na,1,x\nb,,y\n", E, "", "nodes.csv row 3, column 'f' has no value"),
     "no owner": (
         "id,f,label,client\na,1,x,\nb,2,y,p\n",
         E,
