@@ -59,8 +59,8 @@ def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     A client's nodes stand in a row, class after class, shuffled inside a class, and the roles are
     spread evenly along the row: each class gets its share to within about one node and the client's
     totals are the rounded ratios. A client whose row is too short for a training node gets one. A
-    node that several clients hold has the same role at all of them, so that nobody trains on what
-    another is tested on.
+    node that several clients hold has the same role at all of them, so that no client
+    trains on a test node of another.
     """
     role_of = np.full(len(source.y), UNUSED, dtype=np.int8)
     for client, ids in enumerate(parts):

@@ -128,18 +128,18 @@ def compare_with_random(
 ) -> Comparison:
     """Compare a graph with `graphs` random ones of as many nodes and edges (GCFL Table 1)."""
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
-    drawn = np.full((graphs, real.size), np.nan)
-    for row in drawn:
+    samples = np.full((graphs, real.size), np.nan)
+    for row in samples:
         other = random_pairs(nodes, pairs.shape[1], rng)
         row[:] = structure_statistics(other, nodes, path_sources=path_sources, rng=rng)
     if graphs < 2:
         unknown = np.full(real.size, np.nan)
-        return Comparison(real, drawn[0] if graphs else unknown, unknown, unknown, unknown)
-    mean, std = drawn.mean(axis=0), drawn.std(axis=0, ddof=1)
+        return Comparison(real, samples[0] if graphs else unknown, unknown, unknown, unknown)
+    mean, std = samples.mean(axis=0), samples.std(axis=0, ddof=1)
     # Equal numbers can have a mean that differs from them in the last digit.
     varies = std > 1e-12
     z = np.divide(real - mean, std, out=np.full(real.size, np.nan), where=varies)
-    farther = np.abs(drawn - mean) >= np.abs(real - mean) - 1e-12
+    farther = np.abs(samples - mean) >= np.abs(real - mean) - 1e-12
     p = (1 + farther.sum(axis=0)) / (graphs + 1)
     return Comparison(real, mean, std, z, np.where(np.isfinite(real + mean), p, np.nan))
 

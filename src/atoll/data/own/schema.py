@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.task import TASKS
 
 CONVENTION = {
     "id": ("id", "node", "node_id"),
@@ -187,8 +188,6 @@ def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ..
 
 def _check_task(schema: Schema) -> None:
     """Refuse a task that does not exist, or that tables of one graph cannot have."""
-    from atoll.core.task import TASKS
-
     if schema.task is not None and schema.task not in TASKS:
         raise unknown(f"task in {schema.file}", schema.task, TASKS)
     if schema.task is not None and TASKS[schema.task].many_graphs:

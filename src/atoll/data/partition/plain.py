@@ -138,5 +138,5 @@ def gcfl_oneds(
         return [stream.choice(count, size=min(size, count), replace=False) for size in sizes]
     chunk = min(CHUNK, count // clients)
     handed_out = np.repeat(np.arange(clients), chunk)
-    drawn = stream.randint(0, clients, size=count - len(handed_out))
-    return members(np.concatenate([handed_out, drawn]), clients)
+    rest = stream.randint(0, clients, size=count - len(handed_out))
+    return members(np.concatenate([handed_out, rest]), clients)
