@@ -27,21 +27,9 @@ from atoll.core.method import Method
 from atoll.core.task import task_named
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.site import check_name, owners
+from atoll.engines import fleet as remote
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.clients import Backend
-from atoll.engines.fleet import (
-    BAD,
-    LOST,
-    REFUSED,
-    Aborted,
-    Cohort,
-    Failure,
-    Fleet,
-    Packet,
-    Remote,
-    Roster,
-    SitesFailed,
-)
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
@@ -88,7 +76,7 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class TooFew(ClientLost):
     """Fewer sites than the quorum; the run is saved up to the last complete round."""
 
-    def __init__(self, order: Order, out: Mapping[str, Failure]) -> None:
+    def __init__(self, order: Order, out: Mapping[str, remote.Failure]) -> None:
         there, total = len(order.sites) - len(out), len(order.sites)
         why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
         super().__init__(
@@ -104,13 +92,13 @@ class Settled:
     The method is bare: without the wrapper of differential privacy.
     """
 
-    roster: Roster
+    roster: remote.Roster
     config: RunConfig
     rules: Protocol
     method: Method
 
     @staticmethod
-    def of(wanted: RunConfig, roster: Roster) -> Settled:
+    def of(wanted: RunConfig, roster: remote.Roster) -> Settled:
         """Fill the gaps of a configuration by its protocol and by the data that sites reported."""
         given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
         config, rules = resolve(given, roster.task.name)
@@ -145,7 +133,7 @@ class Settled:
 
 @tuned_process()
 def coordinate(
-    order: Order, fleet: Fleet, folder: Path, on_round: Callable[[Json], None]
+    order: Order, fleet: remote.Fleet, folder: Path, on_round: Callable[[Json], None]
 ) -> Result:
     """Run, or continue, an order; the result is saved in the folder."""
     began = time.perf_counter()
@@ -206,47 +194,38 @@ def _report(
 ) -> None:
     """Pass on the progress of a run, in plain values."""
     scored = history.scores[experiment.config.evaluate or "deployed"][-1][:, 1, 0]
-    on_round(
-        {
-            "seed": experiment.seed,
-            "round": history.rounds,
-            "rounds": experiment.rounds,
-            "validation": float(np.nanmean(scored)) if not np.isnan(scored).all() else None,
-            "out": {site: why.reason for site, why in experiment.out.items()},
-        }
-    )
+    validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
+    out = {site: why.reason for site, why in experiment.out.items()}
+    place = {"seed": experiment.seed, "round": history.rounds, "rounds": experiment.rounds}
+    on_round({**place, "validation": validation, "out": out})
 
 
 def agree(
-    order: Order, config: RunConfig, fleet: Fleet, folder: Path, audit: Audit
-) -> tuple[Roster, dict[str, Failure]]:
+    order: Order, config: RunConfig, fleet: remote.Fleet, folder: Path, audit: Audit
+) -> tuple[remote.Roster, dict[str, remote.Failure]]:
     """Greet the sites: the roster, and the missing sites, of which a new run may have none."""
-    head = {
-        "do": "hello",
-        "run": order.run,
-        "method": config.method,
-        "rounds": config.rounds or 0,
-        "version": __version__,
-        "dp": msgspec.to_builtins(config.dp),
-    }
-    packets = dict.fromkeys(order.sites, Packet(head, b""))
+    wanted = {"method": config.method, "rounds": config.rounds or 0}
+    privacy = msgspec.to_builtins(config.dp)
+    head = {"do": "hello", "run": order.run, **wanted, "version": __version__, "dp": privacy}
+    packets = dict.fromkeys(order.sites, remote.Packet(head, b""))
     replies, failures = fleet.map("hello", packets, order.join)
     joined = {}
     for site, packet in replies.items():
         try:
             joined[site] = msgspec.convert(packet.head, SiteSummary)
         except msgspec.ValidationError as error:
-            failures[site] = Failure(BAD, f"what it tells of its data cannot be used: {error}")
+            reason = f"what it tells of its data cannot be used: {error}"
+            failures[site] = remote.Failure(remote.BAD, reason)
     known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
     for site, why in failures.items():
         audit.note(why.kind, site=site, reason=why.reason)
-    refused = {site: why for site, why in failures.items() if why.kind != LOST}
+    refused = {site: why for site, why in failures.items() if why.kind != remote.LOST}
     if refused or (failures and known is None):
-        raise SitesFailed(refused or failures)
-    for site, now in joined.items():
-        if known is not None and known.get(site) != now:
-            raise DataError(f"the data of {site} are not those that the run began with")
+        raise remote.SitesFailed(refused or failures)
     sites = known or joined
+    for site, now in joined.items():
+        if sites.get(site) != now:
+            raise DataError(f"the data of {site} are not those that the run began with")
     _check_alike(sites)
     if len(sites) - len(failures) < order.quorum:
         raise TooFew(order, failures)
@@ -258,9 +237,9 @@ def _read_summaries(path: Path) -> dict[str, SiteSummary]:
     return msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
 
 
-def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> Roster:
+def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
     first = sites[order.sites[0]]
-    return Roster(
+    return remote.Roster(
         order.sites,
         first.features,
         first.classes,
@@ -272,7 +251,7 @@ def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -
     )
 
 
-def _no_history(roster: Roster) -> History:
+def _no_history(roster: remote.Roster) -> History:
     return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
 
 
@@ -298,9 +277,9 @@ class FederatedExperiment(Experiment):
 
     order: Order
     config: RunConfig
-    fleet: Fleet
+    fleet: remote.Fleet
     audit: Audit
-    out: dict[str, Failure]
+    out: dict[str, remote.Failure]
 
     def begin(self) -> Run:
         return FederatedRun(self)
@@ -310,15 +289,15 @@ class FederatedRun(Run):
     """An experiment under way on real sites."""
 
     experiment: FederatedExperiment
-    simulation: Cohort
+    simulation: remote.Cohort
 
     def backend(self) -> Backend:
         """The sites, after they have built the method."""
         wanted, method = self.experiment, self.experiment.method
-        roster = cast(Roster, wanted.federation)
+        roster = cast(remote.Roster, wanted.federation)
         self.run_name = f"{wanted.order.run}-{wanted.seed}"
         probe = make_probe(wanted.federation, dict(method.views), torch.zeros(()))
-        engine = Remote(
+        engine = remote.Remote(
             wanted.fleet,
             roster.names,
             owners(method),
@@ -327,7 +306,7 @@ class FederatedRun(Run):
             deadline=wanted.order.deadline,
             note=wanted.audit.note,
         )
-        cohort = Cohort(roster, engine, wanted.seed)
+        cohort = remote.Cohort(roster, engine, wanted.seed)
         cohort.out = wanted.out
         self._begin_at([name for name in roster.names if name not in cohort.out])
         return cohort
@@ -339,10 +318,10 @@ class FederatedRun(Run):
         """Have the sites build the method."""
         wanted = self.experiment
         head = {"do": "begin", "run": self.run_name, "config": config_text(wanted.config)}
-        packets = dict.fromkeys(sites, Packet(head, b""))
+        packets = dict.fromkeys(sites, remote.Packet(head, b""))
         _, failures = wanted.fleet.map("begin", packets, wanted.order.join)
         if failures:
-            raise SitesFailed(failures)
+            raise remote.SitesFailed(failures)
 
     def start(self) -> None:
         """The server's first tree; every site has to take part in making it."""
@@ -358,7 +337,7 @@ class FederatedRun(Run):
             round, server, entries = self.history.rounds, self.server, len(self.ledger.entries)
             try:
                 super().one_round()
-            except SitesFailed as error:
+            except remote.SitesFailed as error:
                 self.server = server
                 del self.ledger.entries[entries:]
                 self._leave_out(error, round)
@@ -366,22 +345,22 @@ class FederatedRun(Run):
             self.simulation.engine.commit(round)
             return
 
-    def _leave_out(self, error: SitesFailed, round: int) -> None:
+    def _leave_out(self, error: remote.SitesFailed, round: int) -> None:
         """Continue without the sites that failed, as long as the quorum is met."""
         wanted, out = self.experiment, self.simulation.out
         for site, why in error.failures.items():
             out[site] = why
             wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
-        refused = {site: why for site, why in error.failures.items() if why.kind == REFUSED}
+        refused = {site: why for site, why in error.failures.items() if why.kind == remote.REFUSED}
         if refused:
-            raise SitesFailed(refused)
+            raise remote.SitesFailed(refused)
         if len(self.simulation.federation) - len(out) < wanted.order.quorum:
             raise TooFew(wanted.order, out)
 
     def _welcome_back(self) -> None:
         """Sites that were lost and answer again take part from this round on."""
         for site, why in list(self.simulation.out.items()):
-            if why.kind == LOST and self.experiment.fleet.back(site):
+            if why.kind == remote.LOST and self.experiment.fleet.back(site):
                 self._begin_at([site])
                 del self.simulation.out[site]
                 self.experiment.audit.note("back", site=site, round=self.history.rounds)
@@ -393,7 +372,7 @@ def outcome(action: Callable[[], Result]) -> Json:
         action()
     except TooFew as error:
         return {"status": "short", "reason": str(error)}
-    except Aborted as error:
+    except remote.Aborted as error:
         return {"status": "stopped", "reason": str(error)}
     except AtollError as error:
         return {"status": "failed", "reason": str(error)}

@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 MARK = "ATOLL_FEDERATION"
 
 
-class Processes:
+class Processes(contextlib.AbstractContextManager["Processes"]):
     """Starts processes, and ends them and all their children when the block is left."""
 
     def __init__(self) -> None:
         self.mark = secrets.token_hex(8)
         self.started: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Processes:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

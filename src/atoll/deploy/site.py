@@ -142,8 +142,7 @@ class Job:
         self.sent = site.audit.total("bytes", event="sent", run=run)
         self.attempt: tuple[int, object] | None = None
         self.state: Tree = None
-        self.lineage = ""
-        self.scored = 0
+        self.lineage, self.scored = "", 0
 
     def step(self, packet: Packet) -> Packet:
         """Run a step on the site's own graph."""
@@ -165,10 +164,8 @@ class Job:
         kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
         if self._diverged(step, reply, state, noise):
             if noise is None and not kept:
-                raise WireError(
-                    "training diverged (the loss is nan); lower the learning rate or check the "
-                    "features"
-                )
+                hint = "lower the learning rate or check the features"
+                raise WireError(f"training diverged (the loss is nan); {hint}")
             self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
         if kept:
             reply = self._keep(reply, round)
@@ -183,15 +180,9 @@ class Job:
                 self.state, self.lineage = state, hashlib.sha256(question).hexdigest()
                 self.states.save(round, state, self.lineage, int(head["state"]))
             self.sent += len(body)
-            self.site.audit.note(
-                "sent",
-                run=self.run,
-                step=step.name,
-                round=round,
-                bytes=len(body),
-                array_bytes=num_bytes(reply),
-                **charged,
-            )
+            sizes = {"bytes": len(body), "array_bytes": num_bytes(reply)}
+            place = {"run": self.run, "step": step.name, "round": round}
+            self.site.audit.note("sent", **place, **sizes, **charged)
         return Packet({}, body)
 
     def _message(self, body: bytes) -> Tree:

@@ -60,8 +60,7 @@ class Layered(ABC):
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
         """Layer `number` on the output of the one before, after activation and dropout."""
 
-    def _activation(self, h: Tensor) -> Tensor:
-        return torch.relu(h)
+    _activation = staticmethod(torch.relu)
 
     def _dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
         return dropout(self._activation(h), key, graph.ids, self.dropout, "dropout", number)
@@ -240,8 +239,7 @@ class GAT(Layered):
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
         return _attend(graph, matmul(graph.views["x"], layer["weight"]), layer)
 
-    def _activation(self, h: Tensor) -> Tensor:
-        return functional.elu(h)
+    _activation = staticmethod(functional.elu)
 
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
         return _attend(graph, h @ layer["weight"], layer)

@@ -28,10 +28,9 @@ from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
 NARROW = 16
-"""Columns below which a CPU multiplies a dense matrix from the other side.
+"""Columns below which a CPU multiplies a dense matrix from the other side, along its rows.
 
-The kernels work along the columns of the result, and classes are few: 10 x (288, 64) by (64, 7)
-take 0.27 ms, and 0.07 ms as the transpose of (7, 64) by (64, 288); backwards likewise.
+10 x (288, 64) by (64, 7) take 0.27 ms, and 0.07 ms as the transpose of (7, 64) by (64, 288).
 """
 
 
@@ -129,7 +128,7 @@ def bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -
 
 
 NARROW_ON_GPU = 64
-"""Columns up to which `sparse_kernels` sums bags.
+"""Columns up to which `kernels/sparse.py` sums bags.
 
 PubMed, ten clients, five runs at once on an H200: with 3 columns 0.07 ms, `embedding_bag` 0.73;
 with 64 columns 0.10, cuSPARSE 0.09; with 256 cuSPARSE 0.18, and this kernel 0.65.
@@ -138,9 +137,8 @@ with 64 columns 0.10, cuSPARSE 0.09; with 256 cuSPARSE 0.18, and this kernel 0.6
 CSR_ABOVE = 1 << 22
 """Terms of a wide sparse product above which a GPU takes the compressed-row kernel.
 
-On PubMed with FedIIH (88,000 edges x 1,024) `embedding_bag` reaches a thirteenth of the memory's
-bandwidth on an H200, because each thread walks its whole bag; for small products it has the cheaper
-launch.
+On PubMed with FedIIH (88,000 edges x 1,024) `embedding_bag` reaches a thirteenth of an H200's
+bandwidth, because each thread walks its whole bag. Its launch is cheaper for small products.
 """
 
 
