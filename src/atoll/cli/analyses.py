@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from atoll.cli.options import PATH, command, option
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from atoll.present.layout import Part
 
 
 @command(
@@ -28,21 +30,18 @@ def inspect(out: Path | None, **given: object) -> None:
     from atoll.analyses.inspect import inspection_files, inspection_tables
     from atoll.data.measure.heterogeneity import describe
     from atoll.experiment.problem import Problem, nearly_single_class, need_one_graph
-    from atoll.present.files import check_output, write_all
-    from atoll.present.layout import layout
+    from atoll.present.files import write_all
 
     config = config_of(given)
-    if out is not None:
-        check_output(out)
+    console = _console(out)
     made = Problem.of(config).divide(config.seed)
     need_one_graph(made.federation)
-    console = make_console()
     print_notes(console, [*made.notes, *nearly_single_class(made.federation)])
     found = describe(made.federation, seed=config.seed)
-    console.print(layout(inspection_tables(found), framed="center"))
+    _print(console, inspection_tables(found), framed="center")
     if out is not None:
         paths = write_all(out, inspection_files(found, made.federation))
-        console.print(layout([f"Written: {', '.join(map(str, paths))}"]))
+        _print(console, [f"Written: {', '.join(map(str, paths))}"])
 
 
 @command(
@@ -72,14 +71,10 @@ def contribution(
     from atoll.analyses import contribution_view as view
     from atoll.analyses.contribution import contribution as compare
     from atoll.experiment.config import resolve
-    from atoll.present.files import check_output
-    from atoll.present.layout import layout
     from atoll.present.terminal import progress
 
     config = config_of(given)
-    if out is not None:
-        check_output(out)
-    console = make_console(stderr=as_json)
+    console = _console(out, as_json=as_json)
     rounds = resolve(config)[0].rounds or 1
     with progress(console, 2 * config.seeds * rounds) as move:
 
@@ -91,7 +86,7 @@ def contribution(
 
         found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
     print_notes(console, found.notes)
-    console.print(layout(view.contribution_parts(found)))
+    _print(console, view.contribution_parts(found))
     files = view.contribution_files(found) if out else {}
     _finish(console, out, files, view.summary(found) if as_json else None)
 
@@ -110,15 +105,11 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
     """Show the clusters of a gcfl run: who split, when, why, and who gains."""
     from atoll.analyses.clusters import cluster_parts, study_clusters, summary
     from atoll.analyses.clusters_charts import cluster_files
-    from atoll.present.files import check_output
-    from atoll.present.layout import layout
 
     to = out or folder / "clusters"
-    if folder.exists():
-        check_output(to)
+    console = _console(to if folder.exists() else None, as_json=as_json)
     found = study_clusters(folder, **given)
-    console = make_console(stderr=as_json)
-    console.print(layout(cluster_parts(found), gap=2))
+    _print(console, cluster_parts(found), gap=2)
     _finish(console, to, cluster_files(found), summary(found) if as_json else None)
 
 
@@ -137,18 +128,14 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
 def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) -> None:
     """Run METHOD (default: gcfl) for a while without splits; propose eps1 and eps2."""
     from atoll.analyses import cluster_thresholds as analysis
-    from atoll.present.files import check_output
-    from atoll.present.layout import layout
     from atoll.present.terminal import progress
 
     config = config_of(given, method="gcfl")
-    if out is not None:
-        check_output(out)
-    console = make_console(stderr=as_json)
+    console = _console(out, as_json=as_json)
     with progress(console, config.rounds or analysis.ROUNDS, "without splits") as move:
         found = analysis.tune_clusters(config, on_round=lambda done: move(1))
     print_notes(console, found.notes)
-    console.print(layout(analysis.threshold_parts(found, grid=grid), gap=2))
+    _print(console, analysis.threshold_parts(found, grid=grid), gap=2)
     print_next(console, [analysis.command(found)])
     files = analysis.threshold_files(found) if out else {}
     _finish(console, out, files, analysis.summary(found) if as_json else None)
@@ -168,13 +155,12 @@ def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None
     from atoll.analyses.explain import explain as explain_run
     from atoll.analyses.explain import explanation_files, explanation_table
     from atoll.present.files import write_all
-    from atoll.present.tables import rich_table
 
     found = explain_run(folder, seed)
     to = out or folder / "explain"
     write_all(to, explanation_files(found, form))
     console = make_console()
-    console.print(rich_table(explanation_table(found), framed="left"))
+    _print(console, [explanation_table(found)], framed="left")
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
 
 
@@ -188,20 +174,31 @@ def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None
 def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) -> None:
     """Compare how alike clients seem to fediih, fedpub or fedgta with how alike their data are."""
     from atoll.analyses.similarity import read_similarities, similarity_files, similarity_table
-    from atoll.present.files import check_output, write_all
-    from atoll.present.tables import rich_table
 
     to = out or folders[0] / "similarity"
-    if folders[0].exists():
-        check_output(to)
+    console = _console(to if folders[0].exists() else None)
     found = read_similarities(folders, seed)
-    console = make_console()
-    console.print(rich_table(similarity_table(found), framed="left"))
-    print_written(console, write_all(to, similarity_files(found)))
+    _print(console, [similarity_table(found)], framed="left")
+    _finish(console, to, similarity_files(found))
+
+
+def _console(out: Path | None, *, as_json: bool = False) -> Console:
+    """The console, once files can be written into the folder, if there is one."""
+    from atoll.present.files import check_output
+
+    if out is not None:
+        check_output(out)
+    return make_console(stderr=as_json)
+
+
+def _print(console: Console, parts: Iterable[Part], **how: Any) -> None:
+    from atoll.present.layout import layout
+
+    console.print(layout(parts, **how))
 
 
 def _finish(
-    console: Console, out: Path | None, files: Mapping[str, object], summary: object
+    console: Console, out: Path | None, files: Mapping[str, object], summary: object = None
 ) -> None:
     """Write the files if there is a folder, then print the summary as JSON; null is undefined."""
     from atoll.present.files import plain_json, write_all
