@@ -18,7 +18,7 @@ there are 5 steps, hence 52 anonymous walks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import combinations
 
 import numpy as np
@@ -116,16 +116,10 @@ def describe(
     similarity = np.stack([similarity_histogram(client, feature_bins) for client in clients])
     walked, shapes = [], []
     for number, client in zip(numbers, clients, strict=True):
-        walk_rng, shape_rng = (np.random.default_rng([seed, number, use]) for use in (0, 1))
-        walked.append(client.anonymous_walks(walks, walk_rng))
-        shape = compare_with_random(
-            client.pairs,
-            client.nodes,
-            graphs=random_graphs,
-            path_sources=path_sources,
-            rng=shape_rng,
-        )
-        shapes.append([shape.real, shape.mean, shape.std, shape.z, shape.p])
+        walks_rng, shape_rng = (np.random.default_rng([seed, number, use]) for use in (0, 1))
+        walked.append(client.anonymous_walks(walks, walks_rng))
+        graph = client.pairs, client.nodes
+        shapes.append(astuple(compare_with_random(*graph, random_graphs, path_sources, shape_rng)))
     overall, by_class = zip(*(_homophily(client, classes) for client in clients), strict=True)
     nodes = np.array([client.nodes for client in clients])
     edges = np.array([client.pairs.shape[1] for client in clients])

@@ -124,7 +124,7 @@ class Comparison:
 
 
 def compare_with_random(
-    pairs: ndarray, nodes: int, *, graphs: int, path_sources: int, rng: np.random.Generator
+    pairs: ndarray, nodes: int, graphs: int, path_sources: int, rng: np.random.Generator
 ) -> Comparison:
     """Compare a graph with `graphs` random ones of as many nodes and edges (GCFL Table 1)."""
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
