@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.studies.compare.comparison import make_request
+from atoll.studies.compare.plan import make_request
 
 SMALL = ("--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 2)
 METHODS = ("compare", "local", "fedavg")

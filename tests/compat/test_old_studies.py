@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 import atoll
 from atoll.cli.app import main
 from atoll.experiment.status import StatusReader
-from atoll.studies.tune.read import read_tried
-from atoll.studies.tune.tuning import read_asked, run_tuning
+from atoll.studies.tune.result import read_tried
+from atoll.studies.tune.tuning import read_request, run_tuning
 
 OLD = Path(__file__).parent / "old"
 FEDAVG = "lagoon-nodes=120-words=24-2c-fedavg"
@@ -85,6 +85,6 @@ def test_both_are_reported(compared: Path, tuned: Path, tmp_path: Path) -> None:
 
 
 def test_the_request_of_an_old_tuning_is_read_in_python(tuned: Path) -> None:
-    found = run_tuning(read_asked(tuned), tuned)
+    found = run_tuning(read_request(tuned), tuned)
     assert isinstance(found.methods["fedprox"].test, dict)
     assert atoll.read_result(tuned / "cells" / "test-fedprox").config.method == "fedprox"

@@ -22,6 +22,7 @@ from atoll.nn import NETS
 from atoll.testing import (
     CLASSES,
     FEATURES,
+    Case,
     check_engines,
     check_method,
     double_precision,
@@ -127,7 +128,7 @@ def test_a_private_run_keeps_the_whole_contract():
 def test_engines_agree_on_every_method_that_can_be_private(name):
     with double_precision():
         more = {"federated_rounds": 1, "personal_epochs": 1} if name == "adafgl" else {}
-        check_engines(noised(name, **more), small_federation((13, 9)), 2)
+        check_engines(Case(noised(name, **more), small_federation((13, 9)), 2))
 
 
 def test_no_method_loses_its_privacy():

@@ -16,7 +16,7 @@ from atoll.experiment.command import option_words, run_command
 from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.privacy import PrivacyConfig
 from atoll.studies.tune import tuning
-from atoll.studies.tune.tuning import Asked, tune_command
+from atoll.studies.tune.tuning import TuningRequest, tune_command
 
 WORD = st.text("abcXYZ019 _-.:/'\"$*é", min_size=1).map(str.strip).filter(bool)
 NAME = WORD.filter(lambda text: not text.startswith("-"))
@@ -93,7 +93,8 @@ def test_a_printed_run_gives_the_same_configuration(config):
 @settings(max_examples=30, deadline=None)
 def test_a_printed_tuning_gives_the_same_request(config, trial_seeds, tmp_path_factory):
     config = msgspec.structs.replace(config, seeds=trial_seeds)
-    asked = Asked(methods=(config.method,), config=config, trials=3, seeds=0, search={"lr": "1,2"})
+    budget = {"trials": 3, "seeds": 0, "search": {"lr": "1,2"}}
+    asked = TuningRequest(methods=(config.method,), config=config, **budget)
     words = shlex.split(tune_command(asked, tmp_path_factory.getbasetemp()))
     assert words[:2] == ["atoll", "tune"]
     again, _ = caught(tuning, "run_tuning", words[1:])

@@ -23,7 +23,7 @@ from atoll.experiment.run import Stopped
 from atoll.experiment.status import StatusReader
 from atoll.present.watch import follow, plain, seen_text, sparkline, spoken
 from atoll.studies.study import run_study
-from atoll.studies.study_run import SilentStudy, StudyRun
+from atoll.studies.study_run import StudyObserver, StudyRun
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
 
@@ -165,12 +165,12 @@ def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> N
 
 
 def test_a_study_that_goes_on_with_more_seeds_is_not_finished(tmp_path: Path) -> None:
-    def run(seeds: int, observer: SilentStudy | None = None) -> None:
+    def run(seeds: int, observer: StudyObserver | None = None) -> None:
         cells = [StudyRun(name, make_config(method=name, seeds=seeds, **SMALL), {"method": name})
                  for name in ("local", "fedavg")]  # fmt: skip
         run_study(tmp_path, cells, about={"kind": "compare"}, observer=observer)
 
-    class Stops(SilentStudy):
+    class Stops(StudyObserver):
         def run(self, run: StudyRun) -> StopAt:
             return StopAt(2)
 

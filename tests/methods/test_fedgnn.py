@@ -36,6 +36,7 @@ from atoll.nn import GCN, MLP
 from atoll.testing import (
     CLASSES,
     FEATURES,
+    Case,
     check_client_order,
     check_engines,
     check_node_order,
@@ -297,12 +298,13 @@ def brute_force_pairs() -> int:
 )
 def test_contract_with_twins(net: GCN) -> None:
     method, federation = FedGNN(net), overlapping()
-    check_steps(method, federation, rounds=2)
-    check_engines(method, federation, rounds=2)
-    check_engines(method, federation, rounds=3, fraction=0.5)
-    check_client_order(method, federation, rounds=2, fraction=0.5)
-    check_node_order(method, federation, rounds=2)
-    check_resume(method, federation, rounds=2)
+    case = Case(method, federation, rounds=2)
+    check_steps(case)
+    check_engines(case)
+    check_engines(replace(case, rounds=3, fraction=0.5))
+    check_client_order(replace(case, fraction=0.5))
+    check_node_order(case)
+    check_resume(case)
 
 
 def test_moments_of_the_optimizer_can_be_reset() -> None:

@@ -35,7 +35,7 @@ from atoll.methods.fedpub import (
     proxy_graph,
 )
 from atoll.nn import GAT, GCN, GIN, MLP, SGC, GraphSAGE
-from atoll.testing import CLASSES, FEATURES, check_engines, double_precision, small_federation
+from atoll.testing import CLASSES, FEATURES, Case, check_engines, double_precision, small_federation
 
 engines = pytest.mark.parametrize("engine", ENGINES)
 NET = GCN(FEATURES, CLASSES, hidden=6)
@@ -316,7 +316,7 @@ def test_embeddings_of_zero_are_like_themselves_alone() -> None:
     "net", [OWN, *(n(FEATURES, CLASSES, 8) for n in (GraphSAGE, GAT, MLP, GIN))]
 )
 def test_other_networks(net: Net) -> None:
-    check_engines(FedPUB(net), small_federation(), rounds=2, fraction=0.5)
+    check_engines(Case(FedPUB(net), small_federation(), rounds=2, fraction=0.5))
 
 
 @pytest.mark.parametrize(("preset", "switch"), [("paper", "on"), ("reference", "off")])

@@ -18,7 +18,7 @@ from atoll.report.page import page
 from atoll.report.printed import printed_tables
 from atoll.report.tuning import _axis_of
 from atoll.studies.reproduce.history import read_tables
-from atoll.studies.tune.read import read_tried
+from atoll.studies.tune.result import read_tried
 
 
 def section(html: str, name: str) -> str:

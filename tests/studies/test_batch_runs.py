@@ -17,6 +17,7 @@ from atoll.core.tree import leaves, tree_map
 from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.replay import Replay
 from atoll.experiment.config import make_config
+from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
 from atoll.experiment.sweep import Parted, Sweep, can_be_one, run_together
@@ -203,7 +204,7 @@ def configs(seeds: int = 1, **sets) -> list:
 def test_files_are_those_of_runs_one_by_one(tmp_path: Path) -> None:
     grid = configs(seeds=2, mu=[0.1, 1], lr=0.02)
     outs = [tmp_path / "one", tmp_path / "two"]
-    together = run_configs(grid, outs=outs)
+    together = run_configs(grid, outs, [Observer(), Observer()])
     for config, out, result in zip(grid, outs, together, strict=True):
         alone = RunPlan(config, out=tmp_path / f"{out.name}-alone").run()
         assert result.config == alone.config
@@ -241,8 +242,8 @@ def test_a_stopped_grid_goes_on(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("atoll.engines.replay.MOMENT", 0.0)
     grid, outs = configs(mu=[0.1, 1.0]), [tmp_path / "one", tmp_path / "two"]
     with pytest.raises(Stopped):
-        run_configs(grid, outs=outs, observers=[Impatient(3), Impatient(100)])
-    resumed = run_configs(grid, outs=outs, resuming=True)
+        run_configs(grid, outs, [Impatient(3), Impatient(100)])
+    resumed = run_configs(grid, outs, [Observer(), Observer()])
     for config, result in zip(grid, resumed, strict=True):
         whole = RunPlan(config).run().seeds[0].history
         np.testing.assert_allclose(

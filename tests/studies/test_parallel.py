@@ -45,7 +45,7 @@ class Dying(FedAvg):
 
 
 class Heard:
-    """Notes everything (`StudyObserver`, `SeesProcesses`)."""
+    """Notes everything (`StudyObserver`)."""
 
     def __init__(self) -> None:
         self.cells: list[str] = []

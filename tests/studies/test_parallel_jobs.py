@@ -110,5 +110,5 @@ def test_a_task_that_no_process_has_begun_comes_next() -> None:
     order = Schedule(STUDY, dearest_first=False)
     first = order.take(None)
     assert first is not None
-    order.put_back(first)
+    order.returned.append(first)
     assert taken(order, "a", "b") == ["b1", "b3"]

@@ -15,7 +15,7 @@ from atoll.experiment.observers import Observer
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.studies.study import run_study
-from atoll.studies.study_run import SilentStudy, StudyRun
+from atoll.studies.study_run import StudyObserver, StudyRun
 
 ABOUT = {"kind": "compare"}
 
@@ -54,7 +54,7 @@ def test_other_options_under_the_same_name_are_refused(tmp_path: Path) -> None:
         run_study(tmp_path, cells(rounds=3)[:1], about=ABOUT)
 
 
-class Heard(SilentStudy, Observer):
+class Heard(StudyObserver, Observer):
     """Notes whose rounds were run."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from atoll.experiment.status import StatusReader
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.studies.compare.result import Comparison
+    from atoll.studies.compare.comparison import Comparison
 
 SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
 
@@ -61,7 +61,8 @@ def compare(
     with --resume DIR, or with the same command and --out.
     """
     from atoll.cli.study_progress import StudyWatcher
-    from atoll.studies.compare.comparison import make_request, read_request, run_request
+    from atoll.studies.compare.comparison import read_request, run_request
+    from atoll.studies.compare.plan import make_request
 
     data, clients, grid = common.pop(given, "data", "clients", "grid").values()
     how, tests = common.pop(given, "log", "jobs"), common.pop(given, "against", "metric", "alpha")

@@ -55,7 +55,7 @@ def reproduce(
     from atoll.studies.reproduce.history import whole_table
     from atoll.studies.reproduce.listing import items
     from atoll.studies.reproduce.recipes import read_paper
-    from atoll.studies.reproduce.table import Wanted, parse_only, reproduce_table
+    from atoll.studies.reproduce.table import PaperStudy, Wanted, parse_only, reproduce_table
 
     console = common.make_console(stderr=as_json or quiet)
     tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()
@@ -73,12 +73,12 @@ def reproduce(
     for kind, number in items(chosen, item):
         watcher = StudyWatcher(console, quiet=quiet)
         with common.stoppable(report_stop), watcher:
-            which, how = (chosen, number, wanted, folder), {"observer": watcher, "jobs": jobs}
+            study = PaperStudy(chosen, wanted, folder, watcher, jobs)
             if kind == "figure":
-                figure = reproduce_figure(*which, **how)
+                figure = reproduce_figure(study, number)
                 parts, paths, summary = _figure_parts(figure), figure.paths, figure.summary()
             else:
-                table = reproduce_table(*which, **how)
+                table = reproduce_table(study, number)
                 whole = whole_table(folder, chosen, number, wanted.rounds)
                 parts, summary = _table_parts(table, len(whole.rows)), printed.summary(table)
                 paths = printed.write_table(whole, folder, tex=tex)

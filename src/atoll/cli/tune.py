@@ -14,7 +14,7 @@ from atoll.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atoll.present.layout import Part
-    from atoll.studies.tune.result import Asked, TuningResult
+    from atoll.studies.tune.result import TuningRequest, TuningResult
 
 CONFIG = "A TOML file of options, for example of a saved run."
 
@@ -92,13 +92,13 @@ def _parts(found: TuningResult) -> list[Part]:
 
 def _request(
     methods: Strings, config_file: Path | None, out: Path | None, **given: Any
-) -> tuple[Asked, Path]:
+) -> tuple[TuningRequest, Path]:
     """The search that the options ask for, and the folder for it."""
     import msgspec
 
     from atoll.experiment.config import make_config
-    from atoll.studies.tune.result import Asked
-    from atoll.studies.tune.tuning import read_asked
+    from atoll.studies.tune.result import TuningRequest
+    from atoll.studies.tune.tuning import read_request
 
     folder, chosen = given.pop("resume_from"), common.chosen_options(given)
     budget = {"trials": chosen.pop("trials")} if "trials" in chosen else {}
@@ -108,12 +108,12 @@ def _request(
                 "--resume goes on with a tuning as it was begun; leave out everything but "
                 "--trials, --jobs, --json and --quiet"
             )
-        return msgspec.structs.replace(read_asked(folder), **budget), folder
+        return msgspec.structs.replace(read_request(folder), **budget), folder
     about_search = chosen.keys() & {"preset", "search", "pruner", "seeds"}
     search = budget | {name: chosen.pop(name) for name in about_search}
     trial_seeds = chosen.pop("trial_seeds", 1)
     whole = common.over_file(config_file, chosen)
     names = methods or (whole.get("method", "fedavg"),)
     config = make_config(**{**whole, "method": names[0], "seeds": trial_seeds})
-    request = Asked(methods=names, config=config, **search)
+    request = TuningRequest(methods=names, config=config, **search)
     return request, out or common.fresh_folder(f"tune-{'-'.join(names)}-{config.data}")

@@ -17,7 +17,7 @@ from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.history import read_tables
 from atoll.studies.reproduce.table import Reproduction
-from atoll.studies.tune.read import Tried, read_tried
+from atoll.studies.tune.result import Tried, read_tried
 
 COLUMN_KEYS = (
     *("data", "clients", "protocol", "partition", "split", "ratios", "fraction"),

@@ -15,8 +15,7 @@ from atoll.present.tables import Number, ResultTable, Table, html, make_table, n
 from atoll.present.terminal import counted
 from atoll.report.collect import Collection
 from atoll.report.results import code, notes
-from atoll.studies.tune.read import Tried
-from atoll.studies.tune.search import Trial
+from atoll.studies.tune.result import Trial, Tried
 
 SHOWN = 10
 """Best trials that the table lists."""

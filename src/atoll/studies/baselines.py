@@ -47,15 +47,10 @@ class _Linear:
 
 @dataclass(frozen=True)
 class Features(Baseline[list[_Linear]]):
-    """Logistic regression on each client's own features, without edges and without the others.
+    """Logistic regression on each client's own features, without edges and without the others."""
 
-    Attributes:
-        c: Inverse strength of the L2 penalty.
-        iterations: Most iterations of the solver.
-    """
-
-    c: float = 1.0
-    iterations: int = 500
+    c: float = 1.0  # inverse strength of the L2 penalty
+    iterations: int = 500  # most iterations of the solver
 
     def fit(self, federation: Federation, seed: int) -> list[_Linear]:
         """A linear model for each client."""

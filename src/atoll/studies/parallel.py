@@ -22,10 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from statistics import median_high
 from typing import Self
 
 from atoll.core.errors import AtollError, ConfigError
@@ -36,23 +39,10 @@ from atoll.experiment.hardware import available_memory, cores
 from atoll.experiment.loggers import share_logs
 from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.run import Stopped
+from atoll.studies import study_run
 from atoll.studies.batch_runs import on_gpu
 from atoll.studies.costs import cost_of, memory_of
-from atoll.studies.study_run import (
-    Json,
-    ReadsFiles,
-    RunOutcome,
-    SeesProcesses,
-    SilentStudy,
-    StudyObserver,
-    StudyRun,
-    StudySettings,
-    fail,
-    note,
-    read_outcome,
-    run_group,
-    stop_without_device,
-)
+from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, StudySettings
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"
@@ -86,9 +76,7 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
-    if len(configs) < 2 or any(on_gpu(config) for config in configs):
-        return 1
-    if sum(map(cost_of, configs)) < WORTH:
+    if len(configs) < 2 or any(map(on_gpu, configs)) or sum(map(cost_of, configs)) < WORTH:
         return 1
     room = available_memory() // max(map(memory_of, configs))
     return max(1, min(cores(), len(configs), room))
@@ -96,13 +84,7 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """A group of runs for one worker.
-
-    Attributes:
-        runs: The group (`study_run.run_group`).
-        kin: Tasks of equal kin share the federations that a worker keeps.
-        cost: Estimated seconds.
-    """
+    """Runs for one worker; groups of equal `kin` share federations; `cost` is in seconds."""
 
     runs: tuple[StudyRun, ...]
     kin: str = ""
@@ -113,21 +95,18 @@ class Schedule:
     """Orders tasks so that all processes stay busy to the end and share their caches.
 
     Dear tasks come by themselves. Otherwise a process continues with tasks of its last kin, then
-    takes a kin that no process has begun, then helps with the rest of one.
+    takes a kin that no process has begun, then helps with the rest of one. Tasks in `returned`,
+    which no process has begun, come next.
     """
 
     def __init__(self, tasks: Sequence[RunGroup], *, dearest_first: bool = True) -> None:
-        sign = -1 if dearest_first else 1
-        order = sorted(tasks, key=lambda task: sign * task.cost)
-        usual = sorted(task.cost for task in tasks)[len(tasks) // 2] if tasks else 0.0
-        self.dear = [task for task in order if task.cost > DEAR * usual]
+        self.dearest_first, self.begun = dearest_first, set[str]()
+        self.dear, self.returned = list[RunGroup](), list[RunGroup]()
         self.kins: dict[str, list[RunGroup]] = {}
-        for task in order:
-            if task.cost <= DEAR * usual:
-                self.kins.setdefault(task.kin, []).append(task)
-        self.begun: set[str] = set()
-        self.returned: list[RunGroup] = []
-        self.dearest_first = dearest_first
+        limit = DEAR * median_high([task.cost for task in tasks] or [0.0])
+        for task in sorted(tasks, key=lambda task: -task.cost if dearest_first else task.cost):
+            alike = self.dear if task.cost > limit else self.kins.setdefault(task.kin, [])
+            alike.append(task)
 
     def take(self, last: RunGroup | None) -> RunGroup | None:
         """The next task for a process with this last task; None if none is left."""
@@ -139,15 +118,10 @@ class Schedule:
             return None
         kin = last.kin if last is not None and last.kin in self.kins else self._other_kin()
         self.begun.add(kin)
-        tasks = self.kins[kin]
-        task = tasks.pop(0)
-        if not tasks:
+        task = self.kins[kin].pop(0)
+        if not self.kins[kin]:
             del self.kins[kin]
         return task
-
-    def put_back(self, task: RunGroup) -> None:
-        """Schedule a task again that no process has begun; it comes next."""
-        self.returned.append(task)
 
     def _other_kin(self) -> str:
         fresh = [kin for kin in self.kins if kin not in self.begun]
@@ -178,54 +152,55 @@ def run_parallel(
         RunGroup(tuple(g), group_of(g[0].config), sum(cost_of(run.config) for run in g))
         for g in groups
     ]
-    parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first), tasks)
+    parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first))
+    parent.runs = {run.name: run for group in groups for run in group}
     try:
         with contextlib.ExitStack() as stack:
             parent.run(crew or stack.enter_context(Crew(settings, observer, jobs)))
     finally:
         for name in parent.running:  # their processes are gone
-            note(settings.folder, "stopped", name)
+            study_run.note(settings.folder, "stopped", name)
     if parent.refused:
         logger.warning(
             "another process cannot have what %s is made of (%s); it is run in this one",
             ", ".join(parent.refused),
             next(iter(parent.refused.values())),
         )
-    if parent.stopped is not None:
-        raise parent.stopped
+    if parent.stopped:
+        raise Stopped(settings.folder, 0, 0)
     return parent.outcomes
 
 
+@dataclass
 class _Parent:
-    """Hands out tasks, and notifies observers of what the files say."""
+    """Hands out tasks, and notifies observers of the changes in the study's files."""
 
-    def __init__(
-        self,
-        observer: StudyObserver,
-        settings: StudySettings,
-        schedule: Schedule,
-        tasks: Sequence[RunGroup],
-    ) -> None:
-        self.observer, self.settings, self.schedule = observer, settings, schedule
-        self.runs = {run.name: run for task in tasks for run in task.runs}
-        self.events, self.start = NewEvents(settings.folder), time.time()
-        self.running: dict[str, Observer] = {}
-        self.begun: set[str] = set()
-        self.seen: dict[str, float] = {}
-        self.lost: dict[str, int] = {}
-        self.outcomes: dict[str, RunOutcome] = {}
-        self.refused: dict[str, str] = {}
-        self.stopped: Stopped | None = None
+    observer: StudyObserver
+    settings: StudySettings
+    schedule: Schedule
+    runs: dict[str, StudyRun] = field(default_factory=dict)
+    running: dict[str, Observer] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    lost: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, RunOutcome] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.events, self.start = NewEvents(self.settings.folder), time.time()
+        self.changed: dict[str, float] = {}
 
     def run(self, crew: Crew) -> None:
         """Work until no worker has a task any more."""
         while True:
-            if self.stopped is None and self._should_stop():
-                self.stopped = Stopped(self.settings.folder, 0, 0)
-                crew.stop()
-            for worker in crew.idle() if self.stopped is None else ():
-                self._give(worker)
-            if not crew.busy():
+            if not self.stopped and self._should_stop():
+                self.stopped = True
+                for worker in crew.workers:
+                    worker.process.terminate()
+            for worker in crew.workers:
+                if worker.task is None and not self.stopped:
+                    self._give(worker)
+            if not any(worker.task for worker in crew.workers):
                 return
             time.sleep(TICK)
             dead = [worker for worker in crew.workers if worker.process.poll() is not None]
@@ -239,8 +214,8 @@ class _Parent:
                 self._replace(worker, crew)
 
     def _should_stop(self) -> bool:
-        study = isinstance(self.observer, SeesProcesses) and self.observer.should_stop()
-        return study or True in [heard.should_stop() for heard in self.running.values()]
+        runs = self.running.values()
+        return self.observer.should_stop() or True in [run.should_stop() for run in runs]
 
     def _give(self, worker: _Worker) -> None:
         while (task := self.schedule.take(worker.last)) is not None:
@@ -256,25 +231,26 @@ class _Parent:
         if name not in self.runs or name in self.outcomes:  # or this process wrote it
             return
         run, folder = self.runs[name], self.settings.folder_of(self.runs[name])
-        if kind == "begin":
-            self.begun.add(name)
-            self.running[name] = self.observer.run(run)
-        elif kind == "notes":
-            heard = self.running[name]
-            if isinstance(heard, ReadsFiles):
-                heard.notes(event["notes"])
-        elif kind == "end":
-            found = read_outcome(self.settings.folder, run)
-            assert found is not None
-            self._end(replace(found, fresh=True))
-        elif kind == "pruned":
-            self._end(RunOutcome(run, folder, pruned=True))
-        elif kind == "failed":
-            self._end(RunOutcome(run, folder, error=event["error"]))
-        elif kind == "refused":
-            self.refused[name] = event["error"]
-        elif kind == "stopped":
-            self.running.pop(name, None)
+        match kind:
+            case "begin":
+                self.begun.add(name)
+                self.running[name] = self.observer.run(run)
+            case "notes":
+                if isinstance(observer := self.running[name], study_run.ReadsFiles):
+                    observer.notes(event["notes"])
+            case "end":
+                found = study_run.read_outcome(self.settings.folder, run, fresh=True)
+                assert found is not None
+                self._end(found)
+            case "pruned":
+                self._end(RunOutcome(run, folder, pruned=True))
+            case "failed":
+                kind, curve = event["kind"], event.get("curve", ())
+                self._end(RunOutcome(run, folder, error=event["error"], kind=kind, curve=curve))
+            case "refused":
+                self.refused[name] = event["error"]
+            case "stopped":
+                self.running.pop(name, None)
 
     def _end(self, outcome: RunOutcome) -> None:
         self.running.pop(outcome.run.name, None)
@@ -282,33 +258,34 @@ class _Parent:
         self.observer.ended(outcome)
 
     def _read_progress(self) -> None:
-        for name, heard in self.running.items():
+        for name, observer in self.running.items():
             path = self.settings.folder_of(self.runs[name]) / PROGRESS
             with contextlib.suppress(FileNotFoundError):
                 changed = path.stat().st_mtime
-                # An older file is of an earlier call.
-                if isinstance(heard, ReadsFiles) and changed > self.seen.get(name, self.start):
-                    self.seen[name] = changed
-                    heard.progress(json.loads(path.read_text(encoding="utf-8")))
+                new = changed > self.changed.get(name, self.start)  # else it is of an earlier call
+                if new and isinstance(observer, study_run.ReadsFiles):
+                    self.changed[name] = changed
+                    observer.progress(json.loads(path.read_text(encoding="utf-8")))
 
     def _replace(self, worker: _Worker, crew: Crew) -> None:
         """Fail what a dead worker had begun, reschedule the rest, and start another worker."""
-        how = worker.how_it_ended()
-        left = [run for run in worker.runs if not self._is_over(run)]
-        useful = worker.used or any(run.name in self.begun for run in left)
-        crew.remove(worker)
-        if self.stopped is not None:
+        reason = worker.how_it_ended()
+        left = [run for run in worker.task.runs if not self._is_over(run)] if worker.task else []
+        useful = worker.last is not worker.task or any(run.name in self.begun for run in left)
+        crew.workers.remove(worker)
+        worker.end()
+        if self.stopped:
             return
         for run in left:
-            self.lost[run.name] = self.lost.get(run.name, 0) + 1
+            self.lost[run.name] += 1
             if run.name in self.running or self.lost[run.name] > TRIES:
-                self._end(fail(self.settings.folder, run, how))
+                self._end(study_run.fail(self.settings.folder, run, reason))
             else:
-                self.schedule.put_back(RunGroup((run,)))
+                self.schedule.returned.append(RunGroup((run,)))
         if useful:
-            crew.hire(1)
+            crew.hire()
         elif not crew.workers:
-            raise AtollError(f"no process could begin to work beside this one: {how}")
+            raise AtollError(f"no process could begin to work beside this one: {reason}")
 
 
 class _Worker:
@@ -318,24 +295,20 @@ class _Worker:
         self.task: RunGroup | None = None
         self.last: RunGroup | None = None
         theirs, self.pipe = Pipe(duplex=False)
-        with theirs, _without_ctrl_c():
-            self.process = subprocess.Popen(
-                # -P: the folder of the caller is searched for modules only if the caller did.
-                [sys.executable, "-P", "-c", BOOT, json.dumps([sys.path, theirs.fileno()])],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
-            )
+        # It ignores Ctrl-C, because its parent answers it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    # -P: the folder of the caller is searched for modules only if the caller did.
+                    [sys.executable, "-P", "-c", BOOT, json.dumps([sys.path, theirs.fileno()])],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._send(settings)
-
-    @property
-    def used(self) -> bool:
-        """Whether it has finished a task."""
-        return self.last is not self.task
-
-    @property
-    def runs(self) -> tuple[StudyRun, ...]:
-        return () if self.task is None else self.task.runs
 
     def give(self, task: RunGroup) -> bool:
         """Send a task; False if it cannot be pickled."""
@@ -372,8 +345,7 @@ class Crew:
     def __init__(self, settings: StudySettings, observer: StudyObserver, jobs: int) -> None:
         share_logs(settings.log)
         self.jobs, self.threads = jobs, max(1, cores() // jobs)
-        if isinstance(observer, SeesProcesses):
-            observer.parallel(jobs, self.threads)
+        observer.parallel(jobs, self.threads)
         if isinstance(settings.divide, FederationCache):  # each worker has its own, smaller cache
             limit = available_memory() // SHARE // jobs
             settings = replace(settings, divide=settings.divide.with_limit(limit))
@@ -381,40 +353,16 @@ class Crew:
         self.workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
-        self.hire(self.jobs)
+        for _ in range(self.jobs):
+            self.hire()
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.end()
 
-    def hire(self, count: int) -> None:
-        for _ in range(count):
-            self.workers.append(_Worker(self.settings, self.threads))
-
-    def remove(self, worker: _Worker) -> None:
-        self.workers.remove(worker)
-        worker.end()
-
-    def stop(self) -> None:
-        for worker in self.workers:
-            worker.process.terminate()
-
-    def idle(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.task is None]
-
-    def busy(self) -> bool:
-        return any(worker.task for worker in self.workers)
-
-
-@contextlib.contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C, because their parent answers it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def hire(self) -> None:
+        self.workers.append(_Worker(self.settings, self.threads))
 
 
 def work(fd: int) -> None:
@@ -424,21 +372,21 @@ def work(fd: int) -> None:
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(fd, waiting), daemon=True).start()
     settings: StudySettings = pickle.loads(waiting.get())
-    observer = _InWorker(settings.folder, stopping)
     while True:
         names, content = pickle.loads(waiting.get())
         try:
             group = pickle.loads(content)
         except Exception as error:  # whatever an object of the user's raises
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             for name in names:
-                note(settings.folder, "refused", name, error=why)
+                study_run.note(settings.folder, "refused", name, error=reason)
             continue
         if stopping.is_set():
             return
         try:
-            for outcome in run_group(group, observer, settings):
-                stop_without_device(outcome)
+            observe = partial(_RunInWorker, settings.folder, stopping)
+            for outcome in study_run.run_group(group, observe, settings):
+                study_run.stop_without_device(outcome)
         except Stopped:
             return
         except AtollError:  # the GPU is lost; another process takes the place of this one
@@ -456,24 +404,16 @@ def _listen(fd: int, waiting: queue.SimpleQueue[bytes]) -> None:
 
 
 @dataclass
-class _InWorker(SilentStudy):
-    """Follows runs in a worker: notes go to events.jsonl, and SIGTERM stops a run."""
+class _RunInWorker(Observer):
+    """Follows a run in a worker: notes go to events.jsonl, and SIGTERM stops the run."""
 
     folder: Path
     stopping: threading.Event
-
-    def run(self, run: StudyRun) -> Observer:
-        return _RunInWorker(self, run.name)
-
-
-@dataclass
-class _RunInWorker(Observer):
-    study: _InWorker
-    name: str
+    run: StudyRun
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         if notes:
-            note(self.study.folder, "notes", self.name, notes=notes)
+            study_run.note(self.folder, "notes", self.run.name, notes=notes)
 
     def should_stop(self) -> bool:
-        return self.study.stopping.is_set()
+        return self.stopping.is_set()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,20 +26,10 @@ from atoll.experiment.events import read_events
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import read_json
 from atoll.experiment.loggers import check_logs
+from atoll.studies import study_run
 from atoll.studies.batch_runs import on_gpu, why_apart
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
-from atoll.studies.study_run import (
-    RunOutcome,
-    SilentStudy,
-    StudyObserver,
-    StudyRun,
-    StudySettings,
-    asked_text,
-    note,
-    read_outcome,
-    run_group,
-    stop_without_device,
-)
+from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
 
 def run_study(
@@ -75,66 +66,64 @@ def run_study(
     """
     check_logs(log)
     check_jobs(jobs)
-    observer = observer or SilentStudy()
-    settings = StudySettings(folder, federations or FederationCache(), log)
-    _check_names(runs)
+    observer = observer or StudyObserver()
+    settings = study_run.StudySettings(folder, federations or FederationCache(), log)
+    for name, count in Counter(run.name for run in runs).items():
+        if count > 1:
+            raise ConfigError(f"two cells of the study are called '{name}'; give each its own name")
     with lock_folder(folder):
         finished = _prepare(folder, runs, about, adds=adds)
         observer.begin(runs, len(finished))
         groups = _groups(folder, runs, at_once)
-        outcomes: dict[str, RunOutcome] = {}
+        todo = [group for group in groups if group[0].name not in finished]
         waiting = [run.config for run in runs if run.name not in finished]
-        count = min(choose_jobs(jobs, waiting), len(groups) - len(finished))
-        if count > 1:
-            todo = [group for group in groups if group[0].name not in finished]
+        outcomes: dict[str, RunOutcome] = {}
+        if (count := min(choose_jobs(jobs, waiting), len(todo))) > 1:
             outcomes = run_parallel(
                 todo, observer, settings, jobs=count, dearest_first=dearest_first
             )
         for group in groups:
             if group[0].name in outcomes:
                 continue
-            for outcome in run_group(group, observer, settings):
+            for outcome in study_run.run_group(group, observer.run, settings):
                 observer.ended(outcome)
                 outcomes[outcome.run.name] = outcome
-                stop_without_device(outcome)
+                study_run.stop_without_device(outcome)
     return [outcomes[run.name] for run in runs]
-
-
-def _check_names(runs: Sequence[StudyRun]) -> None:
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"two cells of the study are called '{twice}'; give each its own name")
 
 
 def _prepare(
     folder: Path, runs: Sequence[StudyRun], about: Mapping[str, object], *, adds: bool
 ) -> set[str]:
     """Check the folder, write study.json and complete the events; names of finished runs."""
-    check_kind(folder, about)
+    if (folder / "config.toml").exists():
+        raise ConfigError(f"'{folder}' holds a run; give the study a folder of its own")
+    before: Json = {}
+    if (folder / "study.json").exists():
+        before = read_json(folder / "study.json")
+        for key in ("kind", "paper"):
+            if (other := before.get(key)) != about.get(key):
+                raise ConfigError(
+                    f"'{folder}' holds another study, of the {key} '{other}'; give this one "
+                    "a folder of its own"
+                )
     for run in runs:
         _check_same(run, folder / "cells" / run.name)
-    described = describe(runs)
-    if adds and (folder / "study.json").exists():
-        names = {run.name for run in runs}
-        before = read_json(folder / "study.json")["cells"]
-        described = [*(one for one in before if one["name"] not in names), *described]
-    write_about(folder, about, described)
+    cells: dict[str, object] = {one["name"]: one for one in before.get("cells", []) if adds}
+    for run in runs:
+        cells.pop(run.name, None)  # a run of this call moves to the end
+        cells[run.name] = {"name": run.name, "labels": dict(run.labels), "seeds": run.config.seeds}
+    write_about(folder, about, list(cells.values()))
     finished = {run.name for run in runs if read_outcome(folder, run) is not None}
-    _note_ends(folder, runs, finished)
+    # Complete the events of a killed process: nothing runs while this process has the lock.
+    last = {event["cell"]: event["event"] for event in read_events(folder)}
+    for run in runs:
+        if last.get(run.name) in ("begin", "notes"):
+            study_run.note(folder, "end" if run.name in finished else "stopped", run.name)
     return finished
 
 
-def describe(runs: Sequence[StudyRun]) -> list[dict[str, object]]:
-    """The runs as study.json lists them."""
-    return [
-        {"name": run.name, "labels": dict(run.labels), "seeds": run.config.seeds} for run in runs
-    ]
-
-
-def write_about(
-    folder: Path, about: Mapping[str, object], runs: Sequence[Mapping[str, object]]
-) -> None:
+def write_about(folder: Path, about: Mapping[str, object], runs: Sequence[object]) -> None:
     """Write study.json."""
     text = json.dumps({**about, "cells": runs}, indent=2)
     write_atomically(folder / "study.json", text.encode())
@@ -155,21 +144,6 @@ def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> lis
     return groups
 
 
-def check_kind(folder: Path, about: Mapping[str, object]) -> None:
-    """Refuse a folder whose run or other study would be overwritten."""
-    if (folder / "config.toml").exists():
-        raise ConfigError(f"'{folder}' holds a run; give the study a folder of its own")
-    if not (folder / "study.json").exists():
-        return
-    before = read_json(folder / "study.json")
-    for key in ("kind", "paper"):
-        if before.get(key) != about.get(key):
-            raise ConfigError(
-                f"'{folder}' holds another study, of the {key} '{before.get(key)}'; give this one "
-                "a folder of its own"
-            )
-
-
 def _check_same(run: StudyRun, to: Path) -> None:
     """Refuse to mix different configurations under one name; more seeds are allowed."""
     path = to / "asked.toml"
@@ -179,21 +153,13 @@ def _check_same(run: StudyRun, to: Path) -> None:
     before = make_config(**parse_config(text, f"'{path}'"))
     # The same data may lie elsewhere by now, and `allow` changes no number.
     now = msgspec.structs.replace(run.config, data_root=before.data_root, allow=before.allow)
-    as_before = msgspec.structs.replace(now, seeds=before.seeds)
-    if text != asked_text(replace(run, config=as_before)) or before.seeds > run.config.seeds:
+    same_seeds = replace(run, config=msgspec.structs.replace(now, seeds=before.seeds))
+    if text != study_run.asked_text(same_seeds) or before.seeds > run.config.seeds:
         raise ConfigError(
             f"'{to}' was begun with other options "
             f"({what_differs(before, now) or 'Python objects, now others'}); give the study a "
             "folder of its own, or the options that it was begun with (more seeds may be asked for)"
         )
-
-
-def _note_ends(folder: Path, runs: Sequence[StudyRun], finished: Container[str]) -> None:
-    """Complete the events of a killed process: nothing runs while this process has the lock."""
-    last = {event["cell"]: event["event"] for event in read_events(folder)}
-    for run in runs:
-        if last.get(run.name) in ("begin", "notes"):
-            note(folder, "end" if run.name in finished else "stopped", run.name)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from atoll.core.errors import AtollError
 from atoll.core.files import write_atomically
@@ -40,19 +40,16 @@ class StudyRun:
     """One run of a study: all seeds of one configuration.
 
     Attributes:
-        name: Name of its folder.
-        config: The configuration.
         labels: Its place in the study, such as {"method": "fedavg", "data": "cora"}.
         method: A Python object in place of a method's name, or a baseline.
-        data: A Python object in place of a data set's name.
         watch: Wraps the run's observer, in whichever process the run happens; it may prune the run.
     """
 
-    name: str
+    name: str  # name of its folder
     config: RunConfig
     labels: Json = field(default_factory=dict)
     method: Method | AnyBaseline | None = None
-    data: Data | None = None
+    data: Data | None = None  # a Python object in place of a data set's name
     watch: Callable[[Observer], Observer] | None = None
 
 
@@ -61,46 +58,40 @@ class RunOutcome:
     """How a run of a study ended.
 
     Attributes:
-        run: The run.
-        folder: Its folder.
-        summary: The content of its result.json; None if it has none.
-        error: One sentence if it failed.
-        fresh: Whether it ended in this call, not in an earlier one.
         cause: The exception behind the error, where it was raised in this process.
-        pruned: Whether its observer gave it up.
+        curve: Validation scores before it failed, where its observer records them.
     """
 
     run: StudyRun
     folder: Path
-    summary: Json | None = None
-    error: str | None = None
-    fresh: bool = True
+    summary: Json | None = None  # the content of its result.json; None if it has none
+    error: str | None = None  # one sentence if it failed
+    fresh: bool = True  # whether it ended in this call, not in an earlier one
+    kind: str = ""  # name of the exception's class; empty if its process died
     cause: Exception | None = None
-    pruned: bool = False
+    curve: Sequence[float] = ()
+    pruned: bool = False  # whether its observer gave it up
 
 
-class StudyObserver(Protocol):
-    """Follows the progress of a study."""
+class StudyObserver:
+    """Follows the progress of a study; a subclass overrides what it needs."""
 
     def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
         """Before the first run; an earlier call finished so many."""
 
+    def parallel(self, jobs: int, threads: int) -> None:
+        """Before the first run: so many processes, each with so many threads."""
+
     def run(self, run: StudyRun) -> Observer:
         """Before a run begins: the observer of its rounds."""
+        return Observer()
 
     def ended(self, outcome: RunOutcome) -> None:
         """After a run, also one that was only read."""
 
-
-@runtime_checkable
-class SeesProcesses(Protocol):
-    """A study's observer that also follows runs in other processes."""
-
-    def parallel(self, jobs: int, threads: int) -> None:
-        """Before the first run: so many processes, each with so many threads."""
-
     def should_stop(self) -> bool:
-        """Whether to stop, also while no run has begun."""
+        """Whether to stop several processes, also while no run has begun."""
+        return False
 
 
 @runtime_checkable
@@ -115,83 +106,66 @@ class ReadsFiles(Protocol):
 
 
 @runtime_checkable
-class Prunes(Protocol):
-    """A run's observer that may give the run up."""
+class Judges(Protocol):
+    """A run's observer that may give the run up because of its validation scores so far."""
 
     pruned: bool
+    curve: list[float]
 
 
-class SilentStudy:
-    """Ignores all progress."""
-
-    def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
-        pass
-
-    def run(self, run: StudyRun) -> Observer:
-        return Observer()
-
-    def ended(self, outcome: RunOutcome) -> None:
-        pass
+Observe = Callable[[StudyRun], Observer]
+"""Makes the observer of a run (`StudyObserver.run`)."""
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """Options that all runs of a study share.
+    """Options that all runs of a study share."""
 
-    Attributes:
-        folder: The study's folder, locked by `study.lock_folder` in this or the parent process.
-        divide: Makes the clients of a seed; a cache.
-        log: Further loggers (`experiment.loggers.LOGS`).
-    """
-
-    folder: Path
-    divide: Divide | None = None
-    log: str | Sequence[str] = ()
+    folder: Path  # the study's folder, locked by `study.lock_folder` in this or the parent process
+    divide: Divide | None = None  # makes the clients of a seed; a cache
+    log: str | Sequence[str] = ()  # further loggers (`experiment.loggers.LOGS`)
 
     def folder_of(self, run: StudyRun) -> Path:
         return self.folder / "cells" / run.name
 
 
-def read_outcome(folder: Path, run: StudyRun) -> RunOutcome | None:
+def read_outcome(folder: Path, run: StudyRun, *, fresh: bool = False) -> RunOutcome | None:
     """A finished run of a study; None if it is not finished."""
     to = folder / "cells" / run.name
     if not (to / "result.json").exists():
         return None
     summary = read_json(to / "result.json")
-    if summary["seeds"] < run.config.seeds:
-        return None
-    return RunOutcome(run, to, summary, fresh=False)
+    finished = summary["seeds"] >= run.config.seeds
+    return RunOutcome(run, to, summary, fresh=fresh) if finished else None
 
 
 def run_group(
-    group: Sequence[StudyRun], observer: StudyObserver, settings: StudySettings
+    group: Sequence[StudyRun], observe: Observe, settings: StudySettings
 ) -> Iterator[RunOutcome]:
     """Run some runs and yield their outcomes in order; several share one program if they can."""
     if len(group) == 1:
-        yield read_outcome(settings.folder, group[0]) or run_one(group[0], observer, settings)
+        yield read_outcome(settings.folder, group[0]) or run_one(group[0], observe, settings)
         return
     try:
-        _run_at_once(group, observer, settings)
+        _run_at_once(group, observe, settings)
     except SeedFailed as failed:
         # It fails alone as well, with its own words; the others continue where they are.
         which = failed.place // group[0].config.seeds
         logger.info("%s goes on by itself, because of %s", group[which].name, failed)
         others = [*group[:which], *group[which + 1 :]]
-        rest = iter(list(run_group(others, observer, settings)))
+        rest = iter(list(run_group(others, observe, settings)))
         for place, run in enumerate(group):
-            yield run_one(run, observer, settings) if place == which else next(rest)
+            yield run_one(run, observe, settings) if place == which else next(rest)
     except (Parted, AtollError) as reason:
         logger.info("%d cells are run one by one, because %s", len(group), reason)
         for run in group:
-            yield run_one(run, observer, settings)
+            yield run_one(run, observe, settings)
     else:
         for run in group:
             yield _ended(run, settings)
 
 
-def _run_at_once(
-    group: Sequence[StudyRun], observer: StudyObserver, settings: StudySettings
-) -> None:
+def _run_at_once(group: Sequence[StudyRun], observe: Observe, settings: StudySettings) -> None:
     for run in group:
         note(settings.folder, "begin", run.name, together=len(group))
         write_atomically(settings.folder_of(run) / "asked.toml", asked_text(run).encode())
@@ -199,8 +173,7 @@ def _run_at_once(
         run_configs(
             [run.config for run in group],
             outs=[settings.folder_of(run) for run in group],
-            resuming=True,
-            observers=[observer.run(run) for run in group],
+            observers=[observe(run) for run in group],
             divide=settings.divide,
             log=settings.log,
         )
@@ -211,70 +184,61 @@ def _run_at_once(
         raise
 
 
-def run_one(run: StudyRun, observer: StudyObserver, settings: StudySettings) -> RunOutcome:
+def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutcome:
     """Run a run to its end, from its last checkpoint if it has one."""
     folder, to = settings.folder, settings.folder_of(run)
     note(folder, "begin", run.name)
-    heard = observer.run(run) if run.watch is None else run.watch(observer.run(run))
+    observer = observe(run) if run.watch is None else run.watch(observe(run))
+    judge = observer if isinstance(observer, Judges) else None
     try:
         write_atomically(to / "asked.toml", asked_text(run).encode())
-        _run(run, to, heard, settings)
-    except Stopped:
-        if not _is_pruned(heard):
+        _run(run, observer, settings)
+    except (Stopped, KeyboardInterrupt) as stop:
+        if isinstance(stop, KeyboardInterrupt) or judge is None or not judge.pruned:
             note(folder, "stopped", run.name)
             raise
-    except KeyboardInterrupt:
-        note(folder, "stopped", run.name)
-        raise
-    except AtollError as error:
-        return fail(folder, run, str(error), error)
     except Exception as error:  # a fault of one method must not cost hours of the others
-        write_atomically(to / "error.txt", traceback.format_exc().encode())
-        sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
-        return fail(folder, run, f"{sentence}; {to / 'error.txt'} says where", error)
-    if _is_pruned(heard):
+        sentence = str(error)
+        if not isinstance(error, AtollError):
+            write_atomically(to / "error.txt", traceback.format_exc().encode())
+            sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
+            sentence += f"; {to / 'error.txt'} says where"
+        return fail(folder, run, sentence, error, judge.curve if judge else ())
+    if judge is not None and judge.pruned:
         note(folder, "pruned", run.name)
         return RunOutcome(run, to, pruned=True)
     return _ended(run, settings)
 
 
-def _run(run: StudyRun, to: Path, heard: Observer, settings: StudySettings) -> None:
-    how: _How = {
-        "out": to,
-        "observer": heard,
-        "data": run.data,
-        "divide": settings.divide,
-        "log": settings.log,
-    }
-    if isinstance(run.method, Baseline):
-        run_baseline(run.config, run.method, **how)
+def _run(run: StudyRun, observer: Observer, settings: StudySettings) -> None:
+    to, divide, log = settings.folder_of(run), settings.divide, settings.log
+    config, method, data = run.config, run.method, run.data
+    if isinstance(method, Baseline):
+        run_baseline(config, method, out=to, observer=observer, data=data, divide=divide, log=log)
     else:
-        RunPlan(run.config, given_method=run.method, resuming=True, **how).run()
-
-
-class _How(TypedDict):
-    out: Path
-    observer: Observer
-    data: Data | None
-    divide: Divide | None
-    log: str | Sequence[str]
-
-
-def _is_pruned(heard: Observer) -> bool:
-    return isinstance(heard, Prunes) and heard.pruned
+        RunPlan(config, to, observer, method, data, resuming=True, divide=divide, log=log).run()
 
 
 def _ended(run: StudyRun, settings: StudySettings) -> RunOutcome:
     note(settings.folder, "end", run.name)
-    outcome = read_outcome(settings.folder, run)
+    outcome = read_outcome(settings.folder, run, fresh=True)
     assert outcome is not None
-    return RunOutcome(run, outcome.folder, outcome.summary)
+    return outcome
 
 
-def fail(folder: Path, run: StudyRun, error: str, cause: Exception | None = None) -> RunOutcome:
+def fail(
+    folder: Path,
+    run: StudyRun,
+    error: str,
+    cause: Exception | None = None,
+    curve: Sequence[float] = (),
+) -> RunOutcome:
     """The outcome of a failed run, with its line in events.jsonl."""
-    note(folder, "failed", run.name, error=error)
-    return RunOutcome(run, folder / "cells" / run.name, error=error, cause=cause)
+    kind = "" if cause is None else type(cause).__name__
+    more = {"kind": kind, "curve": list(curve)} if curve else {"kind": kind}
+    note(folder, "failed", run.name, error=error, **more)
+    to = folder / "cells" / run.name
+    return RunOutcome(run, to, error=error, kind=kind, cause=cause, curve=curve)
 
 
 def note(folder: Path, event: str, name: str, **more: object) -> None:

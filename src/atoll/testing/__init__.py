@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,8 +59,7 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     Engines agree; steps are pure; replies are finite, declared and free of private state; the
     order of clients and the numbering of nodes do not matter; one client and some clients work; a
     run resumed in the middle ends with the same numbers, and so does one whose rounds are recorded
-    and replayed. All of it for every task that the method names: nodes to classify, or many graphs
-    at each client.
+    and replayed. Each task of the method is checked: nodes to classify, or many graphs.
 
     Args:
         make: A method's class, or a function that makes the method for a network.
@@ -84,20 +86,19 @@ def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
     else:
         net, federation = NETS[(*getattr(_class(make), "nets", ()), "gcn")[0]], small_federation()
     method = make(net=net(FEATURES, CLASSES, **small))
+    whole = Case(method, federation, rounds)
+    part = dataclasses.replace(whole, fraction=0.5)
     with _naming(task):
         check_frozen(method)
-        check_steps(method, federation, rounds)
-        for fraction in (1.0, 0.5):
-            # The run that the others are compared with is made once.
-            straight = _run(method, federation, "serial", rounds, fraction)
-            check_engines(method, federation, rounds, fraction, straight)
-            check_client_order(method, federation, rounds, fraction, straight)
-            if fraction == 1:
-                check_node_order(method, federation, rounds, straight)
-        check_engines(method, one_client(federation), rounds)
-        check_resume(method, federation, rounds)
-        check_replay(method, federation, rounds)
-        check_replay(method, federation, rounds, fraction=0.5)
+        check_steps(whole)
+        for case in (whole, part):
+            check_engines(case)
+            check_client_order(case)
+        check_node_order(whole)
+        check_engines(Case(method, one_client(federation), rounds))
+        check_resume(whole)
+        check_replay(whole)
+        check_replay(part)
         check_rule(method, federation)
 
 
@@ -114,83 +115,78 @@ def check_frozen(method: Method) -> None:
         raise ContractBroken(f"{_name(method)} must be a frozen dataclass: @dataclass(frozen=True)")
 
 
-def check_engines(
-    method: Method,
-    federation: Federation,
-    rounds: int,
-    fraction: float = 1.0,
-    straight: Run | None = None,
-) -> None:
-    """All engines give the same server tree, private states and scores.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A method on a federation, for so many rounds with a fraction of the clients."""
 
-    `straight`, here and below, is the serial run if it has been made already.
-    """
-    share = f" with {fraction:.0%} of the clients in a round" if fraction < 1 else ""
-    reference = straight or _run(method, federation, "serial", rounds, fraction)
+    method: Method
+    federation: Federation
+    rounds: int
+    fraction: float = 1.0
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment(self.method, self.federation, rounds=self.rounds, fraction=self.fraction)
+
+    def run(self, engine: str = "serial", chunk: int = 0) -> Run:
+        """A run on an engine; its errors name method and engine."""
+        with _explained(self.method, engine):
+            return dataclasses.replace(self.experiment, engine=engine, chunk=chunk).run()
+
+    @cached_property
+    def serial(self) -> Run:
+        """The run that others are compared with, made once."""
+        return self.run()
+
+
+def check_engines(case: Case) -> None:
+    """All engines give the same server tree, private states and scores."""
+    share = f" with {case.fraction:.0%} of the clients in a round" if case.fraction < 1 else ""
     for engine in (name for name in ENGINES if name != "serial"):
-        other = _run(method, federation, engine, rounds, fraction)
-        _same_runs(reference, other, f"engines serial and {engine} disagree{share}")
+        _same_runs(case.serial, case.run(engine), f"engines serial and {engine} disagree{share}")
     # Small chunks split the clients into several programs; that must not show either.
-    chunked = _run(method, federation, "fused", rounds, fraction, chunk=2)
-    _same_runs(reference, chunked, f"fused in chunks of two disagrees with serial{share}")
+    chunked = case.run("fused", chunk=2)
+    _same_runs(case.serial, chunked, f"fused in chunks of two disagrees with serial{share}")
 
 
-def check_client_order(
-    method: Method,
-    federation: Federation,
-    rounds: int,
-    fraction: float = 1.0,
-    straight: Run | None = None,
-) -> None:
+def check_client_order(case: Case) -> None:
     """Listing the clients in another order changes nothing but the order of the results."""
     order = [2, 0, 3, 1]
-    straight = straight or _run(method, federation, "serial", rounds, fraction)
-    turned = _run(method, federation.reordered(order), "serial", rounds, fraction)
-    for scored, scores in straight.history.scores.items():
-        _close(
-            torch.from_numpy(scores[-1][order]),
-            torch.from_numpy(turned.history.scores[scored][-1]),
-            f"the order of the clients changes the {scored} scores",
-        )
+    turned = dataclasses.replace(case, federation=case.federation.reordered(order)).serial
+    problem = "the order of the clients changes the"
+    for scored, scores in case.serial.history.scores.items():
+        other = turned.history.scores[scored][-1]
+        _close(scores[-1][order], other, f"{problem} {scored} scores")
 
 
-def check_node_order(
-    method: Method, federation: Federation, rounds: int, straight: Run | None = None
-) -> None:
+def check_node_order(case: Case) -> None:
     """Numbering each client's nodes differently changes nothing."""
-    graphs = tuple(relabelled(graph, seed) for seed, graph in enumerate(federation.graphs))
-    moved = dataclasses.replace(federation, graphs=graphs)
-    straight = straight or _run(method, federation, "serial", rounds)
-    turned = _run(method, moved, "serial", rounds)
+    graphs = tuple(relabelled(graph, seed) for seed, graph in enumerate(case.federation.graphs))
+    moved = dataclasses.replace(case.federation, graphs=graphs)
+    turned = dataclasses.replace(case, federation=moved).serial
     problem = "the numbering of the nodes changes"
-    _same_trees(straight.server, turned.server, f"{problem} the server's tree")
-    for scored, scores in straight.history.scores.items():
+    _same_trees(case.serial.server, turned.server, f"{problem} the server's tree")
+    for scored, scores in case.serial.history.scores.items():
         # A method may keep everything on its clients; then only the scores can tell.
-        _close(
-            torch.from_numpy(scores[-1]),
-            torch.from_numpy(turned.history.scores[scored][-1]),
-            f"{problem} the {scored} scores",
-        )
+        _close(scores[-1], turned.history.scores[scored][-1], f"{problem} the {scored} scores")
 
 
-def check_resume(method: Method, federation: Federation, rounds: int) -> None:
+def check_resume(case: Case) -> None:
     """A run that is stopped and continued ends with exactly the same numbers."""
-    whole = _run(method, federation, "fused", rounds + 1, 0.75)
-    experiment = Experiment(method, federation, rounds=rounds + 1, fraction=0.75, engine="fused")
-    with TemporaryDirectory() as folder, _explained(method, "fused"):
+    longer = dataclasses.replace(case, rounds=case.rounds + 1, fraction=0.75)
+    whole, experiment = longer.run("fused"), dataclasses.replace(longer.experiment, engine="fused")
+    with TemporaryDirectory() as folder, _explained(case.method, "fused"):
         path = Path(folder) / "checkpoint"
         count = itertools.count()
-        experiment.run(checkpoint=path, should_stop=lambda: next(count) >= rounds // 2 + 1)
+        experiment.run(checkpoint=path, should_stop=lambda: next(count) >= case.rounds // 2 + 1)
         resumed = experiment.run(checkpoint=path)
     _same_runs(whole, resumed, "a resumed run differs from an uninterrupted one", tolerance=0.0)
 
 
-def check_replay(
-    method: Method, federation: Federation, rounds: int, fraction: float = 1.0
-) -> None:
+def check_replay(case: Case) -> None:
     """Rounds that are recorded once and replayed, as on a GPU, give the same numbers."""
-    experiment = Experiment(method, federation, rounds=rounds + 2, fraction=fraction)
-    with _explained(method, "fused"):
+    experiment = dataclasses.replace(case.experiment, rounds=case.rounds + 2)
+    with _explained(case.method, "fused"):
         straight = experiment.run()
         replayed = dataclasses.replace(experiment, replay=True).run()
     _same_runs(straight, replayed, "a replayed run differs from the run itself")
@@ -206,9 +202,9 @@ def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
         changed = dataclasses.replace(method, aggregate=Median())  # type: ignore[call-arg]
     except ConfigError:
         return  # the method refuses the rule with a sentence
-    serial, fused = (_run(changed, federation, name, rounds) for name in ("serial", "fused"))
-    _same_runs(serial, fused, "engines serial and fused disagree with aggregate=median")
-    mean = _run(method, federation, "fused", rounds)
+    case = Case(changed, federation, rounds)
+    fused, mean = case.run("fused"), Case(method, federation, rounds).run("fused")
+    _same_runs(case.serial, fused, "engines serial and fused disagree with aggregate=median")
     models = [leaves(mean.server), leaves(fused.server)]
     if models[0] and all(torch.equal(one, other) for one, other in zip(*models, strict=True)):
         raise ContractBroken(
@@ -217,15 +213,15 @@ def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
         )
 
 
-def check_steps(method: Method, federation: Federation, rounds: int) -> None:
+def check_steps(case: Case) -> None:
     """Every step is pure, and its reply carries what was declared and nothing private."""
-    watcher = _Watcher()
-    simulation = Simulation(federation, method, engine=watcher)
+    method, watcher = case.method, _Watcher()
+    simulation = Simulation(case.federation, method, engine=watcher)
     with _explained(method, "wire"):
         server = method.init(simulation.clients(-1))
-        for number in range(rounds):
+        for number in range(case.rounds):
             server = method.round(server, simulation.clients(number))
-    if not any(name == "train" for name in watcher.seen):
+    if "train" not in watcher.seen:
         raise ContractBroken(f"{_name(method)} never maps a step called 'train'")
 
 
@@ -235,7 +231,7 @@ class _Watcher:
     name = "wire"
 
     def __init__(self) -> None:
-        self.seen: dict[str, int] = {}
+        self.seen: Counter[str] = Counter()
 
     def __call__(self, inputs: EngineInputs) -> _Watcher:
         self.graphs, self.engine = inputs.graphs(), ENGINES["wire"](inputs)
@@ -244,17 +240,15 @@ class _Watcher:
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
-        times = self.seen.get(step.name, 0)
-        self.seen[step.name] = times + 1
-        if times < 2:
+        self.seen[step.name] += 1
+        if self.seen[step.name] <= 2:
             state = self.engine.export_states()[positions[0]]
             graph = self.graphs[positions[0]]
             examine_step(step, graph, message.for_one(positions[0]), state, keys[0])
         return self.engine.run(step, positions, message, keys, round)
 
     def export_states(self) -> list[Tree]:
-        states: list[Tree] = self.engine.export_states()
-        return states
+        return list(self.engine.export_states())
 
     def import_states(self, states: list[Tree]) -> None:
         self.engine.import_states(states)
@@ -310,9 +304,7 @@ def small_graph_federation() -> Federation:
 
 def _small_graphs(seed: int, count: int, features: int, classes: int) -> Graph:
     """Several small graphs end to end; labels and roles stand on the first node of each."""
-    parts = [
-        _small_graph(3 + (seed + 2 * number) % 5, 10 * seed + number) for number in range(count)
-    ]
+    parts = [_small_graph(3 + (seed + 2 * n) % 5, 10 * seed + n) for n in range(count)]
     sizes = torch.tensor([part.num_nodes for part in parts])
     starts = torch.cumsum(sizes, 0) - sizes
     root = starts.repeat_interleave(sizes)
@@ -339,23 +331,19 @@ def small_federation(sizes: tuple[int, ...] = SIZES) -> Federation:
 
 
 def _small_graph(size: int, seed: int) -> Graph:
-    key = fold(make_key(seed), "contract")
-    dtype = torch.get_default_dtype()
-    ends = (
-        uniform(fold(key, "edges"), (2, 2 * size), dtype) * (size - 1)
-    ).long()  # the last is isolated
+    key, dtype = fold(make_key(seed), "contract"), torch.get_default_dtype()
+    places = uniform(fold(key, "edges"), (2, 2 * size), dtype)
+    ends = (places * (size - 1)).long()  # the last is isolated
     ends = ends[:, ends[0] != ends[1]]
     edges = torch.unique(torch.cat([ends, ends.flip(0)], dim=1), dim=1)
     x = uniform(fold(key, "x"), (size, FEATURES), dtype)
     nodes = torch.arange(size)
     y = (nodes + nodes // 3 + seed) % CLASSES  # every class in every role
-    x = torch.where(x > 0.5, x, torch.zeros_like(x)) + 0.3 * torch.nn.functional.one_hot(
-        y, FEATURES
-    )
+    own = 0.3 * torch.nn.functional.one_hot(y, FEATURES)
+    x = torch.where(x > 0.5, x, torch.zeros_like(x)) + own
     role = nodes % 3
-    return make_graph(
-        x, edges, y, train=(role == 0) | (nodes < CLASSES), val=role == 1, test=role == 2
-    )
+    train = (role == 0) | (nodes < CLASSES)
+    return make_graph(x, edges, y, train=train, val=role == 1, test=role == 2)
 
 
 def one_client(federation: Federation) -> Federation:
@@ -369,10 +357,8 @@ def relabelled(graph: Graph, seed: int) -> Graph:
     place = torch.argsort(order)
     if not isinstance(graph.x, Tensor):
         raise TypeError("relabelled() takes graphs with dense features")
-    moved = {
-        name: getattr(graph, name)[order]
-        for name in ("x", "y", "train", "val", "test", "real", "ids")
-    }
+    names = ("x", "y", "train", "val", "test", "real", "ids")
+    moved = {name: getattr(graph, name)[order] for name in names}
     edges, weight = place[graph.edges], graph.edge_weight
     if graph.root is not None and graph.roots is not None:
         moved["root"], moved["roots"] = place[graph.root[order]], place[graph.roots]
@@ -426,29 +412,13 @@ def _explained(method: Method, engine: str) -> Iterator[None]:
         raise ContractBroken(f"{_name(method)} fails on engine {engine}: {kind}{error}") from error
 
 
-def _run(
-    method: Method,
-    federation: Federation,
-    engine: str,
-    rounds: int,
-    fraction: float = 1.0,
-    chunk: int = 0,
-) -> Run:
-    experiment = Experiment(
-        method, federation, rounds=rounds, fraction=fraction, engine=engine, chunk=chunk
-    )
-    with _explained(method, engine):
-        return experiment.run()
-
-
 def _same_runs(a: Run, b: Run, problem: str, tolerance: float = TOLERANCE) -> None:
     _same_trees(a.server, b.server, f"{problem} (server)", tolerance)
     states, others = (run.simulation.engine.export_states() for run in (a, b))
     _same_trees(states, others, f"{problem} (private states)", tolerance)
     for scored, scores in a.history.scores.items():
         for number, (one, other) in enumerate(zip(scores, b.history.scores[scored], strict=True)):
-            where = f"{problem} ({scored} scores, round {number})"
-            _close(torch.from_numpy(one), torch.from_numpy(other), where, max(tolerance, 0.0))
+            _close(one, other, f"{problem} ({scored} scores, round {number})", tolerance)
 
 
 def _same_trees(a: Tree, b: Tree, problem: str, tolerance: float = TOLERANCE) -> None:
@@ -458,13 +428,15 @@ def _same_trees(a: Tree, b: Tree, problem: str, tolerance: float = TOLERANCE) ->
         _close(one, other, problem, tolerance)
 
 
-def _close(a: Tensor, b: Tensor, problem: str, tolerance: float = TOLERANCE) -> None:
+def _close(
+    a: Tensor | np.ndarray, b: Tensor | np.ndarray, problem: str, tolerance: float = TOLERANCE
+) -> None:
     if a.shape != b.shape:
         raise ContractBroken(f"{problem}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.numel() == 0:
+    one, other = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+    if one.numel() == 0:
         return
-    gap = (a.double() - b.double()).abs()
-    gap = torch.where(torch.isnan(a.double()) & torch.isnan(b.double()), torch.zeros_like(gap), gap)
+    gap = (one - other).abs().masked_fill(one.isnan() & other.isnan(), 0.0)
     worst = float(gap.max())
     if not worst <= tolerance:
         raise ContractBroken(f"{problem}: they differ by {worst:.3g} (allowed {tolerance:.0e})")

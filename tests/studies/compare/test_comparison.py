@@ -21,10 +21,9 @@ from atoll.methods import FedAvg, FedProx
 from atoll.nn import GCN
 from atoll.present.tables import tex
 from atoll.present.terminal import noted_table
-from atoll.studies.compare.comparison import command, make_request, read_request, split_names
-from atoll.studies.compare.findings import p_text
-from atoll.studies.compare.plan import make_runs, parse_arm
-from atoll.studies.compare.result import Comparison, make_comparison
+from atoll.studies.compare.comparison import Comparison, command, make_comparison, read_request
+from atoll.studies.compare.plan import make_request, make_runs, parse_arm, split_names
+from atoll.studies.compare.printed import p_text
 from atoll.studies.study_run import RunOutcome, StudyRun
 
 SMALL: dict[str, Any] = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 2, "seeds": 2}
@@ -60,10 +59,7 @@ def outcome(
 
 def compared(outcomes: list[RunOutcome], against: str | None = None) -> Comparison:
     methods = list(dict.fromkeys(o.run.labels["method"] for o in outcomes))
-    return make_comparison(
-        outcomes, methods=methods, against=against, metric=None, alpha=0.05, folder=None,
-        asked={"methods": methods, "against": against},
-    )  # fmt: skip
+    return make_comparison(outcomes, make_request(methods, against=against), None)
 
 
 def noisy(mean: float, seeds: int = 10, spread: float = 0.01) -> list[float]:

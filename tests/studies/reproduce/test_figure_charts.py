@@ -32,7 +32,7 @@ def read_made_up(folder: Path, like: object = None) -> SimpleNamespace:
 
 
 @pytest.fixture
-def draw(monkeypatch, tmp_path):
+def draw(monkeypatch):
     """Draws a figure of a paper with two seeds of every run."""
     for module in (recipes, figure_plan):
         monkeypatch.setattr(module, "absent", lambda data, root: "")
@@ -48,11 +48,11 @@ def draw(monkeypatch, tmp_path):
 
     def draw(name: str, number: str):
         paper, wanted = recipes.read_paper(name), Wanted()
-        points, _ = figure_plan.figure_points(paper, number, wanted)
+        points, _ = figure_plan.Figure(paper, number, "", wanted).plan()
         base = SimpleNamespace(folder=Path("base"))
         bases = {(point.dataset, point.x.label): base for point in points}
         rules = paper.recipe.protocol
-        drawing = figure_plan.Drawing(paper, number, rules, tuple(points), bases, wanted, tmp_path)
+        drawing = figure_plan.Drawing(paper, number, rules, wanted, tuple(points), bases)
         pictures, table = figure_charts.DRAW[paper.recipe.figures[number].draw](drawing)
         (picture,) = pictures.values()
         assert isinstance(picture, Panels)

@@ -13,7 +13,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import resolve
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.studies.costs import estimate_seconds
-from atoll.studies.reproduce.figure_plan import figure_points
+from atoll.studies.reproduce.figure_plan import Figure
 from atoll.studies.reproduce.figures import ALONE
 from atoll.studies.reproduce.recipes import (
     AVERAGE,
@@ -88,7 +88,7 @@ def test_every_table_and_figure_is_run_or_says_why_not(name: str, monkeypatch) -
             assert figure.reason.endswith(".")
             continue
         for rules in ("", STRICT):
-            points, reasons = figure_points(paper, number, Wanted(seeds=1), rules)
+            points, reasons = Figure(paper, number, rules, Wanted(seeds=1)).plan()
             assert points
             assert not reasons
             # Every method and every place on the axes once.

@@ -10,7 +10,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.space import OneOf, Real, Whole
 from atoll.experiment.config import make_config, resolve
 from atoll.methods import METHODS
-from atoll.studies.tune.search_space import defaults_of, grid_of, parse_range, space_of
+from atoll.studies.tune.plan import defaults_of, grid_of, parse_range, space_of
 
 NOT_TUNED = {
     "clip": "a promise of privacy, not a matter of accuracy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 import re
 import sys
 from dataclasses import replace
@@ -19,15 +20,17 @@ from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.space import OneOf, Real
 from atoll.experiment.baseline import without_test
+from atoll.experiment.config import make_config
 from atoll.experiment.observers import Observer
 from atoll.experiment.run import Stopped
 from atoll.present.tables import rich_table
-from atoll.studies.study_run import SilentStudy, StudyRun
+from atoll.studies.study_run import StudyObserver, StudyRun
+from atoll.studies.tune.plan import make_plan
 from atoll.studies.tune.printed import final_table, trials_table, write_tuning
-from atoll.studies.tune.result import TuningResult
-from atoll.studies.tune.runner import Trials
+from atoll.studies.tune.result import TuningRequest, TuningResult
+from atoll.studies.tune.runner import Blinded, Trials, WatchAhead
 from atoll.studies.tune.search import Search
-from atoll.studies.tune.tuning import read_asked, run_tuning
+from atoll.studies.tune.tuning import read_request, run_tuning
 
 SMALL = {"rounds": 6, "epochs": 1, "set": {"hidden": 8}, "search": {"lr": "1e-3..0.3:log"}}
 
@@ -108,7 +111,7 @@ def test_bad_trials_are_given_up_early(whole: TuningResult) -> None:
     assert calm.folder is None
 
 
-class Impatient(SilentStudy):
+class Impatient(StudyObserver):
     """Stops after so many rounds."""
 
     def __init__(self, rounds: int) -> None:
@@ -286,7 +289,7 @@ def test_a_tuning_of_python_objects_goes_on_in_python(tmp_path: Path) -> None:
     assert saved.startswith("# started in Python with a data object")
     assert f"the same call of atoll.tune and out='{tmp_path}'" in saved
     with pytest.raises(ConfigError, match="started in Python with a data object"):
-        run_tuning(read_asked(tmp_path), tmp_path)
+        run_tuning(read_request(tmp_path), tmp_path)
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +329,72 @@ def test_the_number_of_jobs_changes_no_result(whole: TuningResult, tmp_path: Pat
     assert set(ends) == {cell.name for cell in (tmp_path / "two" / "cells").iterdir()}
     with pytest.raises(ConfigError, match="jobs is '0'"):
         tune(jobs=0)
+
+
+FAILING = """
+import os
+import signal
+from dataclasses import dataclass
+from atoll.methods import FedAvg
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    def round(self, server, clients):
+        if self.optimizer.lr == 5:
+            raise ZeroDivisionError("five")
+        if self.optimizer.lr == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().round(server, clients)
+"""
+
+
+def test_a_trial_that_failed_in_another_process_is_stored_and_not_run_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    method = f"{tmp_path / 'failing.py'}:Failing"
+
+    def search(rates: str, **more: object) -> TuningResult:
+        # Plain SGD overflows with the largest rate, after a round.
+        sgd = {"optimizer": "sgd", "hidden": 8, "dropout": 0, "weight_decay": 0.5}
+        return atoll.tune(method, "lagoon:nodes=150", clients=2, trials=4, seeds=0, rounds=3,
+                          set=sgd, search={"lr": rates}, **more)  # fmt: skip
+
+    one = search("0.1,5.0,9e2", out=tmp_path / "one")
+    two = search("0.1,5.0,9e2", out=tmp_path / "two", jobs=2)
+    assert outline(one, method) == outline(two, method)
+    trials = two.methods[method].trials
+    assert [trial.state for trial in trials] == ["complete", "failed", "diverged"]
+    assert len(trials[2].curve) > 0
+    assert "internal error: ZeroDivisionError: five" in trials[1].problem
+    killed = search("0.1,6.0", out=tmp_path / "killed", jobs=2).methods[method].trials
+    assert [trial.state for trial in killed] == ["complete", "failed"]
+    assert "its process was killed" in killed[1].problem
+    assert "another process cannot have" not in caplog.text
+    for folder in ("two", "killed"):
+        lines = (tmp_path / folder / "events.jsonl").read_text().splitlines()
+        failed = [e["cell"] for e in map(json.loads, lines) if e["event"] == "failed"]
+        begun = [e["cell"] for e in map(json.loads, lines) if e["event"] == "begin"]
+        assert failed
+        assert all(begun.count(name) == failed.count(name) == 1 for name in failed)
+
+
+def test_another_process_can_prune_the_next_trial(tmp_path: Path) -> None:
+    request = TuningRequest(methods=("fedavg",), config=make_config(data="lagoon:nodes=150"))
+    plan, blinded = make_plan("fedavg", request, None), Blinded()
+    search = Search(tmp_path / "o.db", "m", plan.space, seed=0, rounds=9, pruner="median")
+    for level in (0.9, 0.8, 0.7, 0.6, 0.5):
+        search.ask()
+        search.tell("complete", [level] * 9, level)
+    watch = pickle.loads(pickle.dumps(WatchAhead(plan, blinded, search)))
+    trial = watch(Observer())
+    trial.extend([0.3] * 9)
+    assert trial.pruned
+    assert len(trial.curve) == 2  # the first round after the warm-up
+    never = pickle.loads(pickle.dumps(WatchAhead(plan, blinded, None)))(Observer())
+    never.extend([0.3] * 9)
+    assert not never.pruned
+    assert len(never.curve) == 9
 
 
 def test_settings_that_depend_on_no_result_are_known_before(tmp_path: Path) -> None:

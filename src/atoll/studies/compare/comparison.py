@@ -1,55 +1,51 @@
-"""Several methods on the same clients and seeds: `atoll.compare`, and its study's files.
+"""Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
 Every arm (a method with its settings) is run on every problem (a data set and a number of clients)
-with the same seeds, and so with the same partitions, splits and noise: `compare_cells`. An arm with
-a grid has one cell per point; its winner is chosen by validation scores alone: `compare_table`.
+with the same seeds, and so with the same partitions, splits and noise: `compare.plan`. An arm with
+a grid has one run per point; only validation scores choose its winner: `compare.tables`.
 
-`study.json` of such a study holds, beside what `studies.study` writes:
+`study.json` of such a study contains, beside the keys of `studies.study`:
 
     kind     "compare"
     command  the command that makes it again; a comment where only Python can
     request  methods (label: text), data, clients, grid, options (as for `atoll run`), against,
              metric, alpha, and objects: what Python gave that no file can hold
 
-Each cell's labels are data, clients (null: the data or the protocol decide), method (the arm's
+Each run's labels are data, clients (null: the data or the protocol decide), method (the arm's
 label) and point (of the grid; {} without one). `compare.json`, `compare.csv` and `compare.md`
-beside it hold the tables; they appear when all cells have ended.
+beside it hold the tables; they appear when all runs have ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from atoll.core.errors import ConfigError
-from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
-from atoll.core.space import Value
-from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.command import in_python, option_words
 from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.problem import Data
-from atoll.studies.compare.plan import Request, check, make_runs
-from atoll.studies.compare.result import Comparison, make_comparison
+from atoll.present.files import plain_json
+from atoll.present.tables import Table, csv_text
+from atoll.present.terminal import noted_table, plain_text
+from atoll.studies.compare import plan, printed
+from atoll.studies.compare.plan import SEEDS, ComparisonRequest, Grid, Methods, Several
 from atoll.studies.compare.statistics import ALPHA
+from atoll.studies.compare.tables import ComparisonTable, compare_overall, compare_runs
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver
-
-SEEDS = 5
-Grid = Mapping[str, Sequence[Value]]
-Methods = Iterable[str | Method] | Mapping[str, str | Method]
-Key = TypeVar("Key")
-Given = TypeVar("Given")
-Several = str | Data | Iterable[str | Data]
 
 
 def compare(
@@ -92,58 +88,24 @@ def compare(
         >>> [test["pairs"] for test in found.tests()]  # one for each seed
         [3]
     """
-    arms, sources = _arms(methods), _unique("data set", _named_data(data))
-    request = make_request(
-        arms,
-        sources.values(),
-        clients=clients,
-        options={"seeds": seeds, **options},
-        grid=grid,
-        against=against,
-        metric=metric,
-        alpha=alpha,
-    )
+    arms, sources = plan.named_arms(methods), plan.named_data(data)
+    tested: Json = {"against": against, "metric": metric, "alpha": alpha}
+    options = {"seeds": seeds, **options}
+    values = sources.values()
+    request = plan.make_request(arms, values, clients=clients, options=options, grid=grid, **tested)
     given = {k: v for k, v in arms.items() if not isinstance(v, str)}
     objects = {k: v for k, v in sources.items() if not isinstance(v, str)}
-    if out is not None:
-        return run_request(request, Path(out), observer, given, objects, log=log, jobs=jobs)
-    open_logs(log, None)  # refuses what would be lost with the folder
-    with TemporaryDirectory(prefix="atoll-compare-") as folder:
-        return run_request(
-            request, Path(folder), observer, given, objects, log=log, jobs=jobs, keep=False
-        )
-
-
-def make_request(
-    methods: Methods,
-    data: Several = "lagoon",
-    *,
-    clients: int | Sequence[int] | None = None,
-    options: Json | None = None,
-    grid: Grid | None = None,
-    against: str | None = None,
-    metric: str | None = None,
-    alpha: float = ALPHA,
-) -> Request:
-    """A request from what a user gave: nothing twice, nothing missing."""
-    arms, sources = _arms(methods), _unique("data set", _named_data(data))
-    numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
-    named = [*arms.items(), *sources.items()]
-    return Request(
-        methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
-        data=tuple(sources),
-        clients=tuple(_unique("number of clients", ((n, n) for n in numbers))),
-        grid={key: tuple(values) for key, values in (grid or {}).items()},
-        options={"seeds": SEEDS, **(options or {})},
-        against=against,
-        metric=metric,
-        alpha=alpha,
-        objects=tuple(name for name, value in named if not isinstance(value, str)),
-    )
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            open_logs(log, None)  # refuses loggers that would be lost with the folder
+            folder = stack.enter_context(TemporaryDirectory(prefix="atoll-compare-"))
+        where = Path(folder if out is None else out)
+        found = run_request(request, where, observer, given, objects, log=log, jobs=jobs)
+    return replace(found, folder=None) if out is None else found
 
 
 def run_request(
-    request: Request,
+    request: ComparisonRequest,
     folder: Path,
     observer: StudyObserver | None = None,
     methods: Mapping[str, Method] | None = None,
@@ -151,7 +113,6 @@ def run_request(
     *,
     log: str | Sequence[str] = (),
     jobs: int | str = 1,
-    keep: bool = True,
     tested: Json | None = None,
 ) -> Comparison:
     """Run what is not finished in the folder, compare, and write the tables beside it.
@@ -159,10 +120,10 @@ def run_request(
     `tested` is how to test for once: against, metric, alpha. Study and tables keep their own.
     """
     shown = msgspec.structs.replace(request, **(tested or {}))
-    runs = make_runs(request, methods or {}, data or {})
+    runs = plan.make_runs(request, methods or {}, data or {})
     federations = FederationCache()
     check_folder(folder, resuming=True)
-    check(shown, runs, folder, federations)
+    plan.check(shown, runs, folder, federations)
     about = {
         "kind": "compare",
         "command": command(request, folder),
@@ -171,30 +132,16 @@ def run_request(
     outcomes = run_study(
         folder, runs, about=about, observer=observer, federations=federations, log=log, jobs=jobs
     )
-    where = folder if keep else None
-    found = _compared(outcomes, request, where)
-    if keep:
-        found.to_csv(folder / "compare.csv")
-        found.to_markdown(folder / "compare.md")
-        content = json.dumps(found.summary(), indent=2, allow_nan=False) + "\n"
-        write_atomically(folder / "compare.json", content.encode())
-    return found if shown == request else _compared(outcomes, shown, where)
+    found = make_comparison(outcomes, request, folder)
+    found.to_csv(folder / "compare.csv")
+    found.to_markdown(folder / "compare.md")
+    content = json.dumps(found.summary(), indent=2, allow_nan=False) + "\n"
+    write_atomically(folder / "compare.json", content.encode())
+    return found if shown == request else make_comparison(outcomes, shown, folder)
 
 
-def _compared(outcomes: Sequence[RunOutcome], request: Request, folder: Path | None) -> Comparison:
-    return make_comparison(
-        outcomes,
-        methods=list(request.methods),
-        against=request.against,
-        metric=request.metric,
-        alpha=request.alpha,
-        folder=folder,
-        asked=msgspec.to_builtins(request),
-    )
-
-
-def read_request(folder: Path) -> Request:
-    """What the study in a folder is."""
+def read_request(folder: Path) -> ComparisonRequest:
+    """The request of the study in a folder."""
     if not (folder / "study.json").exists():
         raise ConfigError(
             f"'{folder}' holds no study to resume (it has no study.json); give the folder of one"
@@ -204,7 +151,7 @@ def read_request(folder: Path) -> Request:
         kind = about.get("kind")
         raise ConfigError(f"the study in '{folder}' is of the kind '{kind}', not 'compare'")
     try:
-        request = msgspec.convert(about["request"], Request)
+        request = msgspec.convert(about["request"], ComparisonRequest)
     except (KeyError, msgspec.ValidationError) as error:
         raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
     if request.objects:
@@ -216,73 +163,154 @@ def read_request(folder: Path) -> Request:
     return request
 
 
-def command(request: Request, folder: Path) -> str:
-    """The command line that runs this study; repeated, it goes on where it was stopped.
+def command(request: ComparisonRequest, folder: Path) -> str:
+    """The command line that runs this study; repeated, it continues where it was stopped.
 
-    What no command line can say is said in a comment, which a shell takes as well.
+    A comment, which a shell takes as well, where no command line can express the request.
     """
     arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
     if request.objects:
         return in_python(
             "atoll.compare", f"objects ({', '.join(request.objects)}), which no file holds", folder
         )
-    if _arms(arms) != request.methods:
+    if plan.named_arms(arms) != request.methods:
         return in_python("atoll.compare", "labels that a command line cannot have", folder)
     words = ["atoll", "compare", *arms, "--data", ",".join(request.data)]
     known = [str(number) for number in request.clients if number is not None]
     words += ["--clients", ",".join(known)] if known else []
-    for key, values in request.grid.items():
-        words += ["--grid", f"{key}={','.join(map(str, values))}"]
+    words += option_words({"grid": {k: ",".join(map(str, v)) for k, v in request.grid.items()}})
     more = {"against": request.against or None, "metric": request.metric or None}
     words += option_words({**request.options, **more})
     words += ["--alpha", str(request.alpha)] if request.alpha != ALPHA else []
     return shlex.join([*words, "--out", str(folder)])
 
 
-def _arms(methods: Methods) -> dict[str, str | Method]:
-    if isinstance(methods, Mapping):
-        return _unique("method", methods.items())
-    return _unique("method", map(_labelled, methods))
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The result of `compare`."""
+
+    tables: tuple[ComparisonTable, ...]  # one per problem
+    overall: ComparisonTable | None  # over all problems; None if there is only one
+    cells: tuple[Mapping[str, object], ...]  # one row per run and seed, for `to_csv`
+    failed: Mapping[str, str]  # runs that failed, with their sentences
+    request: ComparisonRequest
+    folder: Path | None  # where the study is; None if it was not saved
+
+    def __repr__(self) -> str:
+        return plain_text(*map(noted_table, self.printed()), self.caption)
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
+    def __iter__(self) -> Iterator[ComparisonTable]:
+        """The tables, the one over all last."""
+        return iter((*self.tables, *([self.overall] if self.overall else [])))
+
+    def markdown(self) -> str:
+        """The tables with their findings."""
+        return printed.comparison_markdown(tuple(self), self.request)
+
+    def latex(self) -> str:
+        """One table for a paper: methods as rows, problems as columns."""
+        return printed.comparison_latex(self.tables, self.overall, self.request)
+
+    @property
+    def caption(self) -> str:
+        """How to read the printed tables."""
+        return printed.caption(tuple(self), self.request.against)
+
+    def printed(self) -> list[Table]:
+        """The tables as they are printed, each with its findings as notes."""
+        return printed.printed_tables(self, self.request.alpha)
+
+    def table(self) -> list[Json]:
+        """One mapping per problem and method; data is None over all problems."""
+        return [
+            _about(table) | {"metric": table.metric} | row | {"scores": row["scores"].tolist()}
+            for table in self
+            for row in _rows(table)
+        ]
+
+    def tests(self) -> list[Json]:
+        """One mapping per problem and comparison with the reference; data is None over all."""
+        return [_about(table) | test for table in self for test in _tests(table)]
+
+    def sentences(self) -> list[str]:
+        """Which differences are significant and which are noise, in plain words."""
+        return [text for table in self for text in printed.sentences(table, self.request.alpha)]
+
+    def summary(self) -> Json:
+        """The object that `--json` prints."""
+        tables = [
+            {
+                **_about(table),
+                "metric": table.metric,
+                "seeds": table.seeds,
+                **table.about,
+                "reference": table.reference,
+                "rows": _rows(table),
+                "tests": _tests(table),
+                "ranks": None if table.rank_test is None else asdict(table.rank_test),
+                "sentences": printed.sentences(table, self.request.alpha),
+            }
+            for table in self
+        ]
+        whole = {
+            "kind": "compare",
+            "methods": list(self.request.methods),
+            "alpha": self.request.alpha,
+            "tables": tables[: len(self.tables)],
+            "overall": tables[-1] if self.overall else None,
+            "cells": len({row["cell"] for row in self.cells}),
+            "failed": dict(self.failed),
+            "out": None if self.folder is None else str(self.folder),
+        }
+        return dict(plain_json(whole))
+
+    def to_csv(self, path: str | Path) -> Path:
+        """One row per run and seed."""
+        return _write(csv_text(printed.csv_table(self.cells)), path)
+
+    def to_markdown(self, path: str | Path) -> Path:
+        """The tables with their findings, in Markdown."""
+        return _write(self.markdown(), path)
+
+    def to_tex(self, path: str | Path) -> Path:
+        """One LaTeX table: methods as rows, problems as columns."""
+        return _write(self.latex(), path)
 
 
-def _labelled(method: str | Method) -> tuple[str, str | Method]:
-    """A method and what to call it: `fedprox:mu=0.1` by itself, `strong=fedprox:mu=1` by a word."""
-    if not isinstance(method, str):
-        return type(method).__name__, method
-    label, _, text = (part.strip() for part in method.partition("="))
-    # The "=" of a setting comes behind a colon, that of a path behind a slash; no method is a
-    # number, as the value of a setting is whose colon was forgotten.
-    own = label and not set(label) & set(":/\\") and text and not text[0].isdigit()
-    return (label, text) if own else (method, method)
+def _about(table: ComparisonTable) -> Json:
+    return {"data": table.data or None, "clients": table.clients}
 
 
-def _named_data(data: Several) -> list[tuple[str, str | Data]]:
-    if isinstance(data, str):
-        return [(name, name) for name in split_names(data)]
-    if isinstance(data, Source | GraphSet | GraphGroup | Federation):
-        return [(data.name, data)]
-    return [pair for one in data for pair in _named_data(one)]
+def _rows(table: ComparisonTable) -> list[Json]:
+    return [
+        asdict(row) | {"point": dict(row.point), "best": row.method in table.best}
+        for row in table.rows
+    ]
 
 
-def split_names(text: str) -> list[str]:
-    """`cora,pubmed`, also with options, which have commas of their own: `lagoon:a=1,b=2,cora`."""
-    if Path(text).expanduser().exists():
-        return [text]
-    names: list[str] = []
-    for part in text.split(","):
-        if names and "=" in part and ":" not in part.partition("=")[0]:
-            names[-1] += f",{part}"
-        else:
-            names.append(part.strip())
-    return [name for name in names if name]
+def _tests(table: ComparisonTable) -> list[Json]:
+    return [asdict(test) | {"p": test.p} for test in table.tests]
 
 
-def _unique(what: str, pairs: Iterable[tuple[Key, Given]]) -> dict[Key, Given]:
-    found: dict[Key, Given] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ConfigError(f"{what} '{key}' is given twice; give each once")
-        found[key] = value
-    if not found:
-        raise ConfigError(f"no {what} is given; give one or several")
-    return found
+def _write(text: str, path: str | Path) -> Path:
+    write_atomically(Path(path), text.encode())
+    return Path(path)
+
+
+def make_comparison(
+    outcomes: Sequence[RunOutcome], request: ComparisonRequest, folder: Path | None
+) -> Comparison:
+    """Tables and tests of the runs that finished, sentences of those that failed."""
+    problems = compare_runs(outcomes, request)
+    tables = tuple(table for table, _ in problems)
+    return Comparison(
+        tables,
+        compare_overall(tables, request) if len(tables) > 1 else None,
+        tuple(line for _, lines in problems for line in lines),
+        {o.run.name: o.error for o in outcomes if o.error is not None},
+        request,
+        folder,
+    )

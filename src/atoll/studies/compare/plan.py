@@ -1,15 +1,17 @@
-"""The cells of a comparison: every arm and grid point on every problem, checked before the first.
+"""The request and the runs of a comparison: every arm and grid point on every problem.
 
 A *problem* is one data set divided among so many clients; an *arm* is one method with its settings.
+Everything is checked before the first run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +20,7 @@ from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.public.registry import task_of_data
+from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline
 from atoll.experiment.build import build_method
@@ -29,53 +32,132 @@ from atoll.experiment.problem import Data, Problem, task_of_object
 from atoll.methods import METHODS
 from atoll.studies.baselines import BASELINES, make_baseline
 from atoll.studies.compare.statistics import ALPHA
-from atoll.studies.study_run import Json, RunOutcome, StudyRun, read_outcome
+from atoll.studies.study_run import Json, StudyRun, read_outcome
+
+SEEDS = 5
+Grid = Mapping[str, Sequence[Value]]
+Methods = Iterable[str | Method] | Mapping[str, str | Method]
+Key = TypeVar("Key")
+Given = TypeVar("Given")
+Several = str | Data | Iterable[str | Data]
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A study as it was asked for; `study.json` holds it whole.
+class ComparisonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A comparison's options; `study.json` holds them.
 
     Attributes:
-        methods: Labels of the arms and what they stand for: `fedprox:mu=0.1`.
-        data: Names or paths.
         clients: Numbers of clients; None leaves it to data and protocol.
         grid: Values to try by hyper-parameter, `mu` or, for one arm, `fedprox:mu`.
-        options: As in `RunConfig`, the same for all cells.
         against: Label of the arm that the others are tested against; None takes the best.
-        metric: What is compared; None takes the data's own.
-        alpha: Chance of a false alarm that the tests allow.
-        objects: Labels and names of data that stand for Python objects.
     """
 
-    methods: dict[str, str]
-    data: tuple[str, ...] = ("lagoon",)
+    methods: dict[str, str]  # labels of the arms and what they stand for: `fedprox:mu=0.1`
+    data: tuple[str, ...] = ("lagoon",)  # names or paths
     clients: tuple[int | None, ...] = (None,)
     grid: dict[str, tuple[Value, ...]] = {}
-    options: Json = {}
+    options: Json = {}  # as in `RunConfig`, the same for all runs
     against: str | None = None
-    metric: str | None = None
-    alpha: float = ALPHA
-    objects: tuple[str, ...] = ()
+    metric: str | None = None  # the score to compare; None takes the data's own
+    alpha: float = ALPHA  # chance of a false alarm that the tests allow
+    objects: tuple[str, ...] = ()  # labels and names of data that stand for Python objects
+
+
+def make_request(
+    methods: Methods,
+    data: Several = "lagoon",
+    *,
+    clients: int | Sequence[int] | None = None,
+    options: Json | None = None,
+    grid: Grid | None = None,
+    against: str | None = None,
+    metric: str | None = None,
+    alpha: float = ALPHA,
+) -> ComparisonRequest:
+    """A request from a user's values: nothing twice, nothing missing."""
+    arms, sources = named_arms(methods), named_data(data)
+    numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
+    given = [*arms.items(), *sources.items()]
+    return ComparisonRequest(
+        methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
+        data=tuple(sources),
+        clients=tuple(_unique("number of clients", ((n, n) for n in numbers))),
+        grid={key: tuple(values) for key, values in (grid or {}).items()},
+        options={"seeds": SEEDS, **(options or {})},
+        against=against,
+        metric=metric,
+        alpha=alpha,
+        objects=tuple(name for name, value in given if not isinstance(value, str)),
+    )
+
+
+def named_arms(methods: Methods) -> dict[str, str | Method]:
+    """Methods by their labels."""
+    if isinstance(methods, Mapping):
+        return _unique("method", methods.items())
+    return _unique("method", map(_labelled, methods))
+
+
+def _labelled(method: str | Method) -> tuple[str, str | Method]:
+    """A method and what to call it: `fedprox:mu=0.1` by itself, `strong=fedprox:mu=1` by a word."""
+    if not isinstance(method, str):
+        return type(method).__name__, method
+    label, _, text = (part.strip() for part in method.partition("="))
+    # The "=" of a setting comes behind a colon, that of a path behind a slash; no method is a
+    # number, as the value of a setting is whose colon was forgotten.
+    own = label and not set(label) & set(":/\\") and text and not text[0].isdigit()
+    return (label, text) if own else (method, method)
+
+
+def named_data(data: Several) -> dict[str, str | Data]:
+    """Data by their names."""
+    return _unique("data set", _named(data))
+
+
+def _named(data: Several) -> Iterator[tuple[str, str | Data]]:
+    if isinstance(data, str):
+        yield from ((name, name) for name in split_names(data))
+    elif isinstance(data, Source | GraphSet | GraphGroup | Federation):
+        yield data.name, data
+    else:
+        yield from (pair for one in data for pair in _named(one))
+
+
+def split_names(text: str) -> list[str]:
+    """`cora,pubmed`, also with options, which have commas of their own: `lagoon:a=1,b=2,cora`."""
+    if Path(text).expanduser().exists():
+        return [text]
+    names: list[str] = []
+    for part in text.split(","):
+        if names and "=" in part and ":" not in part.partition("=")[0]:
+            names[-1] += f",{part}"
+        else:
+            names.append(part.strip())
+    return [name for name in names if name]
+
+
+def _unique(what: str, pairs: Iterable[tuple[Key, Given]]) -> dict[Key, Given]:
+    found: dict[Key, Given] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"{what} '{key}' is given twice; give each once")
+        found[key] = value
+    if not found:
+        raise ConfigError(f"no {what} is given; give one or several")
+    return found
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One method or baseline with its settings, and the values of a grid that it has."""
+class Arm:
+    """One method or baseline with its settings."""
 
     label: str
     name: str
     settings: Mapping[str, Value]
     method: Method | AnyBaseline | None = None
-    grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-
-    def points(self) -> list[dict[str, Value]]:
-        """All combinations of the grid's values; one empty point without a grid."""
-        combined = itertools.product(*self.grid.values())
-        return [dict(zip(self.grid, values, strict=True)) for values in combined]
 
 
 def make_runs(
-    request: Request, methods: Mapping[str, Method | AnyBaseline], data: Mapping[str, Data]
+    request: ComparisonRequest, methods: Mapping[str, Method], data: Mapping[str, Data]
 ) -> list[StudyRun]:
     """Every arm and grid point on every problem, in the order of the tables."""
     arms = [parse_arm(label, text, methods.get(label)) for label, text in request.methods.items()]
@@ -83,19 +165,19 @@ def make_runs(
     used: set[str] = set()
     for name, clients in itertools.product(request.data, request.clients):
         for arm in arms:
-            runs += _runs_of(arm, request, name, clients, data.get(name), used)
+            runs += _runs_of(arm, request, (name, clients), data.get(name), used)
     return runs
 
 
 def _runs_of(
-    arm: Contender,
-    request: Request,
-    name: str,
-    clients: int | None,
+    arm: Arm,
+    request: ComparisonRequest,
+    problem: tuple[str, int | None],
     given: Data | None,
     used: set[str],
 ) -> Iterator[StudyRun]:
     """The runs of one arm on one problem, one for each point of its grid."""
+    name, clients = problem
     shared = dict(request.options.get("set", {}))
     base = {key: value for key, value in request.options.items() if key != "set"}
     if arm.name.lower() in BASELINES and arm.method is None:
@@ -114,7 +196,9 @@ def _runs_of(
         "objects": [key for key, value in objects.items() if value is not None],
     }
     settings = {**shared, **arm.settings}
-    for point in _with_grid(arm, request, base, settings, given).points():
+    grid = _grid_of(arm, request, base, settings, given)
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
         config = make_config(**base, set={**settings, **point})
         labels = {"data": name, "clients": clients, "method": arm.label, "point": point}
         parts = [name, *([f"{clients}c"] if clients else []), arm.label]
@@ -123,13 +207,13 @@ def _runs_of(
         yield StudyRun(folder, config, labels, arm.method, given)
 
 
-def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Contender:
+def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Arm:
     """`fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or `my_method.py:Mine:mu=0.1`."""
     before = text.partition("=")[0]
     name, colon, _ = before.rpartition(":")
     known = name.lower() in METHODS or name.lower() in BASELINES
     if method is not None or (before == text and not known):
-        return Contender(label, text, {}, method)
+        return Arm(label, text, {}, method)
     settings: dict[str, Value] = {}
     for item in text[len(name) + 1 :].split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -139,15 +223,15 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
                 f"{name or 'fedprox'}:key=value,key=value"
             )
         settings[key] = value
-    return Contender(label, name, settings)
+    return Arm(label, name, settings)
 
 
 def check(
-    request: Request, cells: Sequence[StudyRun], folder: Path, federations: FederationCache
+    request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
 ) -> None:
-    """Everything that can be known to be wrong before the first cell is run.
+    """Refuse everything that is known to fail before the first run.
 
-    Each problem's first federation is made, and every method for it; cells find it again.
+    Each problem's first federation is made, and every method for it; the runs find it again.
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")
@@ -155,18 +239,20 @@ def check(
         raise unknown("metric", request.metric, COMPARED)
     if request.against is not None and request.against not in request.methods:
         raise unknown("method to compare against", request.against, request.methods)
-    _check_grid_used(request, cells)
-    for cell in cells:
-        resolve(cell.config, task_of_object(cell.data))
-        choose_engine(cell.config.engine)
-        choose_device(cell.config.device)
-    for (name, clients), members in itertools.groupby(cells, _problem):
-        group = list(members)
-        finished = [read_outcome(folder, cell) for cell in group]
+    used = {key for run in runs for key in run.labels["point"]}
+    for key in (text.rpartition(":")[2] for text in request.grid):
+        if key not in used:
+            raise ConfigError(
+                f"no method of this study has a hyper-parameter '{key}' for --grid; `atoll methods "
+                "NAME` lists those of a method"
+            )
+    for run in runs:
+        resolve(run.config, task_of_object(run.data))
+        choose_engine(run.config.engine)
+        choose_device(run.config.device)
+    for (name, clients), members in itertools.groupby(runs, problem_of):
         try:
-            _check_scored(request, finished)
-            if None in finished:
-                _check_problem(request, group, federations)
+            _check_problem(request, list(members), folder, federations)
         except (ConfigError, DataError) as error:
             if len(request.data) * len(request.clients) == 1:
                 raise
@@ -174,70 +260,59 @@ def check(
             raise type(error)(f"{where}: {error}") from error
 
 
-def _check_grid_used(request: Request, cells: Sequence[StudyRun]) -> None:
-    used = {key for cell in cells for key in cell.labels["point"]}
-    for text in request.grid:
-        key = text.rpartition(":")[2]
-        if key not in used:
+def _check_problem(
+    request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
+) -> None:
+    first, metric = runs[0], request.metric
+    finished = [read_outcome(folder, run) for run in runs]
+    # A metric that finished runs do not have is refused, rather than all shown as failed.
+    for outcome in finished if metric is not None else ():
+        if outcome and outcome.summary and f"test_{metric}" not in outcome.summary["metrics"]:
             raise ConfigError(
-                f"no method of this study has a hyper-parameter '{key}' for --grid; `atoll methods "
-                "NAME` lists those of a method"
-            )
-
-
-def _check_scored(request: Request, finished: Sequence[RunOutcome | None]) -> None:
-    """Refuse a metric that finished cells do not have, rather than show them all as failed."""
-    for outcome in finished:
-        if request.metric is None or outcome is None or outcome.summary is None:
-            continue
-        if f"test_{request.metric}" not in outcome.summary["metrics"]:
-            raise ConfigError(
-                f"the finished cell '{outcome.run.name}' has no test {request.metric}; choose "
+                f"the finished cell '{outcome.run.name}' has no test {metric}; choose "
                 "another --metric"
             )
-
-
-def _check_problem(
-    request: Request, cells: Sequence[StudyRun], federations: FederationCache
-) -> None:
-    first = cells[0]
+    if None not in finished:
+        return
     if isinstance(first.data, Federation) and first.config.clients is not None:
         raise ConfigError(f"'{first.data.name}' is divided already; leave clients out")
     problem = Problem.of(first.config, first.data)
     federation = federations(problem, problem.config.seed).federation
-    if request.metric == "auc" and federation.classes != 2:
+    if metric == "auc" and federation.classes != 2:
         raise ConfigError(
             f"auc is computed for two classes, but '{federation.name}' has {federation.classes}; "
             "choose another --metric"
         )
-    for cell in cells:
-        if cell.method is None:
-            config, _ = resolve(cell.config, task_of_object(cell.data))
+    for run in runs:
+        if run.method is None:
+            config, _ = resolve(run.config, task_of_object(run.data))
             build_method(config, federation.features, federation.classes, federation.task.name)
 
 
-def _problem(cell: StudyRun) -> tuple[str, int | None]:
-    return cell.labels["data"], cell.labels["clients"]
+def problem_of(run: StudyRun) -> tuple[str, int | None]:
+    """A run's data set and its number of clients, as they were requested."""
+    return run.labels["data"], run.labels["clients"]
 
 
-def _with_grid(
-    arm: Contender,
-    request: Request,
+def _grid_of(
+    arm: Arm,
+    request: ComparisonRequest,
     base: Json,
     settings: Mapping[str, Value],
     data: Data | None,
-) -> Contender:
-    """The arm with the part of the grid that is for it."""
+) -> dict[str, Sequence[Value]]:
+    """The part of the request's grid that is for this arm."""
+    grid: dict[str, Sequence[Value]] = {}
     if not request.grid or arm.method is not None:
-        return arm
+        return grid
     config, _ = resolve(make_config(**base, set=dict(settings)), task_of_object(data))
     header = saved_header(config)
     task = task_of_object(data) or (header.task if header else task_of_data(config.data))
-    method = build_method(config, features=1, classes=2, task=task)
-    grid: dict[str, Sequence[Value]] = {}
+    method = build_method(config, task=task)
+    names = [parse_arm(label, text).name for label, text in request.methods.items()]
     for text, values in request.grid.items():
         owner, colon, key = text.rpartition(":")
-        if colon and owner not in request.methods and owner not in _names(request):
+        if colon and owner not in (*request.methods, *names):
             raise unknown("method of a grid", owner, request.methods)
         if not values or len(set(map(str, values))) < len(values):
             raise ConfigError(f"the grid of {text} needs values, each once; write {text}=0.1,1")
@@ -249,20 +324,14 @@ def _with_grid(
                 "give one of the two"
             )
         grid[key] = values
-    return Contender(arm.label, arm.name, arm.settings, None, grid)
-
-
-def _names(request: Request) -> list[str]:
-    return [parse_arm(label, text).name for label, text in request.methods.items()]
+    return grid
 
 
 def _has(method: Method, key: str) -> bool:
     """Whether a method, its network, optimizer or base has a hyper-parameter of this name."""
     parts = {name: getattr(method, name, None) for name in ("net", "optimizer", "base")}
-    words = [
-        *(name for name, part in parts.items() if part),
-        *(["preset"] if method.presets else []),
-    ]
+    words = [name for name, part in parts.items() if part]
+    words += ["preset"] if method.presets else []
     for name, part in {"method": method, **parts}.items():
         if part is not None:
             words += [w for f in fields(part) for w in (f.name, f"{name}.{f.name}")]

@@ -1,24 +1,21 @@
-"""The printed tables of a comparison, as values of `atoll.present.tables`."""
+"""A comparison in words: findings in plain sentences, and the tables that are printed.
+
+The findings say which methods differ, which differences are noise, and how many seeds would tell.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from atoll.present.tables import (
-    DASH,
-    NEEDS_BOOKTABS,
-    Cell,
-    Column,
-    Table,
-    latex,
-    make_table,
-    markdown,
-    record_table,
-)
+from atoll.experiment.baseline import KINDS, POOLED
+from atoll.present import tables as present
+from atoll.present.tables import DASH, Cell, Column, Table, make_table
 from atoll.present.terminal import counted
-from atoll.studies.compare.findings import failures, remarks, where
-from atoll.studies.compare.tables import ComparedRow, ComparisonTable
+from atoll.studies.compare import statistics
+from atoll.studies.compare.plan import ComparisonRequest
+from atoll.studies.compare.statistics import ALPHA, PairedTest, least_pairs
+from atoll.studies.compare.tables import ComparedRow, ComparisonTable, settings_text
 
 CSV_COLUMNS = (
     *("cell", "data", "clients", "method", "point", "chosen", "seed", "metric", "scored"),
@@ -27,30 +24,172 @@ CSV_COLUMNS = (
 
 
 def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Table]:
-    """Every table with its findings, its notes and the errors of failed rows, in this order."""
-    return [
-        make_table(
-            [Column("method", "left", wrap=True), *map(Column, _header(table))],
-            [_cells(table, row) for row in table.rows],
-            title=heading(table),
-            notes=[*said, *notes, *(f"Failed: {line}" for line in failures(table))],
+    """Every table with its findings, its notes and the errors of failed rows, in this order.
+
+    A note on several tables is given once.
+    """
+    found, given = [], set[str]()
+    for table in tables:
+        notes = [*_which_test(table, alpha), *_scored_models(table), *_baselines(table)]
+        notes = [note for note in notes if note not in given]
+        given.update(notes)
+        failed = [f"Failed: {row.method}: {row.error}" for row in table.rows if row.error]
+        test = table.tests[0].by if table.tests else ""
+        p = {"wilcoxon": "p (Wilcoxon)", "t": "p (t)"}.get(test, "p")
+        head = [table.metric.replace("_", " "), "", "rank", "gap", p, "MB/round", "s/round"]
+        found.append(
+            make_table(
+                [Column("method", "left", wrap=True), *map(Column, head)],
+                [_cells(table, row) for row in table.rows],
+                title=_heading(table),
+                notes=[*_findings(table, alpha), *_chosen_points(table), *notes, *failed],
+            )
         )
-        for table, said, notes in remarks(tables, alpha)
+    return found
+
+
+def sentences(table: ComparisonTable, alpha: float) -> list[str]:
+    """The results of the tests of one table, and why these tests were taken."""
+    return [*_findings(table, alpha), *_which_test(table, alpha)]
+
+
+def _findings(table: ComparisonTable, alpha: float) -> list[str]:
+    """Which methods differ, which do not as far as can be told, and how many seeds would tell."""
+    if sum(row.finished for row in table.rows) < 2:
+        return []
+    if table.reference is None:
+        return ["The method to compare against has no result here, so nothing is tested."]
+    if table.tests[0].by == "nothing":
+        return [
+            "One seed cannot tell a difference from noise, so nothing is tested; give --seeds "
+            f"{least_pairs(alpha, len(table.tests))} or more."
+        ]
+    found = []
+    apart = [test for test in table.tests if test.different]
+    if not apart:
+        found.append(
+            f"All differences from {table.reference} are within the noise: on {_where(table)}, no "
+            "method can be called better or worse than it."
+        )
+    for better, word in ((False, "better"), (True, "worse")):
+        tests = [test for test in apart if (test.difference > 0) == better]
+        names = [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]
+        if names:
+            found.append(f"{table.reference} is {word} than {_and(names)}.")
+    found += [_noise(test, table, alpha) for test in table.tests if not test.different]
+    ranks = table.rank_test
+    if ranks is not None:
+        words = "rank alike as far as can be told."
+        if ranks.p < alpha:
+            words = (
+                "do not all rank alike; mean ranks differ (Nemenyi) where they are "
+                f"more than {ranks.critical_difference:.2f} apart."
+            )
+        blocks, p = counted(ranks.blocks, "block"), p_text(ranks.p, alpha)
+        found.append(f"Over {blocks} Friedman's test gives {p}: the methods {words}")
+    return found
+
+
+def _which_test(table: ComparisonTable, alpha: float) -> list[str]:
+    """Why Wilcoxon's test does not decide, where it does not."""
+    if not table.tests or table.tests[0].by != "t":
+        return []
+    pairs, family = min(t.pairs for t in table.tests), len(table.tests)
+    floor = statistics.smallest_wilcoxon(pairs)
+    corrected = f", {min(1.0, floor * family):.3g} after Holm's correction" if family > 1 else ""
+    seeds = math.ceil(least_pairs(alpha, family) / table.problems)
+    return [
+        f"With {counted(pairs, 'pair')} Wilcoxon's test cannot reach p < {alpha:g} whatever the "
+        f"scores (its smallest p is {floor:.3g}{corrected}; it takes {seeds} seeds), so the paired "
+        "t-test decides here, which takes the differences as normal."
     ]
 
 
-def heading(table: ComparisonTable) -> str:
-    """The problem, and how it was run."""
-    seeds = counted(table.seeds, "seed")
-    if not table.data:
-        return (
-            f"Over {where(table)}, {seeds} each ({counted(table.seeds * table.problems, 'block')})"
+def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
+    if test.wins == test.losses == 0:
+        return f"{test.name} and {test.against} have the same score everywhere."
+    begin = f"{test.name} cannot be told from {test.against}: "
+    if test.by == "t" and (test.std or 0.0) < 1e-9:
+        return begin + (
+            f"all {test.pairs} differences are {_points(test.difference)}, so that there is no "
+            "spread to measure by; more seeds would tell."
         )
-    about = table.about
-    return (
-        f"{where(table)}, {about['partition']}, {counted(about['rounds'] or 0, 'round')}, {seeds}, "
-        f"protocol {about['protocol']}"
+    begin += (
+        f"{_points(test.difference, test.std)} is within the noise of "
+        f"{counted(table.seeds, 'seed')} ({p_text(test.p, alpha)}); "
     )
+    needed = test.needed or statistics.MOST_PAIRS
+    seeds = max(table.seeds + 1, math.ceil(needed / table.problems))
+    about = "more than" if test.needed is None else "about"
+    return begin + f"a difference of this size and spread would take {about} {seeds} seeds to show."
+
+
+def _chosen_points(table: ComparisonTable) -> list[str]:
+    """The points of the grids behind the numbers, and how they were chosen."""
+    return [
+        f"{row.method}: {settings_text(row.point)}, chosen from {row.points} points by validation "
+        "scores; test scores are read for it alone."
+        for row in table.rows
+        if row.points > 1 and row.point
+    ]
+
+
+def _scored_models(table: ComparisonTable) -> list[str]:
+    """Which model of each method is scored, where that differs between methods."""
+    kinds: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.finished and row.scored not in KINDS:
+            kinds.setdefault(row.scored, []).append(row.method)
+    listed = [f"the {kind} model of {_and(names)}" for kind, names in kinds.items()]
+    return [f"Scored: {'; '.join(listed)}."] if len(kinds) > 1 else []
+
+
+def _baselines(table: ComparisonTable) -> list[str]:
+    """The rows that are no federated methods, and those that break privacy."""
+    rows = {
+        "Not federated, only to compare with": [r.method for r in table.rows if r.scored in KINDS],
+        "Trained on the pooled data of all clients, without privacy": [
+            r.method for r in table.rows if r.scored == POOLED
+        ],
+    }
+    return [f"{words}: {_and(names)}." for words, names in rows.items() if names]
+
+
+def p_text(p: float, alpha: float = ALPHA) -> str:
+    """`p = 0.031`, `p < 0.001`; with enough digits to see on which side of alpha it is."""
+    if p < 0.001:
+        return "p < 0.001"
+    digits = 2
+    while digits < 8 and (float(f"{p:.{digits}g}") < alpha) != (p < alpha):
+        digits += 1
+    return f"p = {p:.{digits}g}"
+
+
+def _points(value: float, std: float | None = None) -> str:
+    spread = "" if std is None else f" ± {100 * std:.1f}"
+    return f"{100 * value:+.1f}{spread} points".replace("-", "−")
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _where(table: ComparisonTable) -> str:
+    """`cora, 10 clients`, or all problems."""
+    if not table.data:
+        return f"all {table.problems} problems"
+    clients = "" if table.clients is None else f", {counted(table.clients, 'client')}"
+    return f"{table.data}{clients}"
+
+
+def _heading(table: ComparisonTable) -> str:
+    """The problem, and how it was run."""
+    seeds, about = counted(table.seeds, "seed"), table.about
+    if not table.data:
+        blocks = counted(table.seeds * table.problems, "block")
+        return f"Over {_where(table)}, {seeds} each ({blocks})"
+    rounds = counted(about["rounds"] or 0, "round")
+    return f"{_where(table)}, {about['partition']}, {rounds}, {seeds}, protocol {about['protocol']}"
 
 
 def caption(tables: Sequence[ComparisonTable], reference: str | None) -> str:
@@ -65,33 +204,20 @@ def caption(tables: Sequence[ComparisonTable], reference: str | None) -> str:
     )
 
 
-def _header(table: ComparisonTable) -> list[str]:
-    """Names of the columns behind the method's."""
-    test = table.tests[0].by if table.tests else ""
-    p = {"wilcoxon": "p (Wilcoxon)", "t": "p (t)"}.get(test, "p")
-    return [table.metric.replace("_", " "), "", "rank", "gap", p, "MB/round", "s/round"]
-
-
 def _cells(table: ComparisonTable, row: ComparedRow) -> list[Cell]:
     if not row.finished:
-        texts = [row.label, "failed", "", *[DASH] * 5]
-        return [Cell(text) for text in texts]
-    test = table.test_of(row.method)
+        return [Cell(text) for text in (row.label, "failed", "", *[DASH] * 5)]
+    test, best = table.test_of(row.method), row.method in table.best
     if row.method == table.reference:
-        gap, p = "best" if row.method in table.best else "reference", ""
+        gap, p = "best" if best else "reference", ""
     elif test is None:
         gap, p = DASH, DASH
     else:
-        gap, p = f"{100 * test.difference:+.1f}".replace("-", "−"), _p(test.p)
-    best = row.method in table.best
-    others = [
-        "≈" if _tied(table, row) else "",
-        f"{row.rank:.2f}",
-        gap,
-        p,
-        f"{row.megabytes:.2f}",
-        f"{row.seconds:.3f}",
-    ]
+        gap = f"{100 * test.difference:+.1f}".replace("-", "−")
+        p = "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
+        p = DASH if math.isnan(test.p) else p
+    costs = f"{row.megabytes:.2f}", f"{row.seconds:.3f}"
+    others = (_tie(table, row), f"{row.rank:.2f}", gap, p, *costs)
     named = [Cell(text, mark="best" if best else "") for text in (row.label, _score(row))]
     return [*named, *(Cell(text, style="bold" if best else "") for text in others)]
 
@@ -102,55 +228,45 @@ def _score(row: ComparedRow) -> str:
     return f"{100 * row.mean:.1f}{spread}"
 
 
-def _p(p: float) -> str:
-    return DASH if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _tied(table: ComparisonTable, row: ComparedRow) -> bool:
-    """Whether the tests find no difference between this method and the reference."""
+def _tie(table: ComparisonTable, row: ComparedRow) -> str:
+    """A sign where the tests find no difference between this method and the reference."""
     test = table.test_of(row.method)
-    return test is not None and not test.different
+    return "≈" if test is not None and not test.different else ""
 
 
-def comparison_markdown(
-    tables: Sequence[ComparisonTable], alpha: float, reference: str | None
-) -> str:
+def comparison_markdown(tables: Sequence[ComparisonTable], request: ComparisonRequest) -> str:
     """All tables, one below the other."""
-    parts = [markdown(table, level=2, escaped="|") for table in printed_tables(tables, alpha)]
-    return "\n".join(["# Comparison\n", *parts, caption(tables, reference), ""])
+    own = printed_tables(tables, request.alpha)
+    parts = [present.markdown(table, level=2, escaped="|") for table in own]
+    return "\n".join(["# Comparison\n", *parts, caption(tables, request.against), ""])
 
 
 def comparison_latex(
-    tables: Sequence[ComparisonTable],
-    overall: ComparisonTable | None,
-    alpha: float,
-    reference: str | None,
+    tables: Sequence[ComparisonTable], overall: ComparisonTable | None, request: ComparisonRequest
 ) -> str:
     """One table for a paper: methods as rows, problems as columns."""
-    columns = [
-        Column("Method", "left"),
-        *(Column(where(table), "center") for table in tables),
-        Column("Rank"),
-    ]
+    problems = [Column(_where(table), "center") for table in tables]
     rows = []
     for place, row in enumerate((overall or tables[0]).rows):
+        own = [(table, table.rows[place]) for table in tables]
         rank = f"{row.rank:.2f}" if math.isfinite(row.rank) else DASH
-        label = next((t.rows[place].marked for t in tables if t.rows[place].scored), row.method)
-        rows.append([label, *(_paper_cell(t, t.rows[place]) for t in tables), rank])
-    words = _paper_caption(tables, alpha, reference)
-    return f"{NEEDS_BOOKTABS}\n{latex(make_table(columns, rows, caption=words), place='')}"
+        label = next((one.marked for _, one in own if one.scored), row.method)
+        rows.append([label, *(_paper_cell(*pair) for pair in own), rank])
+    columns = [Column("Method", "left"), *problems, Column("Rank")]
+    table = make_table(columns, rows, caption=_paper_caption(tables, request))
+    return f"{present.NEEDS_BOOKTABS}\n{present.latex(table, place='')}"
 
 
 def _paper_cell(table: ComparisonTable, row: ComparedRow) -> Cell:
     if not row.finished:
         return Cell(DASH)
-    mark, sign = row.method in table.best, _tied(table, row)
-    return Cell(_score(row), mark="best" if mark else "", sign="≈" if sign else "")
+    best = row.method in table.best
+    return Cell(_score(row), mark="best" if best else "", sign=_tie(table, row))
 
 
-def _paper_caption(tables: Sequence[ComparisonTable], alpha: float, reference: str | None) -> str:
-    """What the paper's readers must know."""
-    first = tables[0]
+def _paper_caption(tables: Sequence[ComparisonTable], request: ComparisonRequest) -> str:
+    """The facts that a paper's readers need."""
+    first, alpha, reference = tables[0], request.alpha, request.against
     tests = {"wilcoxon": "Wilcoxon signed-rank test", "t": "paired t-test"}
     used = {t.by for table in tables for t in table.tests if t.by in tests}
     by = " or ".join(tests[name] for name in sorted(used)) or "no test"
@@ -167,4 +283,4 @@ def _paper_caption(tables: Sequence[ComparisonTable], alpha: float, reference: s
 
 def csv_table(lines: Sequence[Mapping[str, object]]) -> Table:
     """One line per run and seed; points of a grid that were not chosen have no test scores."""
-    return record_table(lines, CSV_COLUMNS)
+    return present.record_table(lines, CSV_COLUMNS)

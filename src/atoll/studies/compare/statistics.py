@@ -36,7 +36,7 @@ POWER = 0.8
 EXACT = 500
 """Most pairs for which Wilcoxon's distribution is counted out; above, it is normal."""
 MOST_PAIRS = 1000
-"""More pairs than anybody runs: beyond, only that it would take more is said."""
+"""More pairs than a study has: above it, only "more than" is reported."""
 FEWEST_BLOCKS = 10
 """Friedman's distribution is an approximation, too rough with fewer blocks."""
 
@@ -46,36 +46,24 @@ class PairedTest:
     """One method against the reference, block by block.
 
     Attributes:
-        name: The method.
-        against: The reference.
-        pairs: Blocks that both have.
-        difference: Mean of method minus reference.
-        std: Standard deviation of the differences; None for one pair.
-        low: Lower end of the mean's 95% interval (t); NaN for one pair.
-        high: Its upper end.
-        wins: Blocks in which the method has more.
-        losses: Blocks in which it has less.
-        wilcoxon: p of Wilcoxon's signed-rank test, Holm-corrected over the family.
-        t: p of the paired t-test, Holm-corrected over the family.
-        by: What decides: "wilcoxon", "t", or "nothing" with fewer than two pairs.
-        different: Whether the deciding p is below alpha.
-        needed: Pairs at which a difference like this one would be found four times in five;
-            None if more than `MOST_PAIRS`.
+        wilcoxon: p of Wilcoxon's signed-rank test, Holm-corrected over the family; `t` likewise.
+        needed: Pairs at which a difference like this one would be found four times in five; None if
+            more than `MOST_PAIRS`.
     """
 
     name: str
     against: str
     pairs: int
-    difference: float
-    std: float | None
-    low: float
+    difference: float  # mean of method minus reference, over the blocks that both have (`pairs`)
+    std: float | None  # standard deviation of the differences; None for one pair
+    low: float  # lower end of the mean's 95% interval (t), up to `high`; NaN for one pair
     high: float
     wins: int
     losses: int
     wilcoxon: float
     t: float
-    by: str
-    different: bool
+    by: str  # the deciding test: "wilcoxon", "t", or "nothing" with fewer than two pairs
+    different: bool  # whether the deciding p is below alpha
     needed: int | None
 
     @property
@@ -89,17 +77,13 @@ def against(
 ) -> list[PairedTest]:
     """Every other method against the reference; p-values corrected over all of them.
 
-    Args:
-        reference: One of the names.
-        scores: For each method one number per block, (B,); NaN where it has none.
-        alpha: Chance of a false alarm among all these comparisons.
+    `scores` has for each method one number per block, (B,); NaN where it has none.
     """
-    gaps = {
-        name: np.round(_known(values - scores[reference]), DIGITS)
-        for name, values in scores.items()
-        if name != reference
-    }
-    gaps = {name: gap for name, gap in gaps.items() if gap.size}
+    gaps = {}
+    for name, values in scores.items():
+        gap = values - scores[reference]
+        if name != reference and not np.isnan(gap).all():
+            gaps[name] = np.round(gap[~np.isnan(gap)], DIGITS)
     family = len(gaps)
     fewest = min((gap.size for gap in gaps.values()), default=0)
     by = "wilcoxon" if fewest >= least_pairs(alpha, family) else "t" if fewest > 1 else "nothing"
@@ -220,21 +204,13 @@ def ranks(scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RankTest:
-    """All methods at once.
-
-    Attributes:
-        blocks: How many.
-        mean_ranks: (k,), 1 is best.
-        p: Of the claim that all methods rank alike (Friedman, with Iman and Davenport's F).
-        critical_difference: Mean ranks this far apart differ at alpha (Nemenyi).
-        pairwise: p of each pair of methods, (k, k), over all pairs.
-    """
+    """All methods at once."""
 
     blocks: int
-    mean_ranks: np.ndarray
-    p: float
-    critical_difference: float
-    pairwise: np.ndarray
+    mean_ranks: np.ndarray  # (k,), 1 is best
+    p: float  # of the claim that all methods rank alike (Friedman, with Iman and Davenport's F)
+    critical_difference: float  # mean ranks this far apart differ at alpha (Nemenyi)
+    pairwise: np.ndarray  # p of each pair of methods, (k, k), over all pairs
 
 
 def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
@@ -264,10 +240,6 @@ def friedman(scores: np.ndarray) -> float:
     # Iman and Davenport's F is the analysis of variance of the ranks, blocks having equal means.
     ratio = (blocks - 1) * between / within
     return float(stats.f.sf(ratio, methods - 1, (methods - 1) * (blocks - 1)))
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values[~np.isnan(values)])
 
 
 def _rounding(values: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""From finished cells to tables: means, ranks, costs and tests, problem by problem and over all.
+"""From finished runs to tables: means, ranks, costs and tests, problem by problem and over all.
 
 Test scores are read once, after validation scores have chosen each grid's winner; the test scores
 of other points appear nowhere.
@@ -16,8 +16,11 @@ import numpy as np
 from atoll.engines.ledger import SCORE
 from atoll.experiment.baseline import KINDS
 from atoll.experiment.metrics import spread
+from atoll.studies.compare.plan import ComparisonRequest, problem_of
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
 from atoll.studies.study_run import Json, RunOutcome
+
+CHANGED = "its clients are not those of the other methods: the data have changed since"
 
 
 @dataclass(frozen=True)
@@ -25,33 +28,24 @@ class ComparedRow:
     """One method in one table.
 
     Attributes:
-        method: The arm's label.
         scores: Test scores, one per block (seed, or seed of each problem), (B,); NaN if it failed.
-        mean: Of the scores.
-        std: Over seeds; None for one.
-        rank: Mean rank over blocks, among the methods that finished; 1 is best.
-        megabytes: What training moved in a round, up and down.
-        seconds: Of the median round.
         scored: The model behind the scores: "global", "personalised", "local", or one of a
             baseline's `KINDS`.
-        validation: Mean validation score; NaN where there is none.
-        point: What validation chose from the grid.
-        points: How many points the grid has; 1 without a grid.
-        error: One sentence if it, or a point of its grid, failed.
+        point: The point of the grid that validation chose.
     """
 
-    method: str
+    method: str  # the arm's label
     scores: np.ndarray
     mean: float = math.nan
-    std: float | None = None
-    rank: float = math.nan
-    megabytes: float = math.nan
-    seconds: float = math.nan
+    std: float | None = None  # over seeds; None for one
+    rank: float = math.nan  # mean rank over blocks, among the methods that finished; 1 is best
+    megabytes: float = math.nan  # sent in a round of training, up and down
+    seconds: float = math.nan  # of the median round
     scored: str = ""
-    validation: float = math.nan
+    validation: float = math.nan  # mean validation score; NaN where there is none
     point: Mapping[str, object] = field(default_factory=dict)
-    points: int = 1
-    error: str | None = None
+    points: int = 1  # size of the grid; 1 without a grid
+    error: str | None = None  # one sentence if it, or a point of its grid, failed
 
     @property
     def finished(self) -> bool:
@@ -59,14 +53,13 @@ class ComparedRow:
 
     @property
     def marked(self) -> str:
-        """The method's name; that of a baseline says that it is not federated."""
+        """The method's name; a baseline's name shows that it is not federated."""
         return f"{self.method} ({self.scored})" if self.scored in KINDS else self.method
 
     @property
     def label(self) -> str:
         """The method with the point of the grid that was chosen."""
-        point = " ".join(f"{key}={value}" for key, value in self.point.items())
-        return f"{self.method} ({point})" if point else self.marked
+        return f"{self.method} ({settings_text(self.point)})" if self.point else self.marked
 
 
 @dataclass(frozen=True)
@@ -74,28 +67,19 @@ class ComparisonTable:
     """All methods on one problem, or over all of them.
 
     Attributes:
-        data: The problem's name; "" over all.
-        clients: Its number of clients.
-        metric: What the scores are.
-        seeds: How many.
-        problems: How many blocks each seed has: 1 but for the table over all.
-        about: Partition, split, protocol and rounds.
-        rows: One per method.
         reference: The method that the others are tested against; None if there is none.
-        tests: Each other method against the reference.
-        rank_test: All at once; None with too few blocks or methods.
     """
 
-    data: str
-    clients: int | None
-    metric: str
+    data: str  # the problem's name; "" over all
+    clients: int | None  # its number of clients
+    metric: str  # the scores' name
     seeds: int
-    problems: int
-    about: Json
     rows: tuple[ComparedRow, ...]
-    reference: str | None
-    tests: tuple[PairedTest, ...]
-    rank_test: RankTest | None
+    problems: int = 1  # how many blocks each seed has: 1 but for the table over all
+    about: Json = field(default_factory=dict)  # partition, split, protocol and rounds
+    reference: str | None = None
+    tests: tuple[PairedTest, ...] = ()  # each other method against the reference
+    rank_test: RankTest | None = None  # all at once; None with too few blocks or methods
 
     @property
     def best(self) -> list[str]:
@@ -107,80 +91,59 @@ class ComparisonTable:
         return next((test for test in self.tests if test.name == method), None)
 
 
-@dataclass(frozen=True)
-class ComparedProblem:
-    """One problem of a comparison: its table, and its lines of compare.csv."""
-
-    table: ComparisonTable
-    lines: list[Json]
+def settings_text(settings: Mapping[str, object]) -> str:
+    """`mu=0.1 lr=0.01`."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def compare_runs(
-    outcomes: Sequence[RunOutcome],
-    methods: Sequence[str],
-    against: str | None,
-    metric: str | None,
-    alpha: float,
-) -> list[ComparedProblem]:
-    """A table for each problem, in the order of the runs."""
-    groups = itertools.groupby(outcomes, lambda o: (o.run.labels["data"], o.run.labels["clients"]))
-    return [
-        _compare_problem(*problem, list(members), methods, against, metric, alpha)
-        for problem, members in groups
-    ]
+    outcomes: Sequence[RunOutcome], request: ComparisonRequest
+) -> list[tuple[ComparisonTable, list[Json]]]:
+    """A table for each problem, in the order of the runs, and its lines of compare.csv."""
+    groups = itertools.groupby(outcomes, lambda outcome: problem_of(outcome.run))
+    return [_compare_problem(*problem, list(members), request) for problem, members in groups]
 
 
 def _compare_problem(
-    data: str,
-    clients: int | None,
-    group: Sequence[RunOutcome],
-    methods: Sequence[str],
-    against: str | None,
-    metric: str | None,
-    alpha: float,
-) -> ComparedProblem:
+    data: str, clients: int | None, group: Sequence[RunOutcome], request: ComparisonRequest
+) -> tuple[ComparisonTable, list[Json]]:
     summaries = [one.summary for one in group if one.summary is not None]
-    chosen = _metric(metric, summaries)
-    picked = {
-        name: _pick([o for o in group if o.run.labels["method"] == name], chosen)
-        for name in methods
-    }
-    rows = _same_clients([_row(name, *picked[name], chosen) for name in methods], picked)
+    metric = _metric(request.metric, summaries)
+    points: dict[str, list[RunOutcome]] = {name: [] for name in request.methods}
+    for outcome in group:
+        points[outcome.run.labels["method"]].append(outcome)
+    winners = {name: _winner(outcomes, metric) for name, outcomes in points.items()}
+    rows = [_row(name, winners[name], points[name], metric) for name in points]
     # A baseline has no rounds, so that a method describes the problem if there is one.
     federated = [one for one in summaries if one["scored"] not in KINDS]
     shown = next(iter(federated or summaries), None)
     about = {
         key: shown[key] if shown else None for key in ("partition", "split", "protocol", "rounds")
     }
-    known = shown["clients"] if shown else clients
-    seeds = group[0].run.config.seeds
-    table = _tested(data, known, chosen, seeds, 1, about, rows, against, alpha)
-    winners = {id(winner) for winner, _ in picked.values()}
-    lines = [
-        line
-        for outcome in group
-        for line in _lines(outcome, chosen, known, winner=id(outcome) in winners)
-    ]
-    return ComparedProblem(table, lines)
+    clients = shown["clients"] if shown else clients
+    seeds, same = group[0].run.config.seeds, _same_clients(rows, winners)
+    table = ComparisonTable(data, clients, metric, seeds, same, about=about)
+    lines: list[Json] = []
+    for outcome in group:
+        winner = winners[outcome.run.labels["method"]] is outcome
+        lines += _lines(outcome, metric, clients, winner=winner)
+    return _with_tests(table, request), lines
 
 
-def _metric(asked: str | None, summaries: Sequence[Json]) -> str:
-    """What was asked for, else what the data are scored by, where it is defined."""
-    if asked is not None:
-        return asked
+def _metric(wanted: str | None, summaries: Sequence[Json]) -> str:
+    """The wanted metric, else the data's own where it is defined."""
+    if wanted is not None:
+        return wanted
     own = {s["metric"] if f"test_{s['metric']}" in s["metrics"] else "accuracy" for s in summaries}
     return own.pop() if len(own) == 1 else "accuracy"
 
 
-def _pick(
-    outcomes: Sequence[RunOutcome], metric: str
-) -> tuple[RunOutcome | None, list[RunOutcome]]:
-    """The point with the best mean validation score, the first of equals; and all of them."""
+def _winner(outcomes: Sequence[RunOutcome], metric: str) -> RunOutcome | None:
+    """The point with the best mean validation score, the first of equals."""
     finished = [one for one in outcomes if one.summary is not None]
     if len(outcomes) > 1:
         finished = [one for one in finished if math.isfinite(_validation(one, metric))]
-    best = max(finished, key=lambda one: _validation(one, metric), default=None)
-    return best, list(outcomes)
+    return max(finished, key=lambda one: _validation(one, metric), default=None)
 
 
 def _validation(outcome: RunOutcome, metric: str) -> float:
@@ -197,140 +160,116 @@ def _row(
     error = errors[0] if errors else None
     if errors and points > 1:
         error = f"{len(errors)} of {points} points failed: {errors[0]}"
-    nothing = np.full(seeds, math.nan)
+    empty = ComparedRow(name, np.full(seeds, math.nan), points=points, error=error)
     if winner is None or winner.summary is None:
-        error = error or f"no validation {metric}, which would choose the point of the grid"
-        return ComparedRow(name, nothing, points=points, error=error)
+        reason = f"no validation {metric}, which would choose the point of the grid"
+        return replace(empty, error=error or reason)
     found = winner.summary["metrics"].get(f"test_{metric}", {"per_seed": []})["per_seed"]
     if len(found) < seeds:
-        error = f"its test {metric} is not defined for every seed"
-        return ComparedRow(name, nothing, points=points, error=error)
+        return replace(empty, error=f"its test {metric} is not defined for every seed")
     scores = np.array(found, dtype=float)
     rounds = (winner.summary["rounds"] or 1) * winner.summary["seeds"]
-    return ComparedRow(
-        name,
-        scores,
-        float(scores.mean()),
-        spread(scores),
-        math.nan,
-        sum(winner.summary["bytes"].values()) / rounds / 1e6,
-        winner.summary["seconds"]["per_round"],
-        winner.summary["scored"],
-        _validation(winner, metric),
-        winner.run.labels["point"],
-        points,
-        error,
+    return replace(
+        empty,
+        scores=scores,
+        mean=float(scores.mean()),
+        std=spread(scores),
+        megabytes=sum(winner.summary["bytes"].values()) / rounds / 1e6,
+        seconds=winner.summary["seconds"]["per_round"],
+        scored=winner.summary["scored"],
+        validation=_validation(winner, metric),
+        point=winner.run.labels["point"],
     )
 
 
 def _same_clients(
-    rows: list[ComparedRow], picked: Mapping[str, tuple[RunOutcome | None, list[RunOutcome]]]
-) -> list[ComparedRow]:
+    rows: Sequence[ComparedRow], winners: Mapping[str, RunOutcome | None]
+) -> tuple[ComparedRow, ...]:
     """Drop a row whose clients are not the first one's: its data changed in between."""
     first: dict[str, bytes] | None = None
     checked = []
     for row in rows:
-        winner = picked[row.method][0]
-        if winner is None or not row.finished:
-            checked.append(row)
-            continue
-        files = sorted(winner.folder.glob("seed-*/partition.npz"))
-        clients = {path.parent.name: path.read_bytes() for path in files}
-        first = clients if first is None else first
-        if clients == first:
-            checked.append(row)
-        else:
-            error = "its clients are not those of the other methods: the data have changed since"
-            checked.append(ComparedRow(row.method, np.full_like(row.scores, math.nan), error=error))
-    return checked
+        winner = winners[row.method]
+        if winner is not None and row.finished:
+            files = sorted(winner.folder.glob("seed-*/partition.npz"))
+            clients = {path.parent.name: path.read_bytes() for path in files}
+            first = clients if first is None else first
+            if clients != first:
+                checked.append(_failed(row, CHANGED))
+                continue
+        checked.append(row)
+    return tuple(checked)
 
 
-def _tested(
-    data: str,
-    clients: int | None,
-    metric: str,
-    seeds: int,
-    problems: int,
-    about: Json,
-    rows: Sequence[ComparedRow],
-    wanted: str | None,
-    alpha: float,
-) -> ComparisonTable:
+def _failed(row: ComparedRow, error: str) -> ComparedRow:
+    return ComparedRow(row.method, np.full_like(row.scores, math.nan), error=error)
+
+
+def _with_tests(table: ComparisonTable, request: ComparisonRequest) -> ComparisonTable:
     """Ranks and tests of the rows that have all scores."""
-    there = [row for row in rows if row.finished]
-    scores = {row.method: row.scores for row in there}
-    best = max(there, key=lambda row: row.mean, default=None)
-    reference = best.method if best is not None and wanted is None else wanted
-    tests = against(reference, scores, alpha) if reference in scores else []
+    finished = [row for row in table.rows if row.finished]
+    scores = {row.method: row.scores for row in finished}
+    best = max(finished, key=lambda row: row.mean, default=None)
+    reference = best.method if best is not None and request.against is None else request.against
     stacked = np.stack(list(scores.values()), axis=1) if scores else np.empty((0, 0))
-    placed = ranks(stacked).mean(0) if scores else []
-    rank_of = dict(zip(scores, placed, strict=True))
-    ranked = tuple(replace(row, rank=float(rank_of.get(row.method, math.nan))) for row in rows)
-    return ComparisonTable(
-        data,
-        clients,
-        metric,
-        seeds,
-        problems,
-        about,
-        ranked,
-        reference if reference in scores else None,
-        tuple(tests),
-        rank_test(stacked, alpha),
+    places = dict(zip(scores, ranks(stacked).mean(0) if scores else [], strict=True))
+    return replace(
+        table,
+        rows=tuple(replace(r, rank=float(places.get(r.method, math.nan))) for r in table.rows),
+        reference=reference if reference in scores else None,
+        tests=tuple(against(reference, scores, request.alpha) if reference in scores else []),
+        rank_test=rank_test(stacked, request.alpha),
     )
 
 
 def compare_overall(
-    tables: Sequence[ComparisonTable], wanted: str | None, alpha: float
+    tables: Sequence[ComparisonTable], request: ComparisonRequest
 ) -> ComparisonTable:
     """Methods over all problems: those that finished on each of them."""
     rows = []
-    for position, first in enumerate(tables[0].rows):
-        own = [table.rows[position] for table in tables]
-        scores = np.concatenate([row.scores for row in own])
-        lost = sum(not row.finished for row in own)
+    for own in zip(*(table.rows for table in tables), strict=True):
+        row = ComparedRow(own[0].method, np.concatenate([one.scores for one in own]))
+        lost = sum(not one.finished for one in own)
         if lost:
-            error = f"failed on {lost} of {len(tables)} problems"
-            rows.append(ComparedRow(first.method, np.full_like(scores, math.nan), error=error))
+            rows.append(_failed(row, f"failed on {lost} of {len(tables)} problems"))
             continue
-        by_seed = np.mean([row.scores for row in own], axis=0)
+        by_seed = np.mean([one.scores for one in own], axis=0)
         rows.append(
-            ComparedRow(
-                first.method,
-                scores,
-                float(by_seed.mean()),
-                spread(by_seed),
-                megabytes=float(np.mean([row.megabytes for row in own])),
-                seconds=float(np.mean([row.seconds for row in own])),
-                scored=first.scored,
-                validation=float(np.mean([row.validation for row in own])),
-                points=first.points,
+            replace(
+                row,
+                mean=float(by_seed.mean()),
+                std=spread(by_seed),
+                megabytes=float(np.mean([one.megabytes for one in own])),
+                seconds=float(np.mean([one.seconds for one in own])),
+                scored=own[0].scored,
+                validation=float(np.mean([one.validation for one in own])),
+                points=own[0].points,
             )
         )
     metrics = {table.metric for table in tables}
     metric = metrics.pop() if len(metrics) == 1 else "score"
-    return _tested("", None, metric, tables[0].seeds, len(tables), {}, rows, wanted, alpha)
+    seeds = tables[0].seeds
+    overall = ComparisonTable("", None, metric, seeds, tuple(rows), problems=len(tables))
+    return _with_tests(overall, request)
 
 
 def _lines(outcome: RunOutcome, metric: str, clients: int | None, *, winner: bool) -> list[Json]:
-    """A cell in compare.csv: one line per seed; a failed one has one line."""
-    labels, config = outcome.run.labels, outcome.run.config
-    point = " ".join(f"{key}={value}" for key, value in labels["point"].items())
+    """A run in compare.csv: one line per seed; a failed one has one line."""
+    labels, config, summary = outcome.run.labels, outcome.run.config, outcome.summary
     start = {
         "cell": outcome.run.name,
         "data": labels["data"],
         "clients": clients,
         "method": labels["method"],
-        "point": point,
+        "point": settings_text(labels["point"]),
         "chosen": int(winner),
     }
-    if outcome.summary is None:
+    if summary is None:
         return [{**start, "error": outcome.error}]
-    summary = outcome.summary
-    metrics, rounds = summary["metrics"], summary["rounds"] or 1
+    rounds = summary["rounds"] or 1
 
     def of_seed(role: str, number: int) -> float | None:
-        found = metrics.get(f"{role}_{metric}", {"per_seed": []})["per_seed"]
+        found = summary["metrics"].get(f"{role}_{metric}", {"per_seed": []})["per_seed"]
         return found[number] if len(found) == config.seeds else None
 
     rows = []

@@ -10,14 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from atoll.analyses import clusters_charts
 from atoll.analyses.clusters import ClusterStudy, study_clusters
 from atoll.analyses.clusters import title as cluster_title
-from atoll.analyses.clusters_charts import (
-    heterogeneity_charts,
-    loss_chart,
-    norm_charts,
-    tree_chart,
-)
 from atoll.analyses.contribution import contribution, mean
 from atoll.analyses.contribution_view import chart as contribution_chart
 from atoll.analyses.similarity import read_similarities, similarity_charts
@@ -25,28 +20,8 @@ from atoll.core.graph import with_views
 from atoll.data.measure.heterogeneity import compare_graphs, embedding_distance
 from atoll.engines.checkpoint import load_checkpoint, unpack_states
 from atoll.experiment.folder import FinishedRun, RunFolder, read_run
-from atoll.present.chart import (
-    BLACK,
-    BLUE,
-    PALETTE,
-    SHAPES,
-    SOFT,
-    Axis,
-    Bars,
-    Chart,
-    Dots,
-    Heat,
-    Line,
-    Mark,
-    Panels,
-    Rule,
-    Texts,
-    colour_of,
-    in_rows,
-    named,
-    number_text,
-    violin,
-)
+from atoll.present import chart as charts
+from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, Panels, Rule, Texts, named
 from atoll.present.tables import Table, make_table, record_table
 from atoll.studies.reproduce.figure_plan import Drawing, Point
 from atoll.studies.reproduce.table import Ours, ours_of
@@ -108,18 +83,19 @@ def _scores(drawing: Drawing) -> Table:
 
 def _panels(
     drawing: Drawing,
-    charts: Sequence[Chart],
+    panels: Sequence[Chart],
     *,
     width: float = 5.4,
     height: float = 4.4,
     legend: bool = False,
-) -> Panels:
-    rows = in_rows(charts)
+) -> dict[str, Panels]:
+    """The only picture of a figure."""
+    rows = charts.in_rows(panels)
     wide = len(rows[0])
     lines = [textwrap.wrap(line, int(13 * width * wide)) for line in drawing.title().splitlines()]
     title = "\n".join(part for line in lines for part in line)
     size = (width * wide, height * len(rows) + 0.9)
-    return Panels(title, rows, size, legend=legend)
+    return {"": Panels(title, rows, size, legend=legend)}
 
 
 def _score_axis(drawing: Drawing, dataset: str) -> Axis:
@@ -131,21 +107,21 @@ def _line(
     method: str, methods: Sequence[str], x: np.ndarray, y: np.ndarray, **more: object
 ) -> Line:
     """A method's line; the paper's own method, the last, is black and thick."""
-    place, colours = list(methods).index(method), len(PALETTE) - 1
-    if place == len(methods) - 1:
-        style = {"colour": BLACK, "width": 2.4, "shape": "dot"}
-    else:
-        dash, shape = (place // colours) % 4, SHAPES[place % len(SHAPES)]
-        style = {"colour": colour_of(place % colours), "width": 1.5, "dash": dash, "shape": shape}
+    place, colours = list(methods).index(method), len(charts.PALETTE) - 1
+    style: dict[str, object] = {"colour": charts.BLACK, "width": 2.4, "shape": "dot"}
+    if place < len(methods) - 1:
+        shape = charts.SHAPES[place % len(charts.SHAPES)]
+        style = {"colour": charts.colour_of(place % colours), "width": 1.5, "shape": shape}
+        style["dash"] = (place // colours) % 4
     return Line(x, y, name=method, **{**style, **more})  # type: ignore[arg-type]
 
 
 def draw_lines(drawing: Drawing) -> Illustration:
     """A score against something that is varied: a line for each method, a panel for each set."""
-    methods, charts = drawing.methods(), []
+    methods, panels = drawing.methods(), []
     values = sorted({float(variant.label) for variant in drawing.recipe.x})
-    ticks = [(value, f"{value:g}") for value in values]
     log = values[0] > 0 and values[-1] / values[0] > 50
+    x = Axis(drawing.recipe.x_name, log=log, ticks=[(value, f"{value:g}") for value in values])
     for dataset in drawing.datasets():
         lines = []
         for method in methods:
@@ -157,14 +133,13 @@ def draw_lines(drawing: Drawing) -> Illustration:
                 spread = np.array([one.std for one in found])
                 band = {"low": mean - spread, "high": mean + spread}
             lines.append(_line(method, methods, at, mean, **band))
-        x = Axis(drawing.recipe.x_name, log=log, ticks=ticks)
-        charts.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
-    return {"": _panels(drawing, charts, legend=len(methods) > 1)}, _scores(drawing)
+        panels.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
+    return _panels(drawing, panels, legend=len(methods) > 1), _scores(drawing)
 
 
 def draw_rounds(drawing: Drawing) -> Illustration:
     """A score after every round: mean over seeds, a line for each method."""
-    methods, charts, rows = drawing.methods(), [], []
+    methods, panels, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
         first: FinishedRun | None = None
         lines = []
@@ -172,16 +147,15 @@ def draw_rounds(drawing: Drawing) -> Illustration:
             run = read_run(_folder(point), like=first)
             first = first or run
             curve = 100 * run.result.curve(drawing.metric(dataset)).mean(0)
-            lines.append(
-                _line(point.method, methods, np.arange(1, len(curve) + 1), curve, shape="")
-            )
+            rounds = np.arange(1, len(curve) + 1)
+            lines.append(_line(point.method, methods, rounds, curve, shape=""))
             rows += [
                 (dataset, point.method, number, round(float(value), 3), drawing.rules)
                 for number, value in enumerate(curve, start=1)
             ]
         x = Axis("round", whole=True)
-        charts.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
-    return {"": _panels(drawing, charts, legend=len(methods) > 1)}, _table(drawing, rows)
+        panels.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
+    return _panels(drawing, panels, legend=len(methods) > 1), _table(drawing, rows)
 
 
 def draw_bars(drawing: Drawing) -> Illustration:
@@ -196,27 +170,31 @@ def draw_bars(drawing: Drawing) -> Illustration:
         for place, point in enumerate(own):
             found, method = _ours(point, drawing), point.method
             at, std = group + 0.8 * (place + 0.5) / len(own) - 0.4, found.std or 0.0
-            colour, name = colour_of(methods.index(method)), "" if method in shown else method
+            colour = charts.colour_of(methods.index(method))
+            name = "" if method in shown else method
             shown.add(method)
-            bar = Bars([at], [found.mean], 0.0, 0.76 / len(own), colour, name, [std])
-            marks += [bar, Texts([at], [found.mean + std], [f"{found.mean:.1f}"], size=8)]
+            marks += [
+                Bars([at], [found.mean], 0.0, 0.76 / len(own), colour, name, [std]),
+                Texts([at], [found.mean + std], [f"{found.mean:.1f}"], size=8),
+            ]
             low = min(low, found.mean - std)
         label = f"{own[0].x.label} {drawing.recipe.x_name}"
         losses = several and bool(own[0].x.methods)
         ticks.append((float(group), f"{label}\n(losses)" if losses else label))
     score = _score_axis(drawing, drawing.points[0].dataset)
     y = replace(score, low=max(0.0, low - 8), room=0.12)
-    chart = Chart("", Axis(ticks=ticks), y, tuple(marks))
-    width = max(8.0, 2.2 * len(groups))
+    chart, width = Chart("", Axis(ticks=ticks), y, tuple(marks)), max(8.0, 2.2 * len(groups))
     picture = _panels(drawing, [chart], width=width, height=4.8, legend=len(methods) > 1)
-    return {"": picture}, _scores(drawing)
+    return picture, _scores(drawing)
 
 
 def draw_grid(drawing: Drawing) -> Illustration:
     """A heat map over two things that are varied, for each data set and method."""
     x = [float(variant.label) for variant in drawing.recipe.x]
     y = [float(variant.label) for variant in drawing.recipe.y]
-    charts = []
+    across = named(drawing.recipe.x_name, [f"{label:g}" for label in x])
+    down = named(drawing.recipe.y_name, [f"{label:g}" for label in y], down=True)
+    panels = []
     for dataset, method in dict.fromkeys((p.dataset, p.method) for p in drawing.points):
         values = np.full((len(y), len(x)), np.nan)
         for point in (p for p in drawing.of(dataset) if p.method == method):
@@ -224,13 +202,12 @@ def draw_grid(drawing: Drawing) -> Illustration:
             values[place] = _ours(point, drawing).mean
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
         words = np.array([[f"{value:.1f}" for value in row] for row in values])
-        # From the least value on: the differences are what the picture is for.
-        heat = Heat(values, words, low, max(high, low + 1.0), scale="", scale_form="{x:.1f}")
-        across = named(drawing.recipe.x_name, [f"{label:g}" for label in x])
-        down = named(drawing.recipe.y_name, [f"{label:g}" for label in y], down=True)
+        # The scale begins at the least value, because the picture is about differences.
+        top = max(high, low + 1.0)
+        heat = charts.Heat(values, words, low, top, scale="", scale_form="{x:.1f}")
         title = f"{dataset}, {method}\n{_score_axis(drawing, dataset).name}"
-        charts.append(Chart(title, across, down, (heat,)))
-    return {"": _panels(drawing, charts)}, _scores(drawing)
+        panels.append(Chart(title, across, down, (heat,)))
+    return _panels(drawing, panels), _scores(drawing)
 
 
 def draw_similarity(drawing: Drawing) -> Illustration:
@@ -240,16 +217,11 @@ def draw_similarity(drawing: Drawing) -> Illustration:
         found = read_similarities([_folder(point) for point in drawing.of(dataset)])
         pictures[dataset.lower()] = similarity_charts(found)
         matrices = {**{f"data: {kind}": m for kind, m in found.data.items()}, **found.methods}
+        clients = list(map(int, found.clients))
         for name, matrix in matrices.items():
             mean = matrix if matrix.ndim == 2 else matrix.mean(0)
             rows += [
-                (
-                    dataset,
-                    name,
-                    int(found.clients[i]),
-                    int(found.clients[j]),
-                    round(float(mean[i, j]), 5),
-                )
+                (dataset, name, clients[i], clients[j], round(float(mean[i, j]), 5))
                 for i, j in zip(*np.triu_indices(len(mean), 1), strict=True)
             ]
     return pictures, _table(drawing, rows)
@@ -257,27 +229,20 @@ def draw_similarity(drawing: Drawing) -> Illustration:
 
 def draw_distance(drawing: Drawing) -> Illustration:
     """How far apart same-class nodes of different clients are, a bar for each method."""
-    methods, charts, rows = drawing.methods(), [], []
+    methods, panels, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
         marks: list[Mark] = []
         for place, point in enumerate(drawing.of(dataset)):
             values = np.array(_distances(_folder(point)))
             middle, spread = values.mean(), _spread(values)
-            marks.append(Bars([place], [middle], 0.0, 0.6, colour_of(place), spread=[spread]))
+            colour = charts.colour_of(place)
+            marks.append(Bars([place], [middle], 0.0, 0.6, colour, spread=[spread]))
             marks.append(Texts([place], [middle + spread], [f"{middle:.2f}"]))
-            rows.append(
-                (
-                    dataset,
-                    point.method,
-                    round(middle, 4),
-                    round(spread, 4),
-                    values.size,
-                    drawing.rules,
-                )
-            )
+            numbers = round(middle, 4), round(spread, 4), values.size
+            rows.append((dataset, point.method, *numbers, drawing.rules))
         y = Axis("average Wasserstein distance of the outputs", low=0.0, room=0.12)
-        charts.append(Chart(dataset, named("", methods), y, tuple(marks)))
-    return {"": _panels(drawing, charts)}, _table(drawing, rows)
+        panels.append(Chart(dataset, named("", methods), y, tuple(marks)))
+    return _panels(drawing, panels), _table(drawing, rows)
 
 
 def _spread(values: np.ndarray) -> float:
@@ -304,23 +269,15 @@ def _distances(folder: Path) -> list[float]:
 
 
 def draw_contribution(drawing: Drawing) -> Illustration:
-    """What one client does to each class, with one kind of difference at a time."""
+    """The effect of one client on each class, with one kind of difference at a time."""
     pictures, rows = {}, []
     for point in drawing.points:
         found = contribution(point.run.config, client=0, vary=str(point.x.label))
         pictures[f"{point.dataset.lower()}-{point.x.label}"] = contribution_chart(found)
-        rows += [
-            (
-                point.dataset,
-                point.x.label,
-                row.name,
-                row.train,
-                number_text(row.homophily, 4),
-                number_text(100 * mean(row.present), 3),
-                number_text(100 * mean(row.absent), 3),
-            )
-            for row in found.classes()
-        ]
+        for row in found.classes():
+            accuracy = [charts.number_text(100 * mean(p), 3) for p in (row.present, row.absent)]
+            own = row.name, row.train, charts.number_text(row.homophily, 4)
+            rows.append((point.dataset, point.x.label, *own, *accuracy))
     return pictures, _table(drawing, rows)
 
 
@@ -339,21 +296,12 @@ def draw_norms(drawing: Drawing) -> Illustration:
     """Norms of updates and the tree of clusters, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
-        pictures[f"{name}-norms"] = norm_charts(study, cluster_title(study))
-        pictures[f"{name}-tree"] = tree_chart(study, cluster_title(study))
-        rows += [
-            (
-                point.dataset,
-                point.method,
-                study.names[client],
-                number,
-                round(float(study.norms[number, client]), 6),
-                round(float(study.together[number, client]), 6),
-                int(study.label[number, client]),
-            )
-            for number in range(study.rounds)
-            for client in range(len(study.names))
-        ]
+        pictures[f"{name}-norms"] = clusters_charts.norm_charts(study, cluster_title(study))
+        pictures[f"{name}-tree"] = clusters_charts.tree_chart(study, cluster_title(study))
+        for at in np.ndindex(study.rounds, len(study.names)):
+            norms = round(float(study.norms[at]), 6), round(float(study.together[at]), 6)
+            where = point.dataset, point.method, study.names[at[1]], at[0]
+            rows.append((*where, *norms, int(study.label[at])))
     return pictures, _table(drawing, rows)
 
 
@@ -361,17 +309,11 @@ def draw_heterogeneity(drawing: Drawing) -> Illustration:
     """How different the graphs inside clusters are, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
-        pictures[name] = heterogeneity_charts(study, cluster_title(study))
-        rows += [
-            (
-                point.dataset,
-                point.method,
-                "start" if number < 0 else int(number),
-                round(structure, 5),
-                round(features, 5),
-            )
-            for number, structure, features in study.within()
-        ]
+        pictures[name] = clusters_charts.heterogeneity_charts(study, cluster_title(study))
+        for number, structure, features in study.within():
+            after = "start" if number < 0 else int(number)
+            gaps = round(structure, 5), round(features, 5)
+            rows.append((point.dataset, point.method, after, *gaps))
     return pictures, _table(drawing, rows)
 
 
@@ -381,21 +323,14 @@ def draw_losses(drawing: Drawing) -> Illustration:
     last = {point.dataset: study for point, _, study in _cluster_studies(drawing)}
     for dataset in (name for name in drawing.datasets() if name in last):
         study = last[dataset]
-        pictures[dataset.lower()] = loss_chart(study, cluster_title(study))
+        pictures[dataset.lower()] = clusters_charts.loss_chart(study, cluster_title(study))
         for run, gain in zip((study.run, *study.others), study.gains, strict=True):
             losses = np.concatenate(
                 [one.history.array("deployed", "loss", "test") for one in run.result.seeds], axis=1
             )
-            rows += [
-                (
-                    dataset,
-                    gain.name,
-                    number,
-                    round(float(np.nanmean(line)), 5),
-                    round(float(np.nanstd(line)), 5),
-                )
-                for number, line in enumerate(losses)
-            ]
+            for number, line in enumerate(losses):
+                numbers = round(float(np.nanmean(line)), 5), round(float(np.nanstd(line)), 5)
+                rows.append((dataset, gain.name, number, *numbers))
     return pictures, _table(drawing, rows)
 
 
@@ -408,66 +343,57 @@ def draw_pairs(drawing: Drawing) -> Illustration:
         own = 100 * run.result.of_clients()[:, 0]
         gap, middle = float(compare_graphs(run.federations[0]).structure[0, 1]), float(own.mean())
         alone = run.config.method == "local"
-        rows.append(
-            (
-                point.dataset,
-                point.x.label,
-                "" if alone else round(gap, 5),
-                round(middle, 3),
-                round(_spread(own), 3),
-                own.size,
-                drawing.rules,
-                point.run.name,
-            )
-        )
+        numbers = "" if alone else round(gap, 5), round(middle, 3), round(_spread(own), 3), own.size
+        rows.append((point.dataset, point.x.label, *numbers, drawing.rules, point.run.name))
         if alone:
             marks.append(Rule(middle, dash=1, width=1.4, name="alone"))
         else:
-            marks.append(Dots([gap], [middle], BLUE, spread=[_spread(own)]))
+            marks.append(Dots([gap], [middle], charts.BLUE, spread=[_spread(own)]))
             marks.append(Texts([gap], [middle], [str(point.x.label)], "corner"))
     x = Axis("structure heterogeneity to the other data set (nats)", room=0.15)
     y = Axis(f"test accuracy on {drawing.points[0].dataset}, %", room=0.15)
     chart = Chart("", x, y, tuple(marks), legend="inside")
-    return {"": _panels(drawing, [chart], width=7.4, height=4.8)}, _table(drawing, rows)
+    return _panels(drawing, [chart], width=7.4, height=4.8), _table(drawing, rows)
 
 
 def draw_violins(drawing: Drawing) -> Illustration:
     """What clients gain over training alone: two halves of a violin for each method."""
-    methods, charts, rows = drawing.methods(), [], []
+    methods, panels, rows = drawing.methods(), [], []
     sides = [variant.label for variant in drawing.recipe.x]
     for dataset in drawing.datasets():
-        marks: list[Mark] = [Rule(0.0, colour=SOFT)]
+        marks: list[Mark] = [Rule(0.0, colour=charts.SOFT)]
         bases: dict[object, FinishedRun] = {}
         for point in drawing.of(dataset):
             label = point.x.label
-            base = drawing.baselines.get((dataset, label))
+            base = drawing.baseline_runs.get((dataset, label))
             if base is None:
                 continue
-            fresh = label not in bases
-            first = bases.setdefault(label, read_run(base.folder)) if fresh else bases[label]
-            run = read_run(_folder(point), like=first)
-            gain = 100 * (run.result.of_clients().mean(0) - first.result.of_clients().mean(0))
+            name = "" if label in bases else str(label)
+            if label not in bases:
+                bases[label] = read_run(base.folder)
+            run = read_run(_folder(point), like=bases[label])
+            alone = bases[label].result.of_clients().mean(0)
+            gain = 100 * (run.result.of_clients().mean(0) - alone)
             place, side = methods.index(point.method), sides.index(label)
-            name = str(label) if fresh else ""
             marks += _half_violin(gain[np.isfinite(gain)], place, side, name)
             rows += [
                 (dataset, point.method, label, client, round(float(value), 4), drawing.rules)
                 for client, value in enumerate(gain)
             ]
         y = Axis("points gained over training alone (line: mean)")
-        charts.append(Chart(dataset, named("", methods), y, tuple(marks)))
+        panels.append(Chart(dataset, named("", methods), y, tuple(marks)))
     width = max(4.6, 1.5 * len(methods))
-    return {"": _panels(drawing, charts, width=width, legend=len(sides) > 1)}, _table(drawing, rows)
+    return _panels(drawing, panels, width=width, legend=len(sides) > 1), _table(drawing, rows)
 
 
 def _half_violin(values: np.ndarray, place: int, side: int, name: str) -> list[Mark]:
     """The left (0) or right (1) half, with a dot for each client and a line at the mean."""
-    sign, colour = (-1, 1)[side], colour_of(side)
+    sign, colour = (-1, 1)[side], charts.colour_of(side)
     at = place + sign * np.random.default_rng(side).uniform(0.04, 0.14, values.size)
     return [
-        *violin(values, place, colour=colour, side=sign, width=0.85),
+        *charts.violin(values, place, colour=colour, side=sign, width=0.85),
         Dots(at, values, colour, name, size=3.5, opacity=0.8),
-        Line([place, place + 0.3 * sign], [values.mean()] * 2, BLACK, width=2.0),
+        Line([place, place + 0.3 * sign], [values.mean()] * 2, charts.BLACK, width=2.0),
     ]
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from atoll.core.errors import unknown
 from atoll.present.files import check_output, write_all
 from atoll.studies.reproduce.figure_charts import DRAW
-from atoll.studies.reproduce.figure_plan import Drawing, Point, baseline_runs, figure_points
+from atoll.studies.reproduce.figure_plan import Drawing, Figure
 from atoll.studies.reproduce.recipes import Paper
-from atoll.studies.reproduce.table import Wanted, about_study, unique
-from atoll.studies.study import run_study
-from atoll.studies.study_run import Json, RunOutcome, StudyObserver
+from atoll.studies.reproduce.table import PaperStudy
+from atoll.studies.study_run import Json, RunOutcome
 
 ALONE = ("contribution",)
 """Figures that do not come from runs of a study."""
@@ -23,21 +22,13 @@ ALONE = ("contribution",)
 
 @dataclass(frozen=True)
 class ReproducedFigure:
-    """A figure that was drawn.
-
-    Attributes:
-        paper: Whose.
-        number: The figure's.
-        paths: What was written.
-        runs: How many it comes from.
-        left_out: One sentence for each thing that is not in it.
-    """
+    """A figure that was drawn."""
 
     paper: Paper
     number: str
     paths: list[Path]
-    runs: int
-    left_out: list[str]
+    runs: int  # how many it comes from
+    left_out: list[str]  # one sentence for each part that is not in it
 
     def summary(self) -> Json:
         """The object that `--json` prints."""
@@ -50,56 +41,34 @@ class ReproducedFigure:
         }
 
 
-def reproduce_figure(
-    paper: Paper,
-    number: str,
-    wanted: Wanted,
-    folder: Path,
-    *,
-    observer: StudyObserver | None = None,
-    jobs: int | str = 1,
-) -> ReproducedFigure:
+def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:
     """Run what a figure needs and is not there yet, draw it, and write its numbers."""
-    check_output(folder)
-    recipe = paper.recipe.figures[number]
-    planned = {rules: figure_points(paper, number, wanted, rules) for rules in wanted.rules(paper)}
-    if recipe.draw not in DRAW:
-        raise unknown("way to draw in a recipe", recipe.draw, DRAW)
-    bases = {
-        rules: baseline_runs(paper, number, points, rules, wanted)
-        for rules, (points, _) in planned.items()
-    }
-    reasons = next(iter(planned.values()))[1]
+    check_output(study.folder)
+    paper, wanted = study.paper, study.wanted
+    figures = [Figure(paper, number, rules, wanted) for rules in wanted.rules(paper)]
+    plans = [figure.plan() for figure in figures]
+    kind, reasons = figures[0].recipe.draw, plans[0][1]
+    if kind not in DRAW:
+        raise unknown("way to draw in a recipe", kind, DRAW)
+    bases = [one.baselines(points) for one, (points, _) in zip(figures, plans, strict=True)]
     found: dict[str, RunOutcome] = {}
-    if recipe.draw not in ALONE:
-        runs = unique(
-            [
-                *(point.run for points, _ in planned.values() for point in points),
-                *(run for own in bases.values() for run in own.values()),
-            ]
-        )
-        about = about_study(paper, f"fig{number}", wanted, folder)
-        outcomes = run_study(folder, runs, about=about, observer=observer, adds=True, jobs=jobs)
-        found = {outcome.run.name: outcome for outcome in outcomes}
-        reasons += [f"{o.run.labels['method']}: {o.error}" for o in outcomes if o.error]
+    if kind not in ALONE:
+        runs = [point.run for points, _ in plans for point in points]
+        found = study.run(f"fig{number}", [*runs, *(run for own in bases for run in own.values())])
+        reasons += [f"{o.run.labels['method']}: {o.error}" for o in found.values() if o.error]
+    finished = {name: outcome for name, outcome in found.items() if outcome.error is None}
     paths: list[Path] = []
-    for rules, (points, _) in planned.items():
-        done = [p for p in _with_outcomes(points, found) if recipe.draw in ALONE or p.outcome]
-        ended = {key: found.get(run.name) for key, run in bases[rules].items()}
-        base = {key: one for key, one in ended.items() if one and one.error is None}
+    for figure, (points, _), own in zip(figures, plans, bases, strict=True):
+        with_outcomes = [replace(point, outcome=finished.get(point.run.name)) for point in points]
+        done = tuple(point for point in with_outcomes if kind in ALONE or point.outcome)
+        base = {key: finished[run.name] for key, run in own.items() if run.name in finished}
         if done:
-            drawing = Drawing(paper, number, rules, tuple(done), base, wanted, folder)
-            paths += _write(drawing)
+            drawing = Drawing(paper, number, figure.rules, wanted, done, base)
+            paths += _write(drawing, study.folder)
     return ReproducedFigure(paper, number, paths, len(found), reasons)
 
 
-def _with_outcomes(points: list[Point], found: dict[str, RunOutcome]) -> list[Point]:
-    """The points with the outcomes of the runs that did not fail."""
-    finished = {name: outcome for name, outcome in found.items() if outcome.error is None}
-    return [replace(point, outcome=finished.get(point.run.name)) for point in points]
-
-
-def _write(drawing: Drawing) -> list[Path]:
+def _write(drawing: Drawing, folder: Path) -> list[Path]:
     """Every picture as PNG and SVG, and the numbers as CSV."""
     pictures, numbers = DRAW[drawing.recipe.draw](drawing)
     own = drawing.rules == drawing.paper.recipe.protocol
@@ -109,4 +78,4 @@ def _write(drawing: Drawing) -> list[Path]:
     for name, picture in pictures.items():
         for form in ("png", "svg"):
             files[f"{stem}-{name}.{form}" if name else f"{stem}.{form}"] = picture
-    return write_all(drawing.folder, {**files, f"{stem}.csv": numbers})
+    return write_all(folder, {**files, f"{stem}.csv": numbers})

@@ -17,35 +17,27 @@ import msgspec
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.events import failures
 from atoll.experiment.folder import read_json
+from atoll.studies.reproduce import table as tables
 from atoll.studies.reproduce.recipes import STRICT, Paper, Printed, read_paper
-from atoll.studies.reproduce.table import (
-    Gains,
-    ReproducedRow,
-    Reproduction,
-    Wanted,
-    filled,
-    in_order,
-    needed,
-    plan_table,
-)
+from atoll.studies.reproduce.table import ReproducedRow, Reproduction, Wanted
 from atoll.studies.study_run import Json, RunOutcome, StudyRun, read_outcome
 
 
 def read_tables(folder: Path) -> list[Reproduction]:
-    """Every table that was asked for in a folder, in the order of the first call for each."""
+    """Every requested table of a folder, in the order of the first call for each."""
     about = read_json(folder / "study.json")
     paper = read_paper(str(about.get("paper")))
-    calls = [(str(one["item"]), wanted_of(one, folder)) for one in about.get("looks", [])]
-    asked = dict.fromkeys((item, wanted.rounds) for item, wanted in calls)
+    calls = [(str(one["item"]), _wanted(one, folder)) for one in about.get("looks", [])]
+    items = dict.fromkeys((item, wanted.rounds) for item, wanted in calls)
     found = [
         whole_table(folder, paper, item.removeprefix("table"), rounds)
-        for item, rounds in asked
+        for item, rounds in items
         if item.startswith("table")
     ]
     return [table for table in found if table.rows]
 
 
-def wanted_of(call: Json, folder: Path) -> Wanted:
+def _wanted(call: Json, folder: Path) -> Wanted:
     """The request of a call."""
     given = {key: value for key, value in call.items() if key not in ("item", "command")}
     try:
@@ -60,25 +52,25 @@ def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> R
     Of several calls for a cell (on another device, say) the last one with a number counts.
     """
     calls = [
-        wanted_of(one, folder)
+        _wanted(one, folder)
         for one in read_json(folder / "study.json").get("looks", [])
         if one["item"] == f"table{table}" and one["rounds"] == rounds
     ]
     rows: dict[Printed, ReproducedRow] = {}
-    gains, failed = Gains(), failures(folder)
+    gains, failed = tables.Gains(), failures(folder)
     done = {path.parent.name for path in folder.glob("cells/*/result.json")}
     for wanted in calls:
-        for row in plan_table(paper, table, wanted, done):
-            found = {run.name: _outcome(folder, run, failed) for run in needed(row)}
+        for row in tables.plan_table(paper, table, wanted, done):
+            found = {run.name: _outcome(folder, run, failed) for run in tables.needed(row)}
             known = {name: outcome for name, outcome in found.items() if outcome is not None}
-            new = filled(row, known, gains)
-            rows[row.printed] = _joined(rows.get(row.printed), new)
-    ordered = [rows[one] for one in in_order(paper.cells(table)) if one in rows]
-    told = [row for row in ordered if row.ours or row.errors or row.reason]
+            new = tables.filled(row, known, gains)
+            rows[row.printed] = _joined(rows.get(row.printed, new), new)
+    ordered = [rows[one] for one in tables.in_order(paper.cells(table)) if one in rows]
+    shown = [row for row in ordered if row.ours or row.errors or row.reason]
     both = any(wanted.both for wanted in calls)
     rules = (paper.recipe.protocol, *([STRICT] if both else []))
     seeds = max((wanted.seeds for wanted in calls), default=0)
-    return Reproduction(paper, table, tuple(told), rules, rounds, seeds)
+    return Reproduction(paper, table, tuple(shown), rules, rounds, seeds)
 
 
 def _outcome(folder: Path, run: StudyRun, failed: Mapping[str, str]) -> RunOutcome | None:
@@ -89,16 +81,9 @@ def _outcome(folder: Path, run: StudyRun, failed: Mapping[str, str]) -> RunOutco
     return read_outcome(folder, replace(run, config=msgspec.structs.replace(run.config, seeds=1)))
 
 
-def _joined(before: ReproducedRow | None, now: ReproducedRow) -> ReproducedRow:
+def _joined(before: ReproducedRow, now: ReproducedRow) -> ReproducedRow:
     """A row together with the numbers of an earlier call."""
-    if before is None:
-        return now
-    lost = {rules: error for rules, error in before.errors.items() if rules not in now.ours}
     ours = {**before.ours, **now.ours}
-    return replace(
-        now,
-        ours=ours,
-        runs={**before.runs, **now.runs},
-        reason="" if ours else now.reason,
-        errors={rules: e for rules, e in (lost | dict(now.errors)).items() if rules not in ours},
-    )
+    errors = {rules: e for rules, e in {**before.errors, **now.errors}.items() if rules not in ours}
+    reason = "" if ours else now.reason
+    return replace(now, ours=ours, runs={**before.runs, **now.runs}, reason=reason, errors=errors)

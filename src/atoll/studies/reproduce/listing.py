@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from atoll.present.tables import DASH, Column, Table, make_table
 from atoll.present.terminal import duration
 from atoll.studies.costs import estimate_seconds
-from atoll.studies.reproduce.figure_plan import figure_runs
+from atoll.studies.reproduce.figure_plan import Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun
@@ -20,10 +20,10 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> tuple[list[Ta
         Column(name, "left" if name in ("what", "it shows", "data") else "right", wrap=True)
         for name in ("what", "it shows", "cells", "data", "rough time")
     ]
-    tables = []
-    for paper in map(read_paper, names):
-        rows = [*_table_rows(paper, wanted), *_figure_rows(paper, wanted)]
-        tables.append(make_table(columns, rows, title=f"{paper.name}: {paper.recipe.title}"))
+    tables = [
+        make_table(columns, _rows(paper, wanted), title=f"{paper.name}: {paper.recipe.title}")
+        for paper in map(read_paper, names)
+    ]
     one = read_paper(names[0])
     first = next(number for number, table in one.recipe.tables.items() if not table.reason)
     example = (
@@ -37,50 +37,44 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> tuple[list[Ta
     return tables, caption
 
 
-def _table_rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
-    for number, recipe in paper.recipe.tables.items():
-        if recipe.reason:
-            yield f"table{number}", recipe.shows, DASH, "not a result", DASH
+def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
+    for number, table in paper.recipe.tables.items():
+        start = f"table{number}", table.shows
+        if table.reason:
+            yield *start, DASH, "not a result", DASH
             continue
         rows = plan_table(paper, number, wanted)
+        names = dict.fromkeys(row.printed.dataset for row in rows)
+        sets = [name for name in names if name in paper.recipe.data]
         runs = unique(run for row in rows for run in needed(row))
-        sets = dict.fromkeys(r.printed.dataset for r in rows)
-        data = _data(paper, [one for one in sets if one in paper.recipe.data], wanted.root)
-        yield f"table{number}", recipe.shows, len(rows), data, _time(runs)
-
-
-def _figure_rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
-    for number, recipe in paper.recipe.figures.items():
-        if recipe.reason:
-            yield f"fig{number}", recipe.shows, DASH, _short_reason(recipe.reason), DASH
+        yield *start, len(rows), _data(paper, sets, wanted.root), _time(runs)
+    for number, figure in paper.recipe.figures.items():
+        start = f"fig{number}", figure.shows
+        if figure.reason:
+            reason = "no numbers" if "drawing" in figure.reason else "not drawn"
+            yield *start, DASH, reason, DASH
             continue
-        runs = unique(figure_runs(paper, number, wanted))
-        data = _data(paper, recipe.datasets, wanted.root)
-        yield f"fig{number}", recipe.shows, len(runs), data, _time(runs)
-
-
-def _short_reason(reason: str) -> str:
-    return "no numbers" if "drawing" in reason else "not drawn"
+        plan = Figure(paper, number, "", wanted)
+        points, _ = plan.plan()
+        runs = unique([*(point.run for point in points), *plan.baselines(points).values()])
+        yield *start, len(runs), _data(paper, figure.datasets, wanted.root), _time(runs)
 
 
 def _data(paper: Paper, sets: Sequence[str], root: str | None) -> str:
-    """What a table needs, absent sets in brackets."""
+    """The data sets of a table, absent ones in brackets."""
     return ", ".join(f"({one})" if absent(paper.data_name(one), root) else one for one in sets)
 
 
 def _time(runs: Sequence[StudyRun]) -> str:
     seconds = sum(estimate_seconds(run.config) for run in runs)
-    if not seconds:
-        return DASH  # nothing of it is here
-    return duration(seconds).removeprefix("about ")
+    return duration(seconds).removeprefix("about ") if seconds else DASH  # nothing of it is here
 
 
 def items(paper: Paper, text: str) -> list[tuple[str, str]]:
-    """What a word asks for: one table or figure, or all that are not drawings or descriptions."""
+    """The items of a word: one table or figure, or all that are not drawings or descriptions."""
     if text.lower() != "all":
         return [find_item(paper, text)]
-    tables, figures = paper.recipe.tables, paper.recipe.figures
     return [
-        *(("table", number) for number, one in tables.items() if not one.reason),
-        *(("figure", number) for number, one in figures.items() if not one.reason),
+        *(("table", number) for number, one in paper.recipe.tables.items() if not one.reason),
+        *(("figure", number) for number, one in paper.recipe.figures.items() if not one.reason),
     ]

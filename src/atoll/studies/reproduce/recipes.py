@@ -1,4 +1,4 @@
-"""The papers that Atoll reproduces: what they print, and which runs stand beside it.
+"""The papers that Atoll reproduces: their printed numbers, and the runs to compare with them.
 
 A paper is two files of `atoll/recipes`: `NAME.toml`, how its names of methods, data and settings
 become options of a run, and `printed/NAME.csv`, every number of its tables. A printed cell has a
@@ -24,7 +24,6 @@ from atoll.data.public.registry import (
     sets_of_group,
 )
 from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
-from atoll.experiment.protocols import protocol
 
 PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
 STRICT = "strict"
@@ -122,27 +121,20 @@ class PaperRecipe(_Part, frozen=True):
 
 @dataclass(frozen=True)
 class Printed:
-    """One number of a table.
-
-    Attributes:
-        table: Its number.
-        dataset: As the paper calls it.
-        setting: How the data are divided, and what is varied, joined by ";".
-        clients: How many, or "all".
-        method: As the paper calls it.
-        metric: "acc", "f1", "auc", "avg", "min_gain" or "ratio_improved".
-        value: In percent; for "ratio_improved" a number of clients.
-        std: In percent; None where none is printed.
-    """
+    """One number of a table, with the paper's names."""
 
     table: str
     dataset: str
-    setting: str
-    clients: str
+    setting: str  # how the data are divided, and what is varied, joined by ";"
+    clients: str  # how many, or "all"
     method: str
-    metric: str
-    value: float
+    metric: str  # "acc", "f1", "auc", "avg", "min_gain" or "ratio_improved"
+    value: float  # in percent; for "ratio_improved" a number of clients
     std: float | None
+
+    @property
+    def problem(self) -> tuple[str, str, str]:
+        return self.dataset, self.setting, self.clients
 
 
 @dataclass(frozen=True)
@@ -168,45 +160,45 @@ class Paper:
         variants: tuple[Variant, ...] = (),
         **more: Any,
     ) -> RunConfig:
-        """The run behind a cell.
+        """The run behind a cell, by the paper's names of data, setting and method.
 
         Args:
-            dataset: The paper's name of the data.
-            setting: The paper's, parts joined by ";"; empty is the first one of the recipe.
-            method: The paper's.
+            dataset: The data.
+            setting: Parts joined by ";"; empty is the first one of the recipe.
+            method: The method.
             clients: How many; None leaves it to the protocol.
-            rules: The protocol; empty is the paper's.
+            rules: `strict`, or else the paper's protocol.
             variants: Places on the axes of a figure.
             **more: seeds, rounds, data_root.
         """
         own = self._method(method)
-        data = self.recipe.data[dataset]
-        parts = [self.recipe.settings[part] for part in setting.split(";") if part]
-        asked: Options = {
-            "data": data.data or dataset.lower(),
+        names = setting.split(";")
+        parts = [self.recipe.settings[part] for part in names if part]
+        data = self.data_name(dataset)
+        options: Options = {
+            "data": data,
             "protocol": self.recipe.protocol,
             "clients": clients,
-            "ratios": data.ratios,
+            "ratios": self.recipe.data[dataset].ratios,
         }
         layers = [part.run for part in parts]
-        layers += [_of_file(part.file, asked["data"], own.settings_of_file) for part in parts]
-        layers += [own.run, *(own.with_.get(part, {}) for part in setting.split(";"))]
+        layers += [_of_file(part.file, data, own.settings_of_file) for part in parts]
+        layers += [own.run, *(own.with_.get(part, {}) for part in names)]
         layers += [variant.run for variant in variants]
         for layer in layers:
-            asked = _merged(asked, layer)
+            options = _merged(options, layer)
         for variant in variants:
-            asked["data"] += f"+{variant.beside.lower()}" if variant.beside else ""
-            if variant.data:
-                asked["data"] += f":{variant.data}"
-        if sets_of_group(plain_name(asked["data"])):
-            asked["clients"] = None  # one for each set
-        asked = {key: value for key, value in asked.items() if value is not None}
+            options["data"] += f"+{variant.beside.lower()}" if variant.beside else ""
+            options["data"] += f":{variant.data}" if variant.data else ""
+        if sets_of_group(plain_name(options["data"])):
+            options["clients"] = None  # one for each set
+        options = {key: value for key, value in options.items() if value is not None}
         if rules != STRICT:
-            return make_config(**{**_merged(asked, own.paper_only), **more})
-        partition = [part.strict for part in parts]
-        # What a figure varies is varied under both protocols.
-        varied = {k: v for one in variants for k, v in one.run.items() if k == "partition"}
-        return _under_strict(make_config(**asked), {**_all(partition), **varied}, more)
+            return make_config(**{**_merged(options, own.paper_only), **more})
+        division = {key: value for part in parts for key, value in part.strict.items()}
+        # A figure varies the partition under both protocols.
+        division |= {k: v for one in variants for k, v in one.run.items() if k == "partition"}
+        return _under_strict(make_config(**options), division, more)
 
     def _method(self, name: str) -> MethodRecipe:
         if name not in self.recipe.methods:
@@ -215,8 +207,7 @@ class Paper:
 
     def why_not(self, dataset: str, method: str, root: str | None) -> str:
         """One sentence where a cell has no run here; else nothing."""
-        reason = self._method(method).reason
-        return reason or absent(self.data_name(dataset), root)
+        return self._method(method).reason or absent(self.data_name(dataset), root)
 
     def data_name(self, dataset: str) -> str:
         """Atoll's name of the paper's data set."""
@@ -277,56 +268,29 @@ def _merged(first: Options, second: Options) -> Options:
     return both
 
 
-def _all(layers: list[Options]) -> Options:
-    return {key: value for layer in layers for key, value in layer.items()}
-
-
-def _under_strict(asked: RunConfig, division: Options, more: Options) -> RunConfig:
+def _under_strict(given: RunConfig, division: Options, more: Options) -> RunConfig:
     """The same method, hyper-parameters and budget, scored and divided by the rules of `strict`."""
-    config, _ = resolve(asked)
-    kept: Options = {
-        "method": config.method,
-        "data": config.data,
-        "clients": asked.clients or config.clients,
-        "rounds": config.rounds,
-        "epochs": config.epochs,
-        "fraction": config.fraction,
-        "set": config.set,
-        "ratios": asked.ratios,
-        "batch_size": config.batch_size,
-    }
-    if sets_of_group(plain_name(config.data)):
-        kept["clients"] = None
-    options = {**kept, "protocol": STRICT, **division}
+    config, _ = resolve(given)
+    names = ("method", "data", "rounds", "epochs", "fraction", "set", "batch_size")
+    kept: Options = {name: getattr(config, name) for name in names}
+    grouped = sets_of_group(plain_name(config.data))
+    kept["clients"] = None if grouped else given.clients or config.clients
+    options = {**kept, "ratios": given.ratios, "protocol": STRICT, **division}
     return make_config(**{**{k: v for k, v in options.items() if v is not None}, **more})
 
 
-def describe_rules(name: str) -> str:
-    """A protocol in one line."""
-    return protocol(name).about
-
-
 def find_item(paper: Paper, text: str) -> tuple[str, str]:
-    """What a word names: "table" or "figure", and its number (1, table1, T1, fig4, F4)."""
+    """The table or figure that a word names, by kind and number (1, table1, T1, fig4, F4)."""
     word = text.lower().replace(" ", "").replace(".", "").replace("-", "")
     number = word.lstrip("abcdefghijklmnopqrstuvwxyz")
-    kind = word[: len(word) - len(number)]
-    kinds = {
-        "": "table",
-        "t": "table",
-        "tab": "table",
-        "table": "table",
-        "f": "figure",
-        "fig": "figure",
-        "figure": "figure",
-    }
+    short = word[: len(word) - len(number)]
+    kinds = dict.fromkeys(("", "t", "tab", "table"), "table")
+    kinds |= dict.fromkeys(("f", "fig", "figure"), "figure")
     tables, figures = paper.recipe.tables, paper.recipe.figures
-    names = [*(f"table{n}" for n in tables), *(f"fig{n}" for n in figures)]
-    if kind not in kinds or not number:
-        raise unknown(f"table or figure of {paper.name}", text, names)
-    there = tables if kinds[kind] == "table" else figures
-    if number in there:
-        return kinds[kind], number
-    if not kind and number in figures:
+    kind = kinds.get(short)
+    if kind and number in (tables if kind == "table" else figures):
+        return kind, number
+    if not short and number and number in figures:
         raise ConfigError(f"{paper.name} has no table {number}; did you mean 'fig{number}'?")
+    names = [*(f"table{n}" for n in tables), *(f"fig{n}" for n in figures)]
     raise unknown(f"table or figure of {paper.name}", text, names)

@@ -1,7 +1,7 @@
-"""A paper's table again: every printed number, ours beside it, and what to make of the two.
+"""A paper's table again: every printed number, ours beside it, and a verdict on the two.
 
-A cell is one run of a study (`atoll.studies.study`), named after what decides its numbers: tables
-and protocols that need the same run share it, and a second call runs only what is missing.
+A cell is one run of a study (`atoll.studies.study`), named after the options that decide its
+numbers: tables and protocols share a run, and a second call runs only what is missing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +30,12 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun
 TOLERANCE = 1.5
 """Points that a reproduced number may lie from the printed one, if its own spread is no larger."""
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")
-"""What `--only` can ask for."""
+"""The columns that `--only` can choose by."""
 
 
 @dataclass(frozen=True)
 class Ours:
-    """What came out of a run: in percent, or a number of clients; `values` are the seeds'."""
+    """The number of a run: in percent, or a number of clients; `values` are the seeds'."""
 
     mean: float
     std: float | None
@@ -44,50 +45,32 @@ class Ours:
 
 @dataclass(frozen=True)
 class ReproducedRow:
-    """One printed cell and what stands beside it.
+    """One printed cell and our numbers; `ours` and `errors` are by protocol.
 
-    Attributes:
-        printed: What the paper says.
-        runs: The runs behind it by protocol, the paper's first; several where the paper prints a
-            mean over others of its cells, and none if it has no run.
-        metrics: Our name of what is read from each of these runs.
-        baseline: The run over which clients gain, where the paper prints gains.
-        reason: Why it has no run; empty if it has.
-        ours: By protocol, where the run is done.
-        errors: By protocol, where it failed.
-        tolerance: How far ours may lie from the print.
-        note: What is different about this method here.
+    `runs` are also by protocol, the paper's first: several where the paper prints a mean over
+    others of its cells, and none if there is a `reason`. `metrics` names what each of them gives.
     """
 
     printed: Printed
     runs: Mapping[str, tuple[StudyRun, ...]] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    baseline: StudyRun | None = None
-    reason: str = ""
+    baseline: StudyRun | None = None  # the run over which clients gain, where gains are printed
+    reason: str = ""  # why it has no run
     ours: Mapping[str, Ours] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
-    tolerance: float = TOLERANCE
-    note: str = ""
+    tolerance: float = TOLERANCE  # how far ours may lie from the print
+    note: str = ""  # a departure of this method here
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table again.
-
-    Attributes:
-        paper: Whose.
-        table: Its number.
-        rows: In the order of the print.
-        rules: The protocols that were run, the paper's first.
-        rounds: So many in place of the published number; None: not shortened.
-        seeds: How many.
-    """
+    """A table again; its rows are in the order of the print."""
 
     paper: Paper
     table: str
     rows: tuple[ReproducedRow, ...]
-    rules: tuple[str, ...]
-    rounds: int | None
+    rules: tuple[str, ...]  # the protocols that were run, the paper's first
+    rounds: int | None  # in place of the published number; None: not shortened
     seeds: int
 
     def difference(self, row: ReproducedRow, rules: str) -> float | None:
@@ -95,7 +78,7 @@ class Reproduction:
         return row.ours[rules].mean - row.printed.value if rules in row.ours else None
 
     def verdict(self, row: ReproducedRow) -> str:
-        """What to make of a row, under the paper's own protocol."""
+        """The verdict on a row, under the paper's own protocol."""
         rules = self.rules[0]
         if row.reason:
             return f"not run: {row.reason}"
@@ -109,15 +92,11 @@ class Reproduction:
 
     def counts(self) -> dict[str, int]:
         """How many rows have each verdict, by its first word or two."""
-        found: dict[str, int] = {}
-        for row in self.rows:
-            word = self.verdict(row).partition(":")[0]
-            found[word] = found.get(word, 0) + 1
-        return found
+        return dict(Counter(self.verdict(row).partition(":")[0] for row in self.rows))
 
 
 def verdict(difference: float, tolerance: float) -> str:
-    """What to make of a difference: "reproduced", or "above" or "below" the print."""
+    """The verdict on a difference: "reproduced", or "above" or "below" the print."""
     if abs(difference) <= tolerance + 1e-9:
         return "reproduced"
     return "above" if difference > 0 else "below"
@@ -125,22 +104,13 @@ def verdict(difference: float, tolerance: float) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to run, as the user asked for it.
+    """The user's request for tables and figures."""
 
-    Attributes:
-        only: Pairs of column and value; values of one column are alternatives.
-        both: Whether `strict` stands beside the paper's protocol.
-        seeds: How many.
-        rounds: In place of the published number; None: that number.
-        root: Where the data are.
-        device: As in `RunConfig`.
-    """
-
-    only: tuple[tuple[str, str], ...] = ()
-    both: bool = False
+    only: tuple[tuple[str, str], ...] = ()  # column and value; values of a column are alternatives
+    both: bool = False  # whether `strict` stands beside the paper's protocol
     seeds: int = 3
-    rounds: int | None = None
-    root: str | None = None
+    rounds: int | None = None  # in place of the published number
+    root: str | None = None  # folder of the data
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -152,29 +122,44 @@ class Wanted:
         return (own, STRICT) if self.both else (own,)
 
     def options(self) -> Json:
-        """What every run gets."""
-        given = {
-            "seeds": self.seeds,
-            "rounds": self.rounds,
-            "data_root": self.root,
-            "device": self.device,
-        }
+        """The options of every run."""
+        given: Json = {"seeds": self.seeds, "rounds": self.rounds}
+        given |= {"data_root": self.root, "device": self.device}
         return {key: value for key, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class PaperStudy:
+    """The study of a paper's tables and figures: one request, one folder."""
+
+    paper: Paper
+    wanted: Wanted
+    folder: Path
+    observer: StudyObserver | None = None
+    jobs: int | str = 1
+
+    def run(self, item: str, runs: Iterable[StudyRun]) -> dict[str, RunOutcome]:
+        """Run what an item ("table1", "fig4") lacks; outcomes by name."""
+        about = about_study(self.paper, item, self.wanted, self.folder)
+        todo, observer, jobs = unique(runs), self.observer, self.jobs
+        outcomes = run_study(
+            self.folder, todo, about=about, observer=observer, adds=True, jobs=jobs
+        )
+        return {outcome.run.name: outcome for outcome in outcomes}
 
 
 def parse_only(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Pairs from "dataset=Cora,clients=10"; a comma inside a name does not end it."""
     pairs = []
-    for text in texts:
-        for part in re.split(r",(?=\s*\w+\s*=)", text):
-            key, equals, value = part.partition("=")
-            if not equals or not key.strip() or not value.strip():
-                raise ConfigError(
-                    f"--only takes COLUMN=VALUE, but got '{part}'; columns: {', '.join(COLUMNS)}"
-                )
-            if key.strip().lower() not in COLUMNS:
-                raise unknown("column of --only", key.strip(), COLUMNS)
-            pairs.append((key.strip().lower(), value.strip()))
+    for part in (part for text in texts for part in re.split(r",(?=\s*\w+\s*=)", text)):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if not key or not value:
+            raise ConfigError(
+                f"--only takes COLUMN=VALUE, but got '{part}'; columns: {', '.join(COLUMNS)}"
+            )
+        if key.lower() not in COLUMNS:
+            raise unknown("column of --only", key, COLUMNS)
+        pairs.append((key.lower(), value))
     return tuple(pairs)
 
 
@@ -182,34 +167,32 @@ def chosen(paper: Paper, cells: Sequence[Printed], wanted: Wanted) -> list[Print
     """The cells that `--only` asks for; a value that occurs nowhere is refused."""
     kept = list(cells)
     for column in dict.fromkeys(key for key, _ in wanted.only):
-        meant: set[str] = set()
+        names: set[str] = set()
         for value in (value for key, value in wanted.only if key == column):
-            meant |= _meant(paper, cells, column, value)
-        kept = [one for one in kept if getattr(one, column) in meant]
+            names |= _printed_names(paper, cells, column, value)
+        kept = [one for one in kept if getattr(one, column) in names]
     if not kept:
-        asked = ", ".join(f"{key}={value}" for key, value in wanted.only)
-        raise ConfigError(f"no cell of this table has all of {asked}; leave something out")
+        only = ", ".join(f"{key}={value}" for key, value in wanted.only)
+        raise ConfigError(f"no cell of this table has all of {only}; leave something out")
     return kept
 
 
-def _meant(paper: Paper, cells: Sequence[Printed], column: str, value: str) -> set[str]:
+def _printed_names(paper: Paper, cells: Sequence[Printed], column: str, value: str) -> set[str]:
     """The printed names that a value asks for: the same, or else those that Atoll calls so."""
     names = dict.fromkeys(str(getattr(one, column)) for one in cells)
     same = {name for name in names if _plain(name) == _plain(value)}
-    if same:
-        return same
-    other = {name for name in names if _plain(value) in map(_plain, _other(paper, name, column))}
-    if not other:
+    same = same or {n for n in names if _plain(value) in map(_plain, _aliases(paper, n, column))}
+    if not same:
         raise unknown(f"{column} of this table", value, names)
-    return other
+    return same
 
 
 def _plain(text: str) -> str:
     return text.lower().replace(" ", "")
 
 
-def _other(paper: Paper, name: str, column: str) -> list[str]:
-    """What Atoll calls what a paper calls so; a setting is also known by its parts."""
+def _aliases(paper: Paper, name: str, column: str) -> list[str]:
+    """Atoll's names of a paper's name; a setting is also known by its parts."""
     if column == "dataset" and name in paper.recipe.data:
         return [paper.data_name(name)]
     if column == "method":
@@ -231,8 +214,8 @@ def plan_table(
 
 def in_order(cells: Sequence[Printed]) -> list[Printed]:
     """The cells of a table; methods on the same clients stand together."""
-    problems = list(dict.fromkeys((one.dataset, one.setting, one.clients) for one in cells))
-    return sorted(cells, key=lambda one: problems.index((one.dataset, one.setting, one.clients)))
+    problems = list(dict.fromkeys(one.problem for one in cells))
+    return sorted(cells, key=lambda one: problems.index(one.problem))
 
 
 def _planned(
@@ -247,13 +230,12 @@ def _planned(
     }
     lacking = [name for name, reason in reasons.items() if reason]
     if lacking and one.metric == AVERAGE:
-        return ReproducedRow(
-            one, reason=f"a mean over data sets that are not all here: {', '.join(lacking)}"
-        )
+        reason = f"a mean over data sets that are not all here: {', '.join(lacking)}"
+        return ReproducedRow(one, reason=reason)
     if lacking:
         return ReproducedRow(one, reason=reasons[one.dataset])
     gains = one.metric in GAINS
-    cells = {
+    runs = {
         rules: tuple(_run(paper, part, rules, wanted) for part in parts)
         for rules in wanted.rules(paper)
         # Clients differ from seed to seed under strict, so that none of them gains.
@@ -262,7 +244,7 @@ def _planned(
     base = replace(one, method=paper.recipe.baseline) if gains else None
     return ReproducedRow(
         one,
-        cells,
+        runs,
         tuple(PRINTED_METRICS.get(part.metric, part.metric) for part in parts),
         _run(paper, base, own, wanted) if base else None,
         tolerance=tolerance(paper, one.metric, one.std),
@@ -290,14 +272,8 @@ def averaged(one: Printed, table: Sequence[Printed]) -> list[Printed]:
 
 
 def _run(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> StudyRun:
-    config = paper.config(
-        one.dataset,
-        one.setting,
-        one.method,
-        clients=int(one.clients),
-        rules=STRICT if rules == STRICT else "",
-        **wanted.options(),
-    )
+    options: Json = {"clients": int(one.clients), "rules": rules, **wanted.options()}
+    config = paper.config(one.dataset, one.setting, one.method, **options)
     labels = {
         "method": one.method,
         "data": one.dataset,
@@ -309,10 +285,10 @@ def _run(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> StudyRun:
 
 
 def named_run(config: RunConfig, labels: Json) -> StudyRun:
-    """A cell whose name says what it is and tells it from every other configuration.
+    """A run with a readable name that is different for every configuration.
 
-    Where the data lie is no part of it, nor which clients would be accepted, nor the number of
-    seeds: more of them continue a cell.
+    Not part of it are the folder of the data, the clients that would be accepted, and the number of
+    seeds: more of them continue a run.
     """
     text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1, allow=()))
     words = [plain_name(config.data).lower(), config.clients, config.method, config.protocol]
@@ -320,13 +296,13 @@ def named_run(config: RunConfig, labels: Json) -> StudyRun:
     return StudyRun(f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", config, dict(labels))
 
 
-def unique(cells: Iterable[StudyRun]) -> list[StudyRun]:
+def unique(runs: Iterable[StudyRun]) -> list[StudyRun]:
     """Each run once, in the order of its first use."""
-    return list({cell.name: cell for cell in cells}.values())
+    return list({run.name: run for run in runs}.values())
 
 
 def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> Json:
-    """What a study's folder says of itself, with the command that goes on with it.
+    """Content of study.json, with the command that continues the study.
 
     "looks" are this call and those before it, each with its command (`history`).
     """
@@ -340,30 +316,16 @@ def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> Json:
     before = read_json(path).get("looks", []) if path.exists() else []
     same = ("seeds", "root", "command")  # may differ: the later call has the last word
     calls = [one for one in before if any(one[k] != call[k] for k in call if k not in same)]
-    return {
-        "kind": "reproduce",
-        "command": command,
-        "paper": paper.name,
-        "item": item,
-        "looks": [*calls, call],
-    }
+    about = {"kind": "reproduce", "command": command, "paper": paper.name, "item": item}
+    return {**about, "looks": [*calls, call]}
 
 
-def reproduce_table(
-    paper: Paper,
-    table: str,
-    wanted: Wanted,
-    folder: Path,
-    *,
-    observer: StudyObserver | None = None,
-    jobs: int | str = 1,
-) -> Reproduction:
+def reproduce_table(study: PaperStudy, table: str) -> Reproduction:
     """Run what a table needs and is not there yet, and put it beside the print."""
+    paper, wanted = study.paper, study.wanted
     rows = plan_table(paper, table, wanted)
-    runs = unique(run for row in rows for run in needed(row))
-    about = about_study(paper, f"table{table}", wanted, folder)
-    outcomes = run_study(folder, runs, about=about, observer=observer, adds=True, jobs=jobs)
-    found, gains = {outcome.run.name: outcome for outcome in outcomes}, Gains()
+    found = study.run(f"table{table}", (run for row in rows for run in needed(row)))
+    gains = Gains()
     done = tuple(filled(row, found, gains) for row in rows)
     return Reproduction(paper, table, done, wanted.rules(paper), wanted.rounds, wanted.seeds)
 
@@ -375,44 +337,38 @@ def needed(row: ReproducedRow) -> list[StudyRun]:
 
 
 def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) -> ReproducedRow:
-    """A row with what its runs say; a protocol of which one is not there says nothing."""
+    """A row with the numbers of its runs; a protocol that lacks one of its runs has no number."""
     ours, errors = {}, {}
     for rules, runs in row.runs.items():
         base = () if row.baseline is None else (row.baseline,)
         behind = [found[run.name] for run in (*runs, *base) if run.name in found]
         if len(behind) < len(runs) + len(base):
             continue
-        outcomes = behind[: len(runs)]
         failed = [f"{o.run.labels['method']}: {o.error}" for o in behind if o.error is not None]
         if failed:
             errors[rules] = failed[0]
         elif row.baseline is not None:
             ours[rules] = gains.of(behind[0], behind[1], row.printed.metric)
         else:
-            read = [ours_of(o, name) for o, name in zip(outcomes, row.metrics, strict=True)]
-            ours[rules] = read[0] if len(read) == 1 else _mean(read)
+            parts = [ours_of(o, name) for o, name in zip(behind, row.metrics, strict=True)]
+            mean = float(np.mean([part.mean for part in parts]))
+            ours[rules] = parts[0] if len(parts) == 1 else Ours(mean, None, parts[0].seeds)
     return replace(row, ours=ours, errors=errors)
-
-
-def _mean(parts: Sequence[Ours]) -> Ours:
-    return Ours(float(np.mean([part.mean for part in parts])), None, parts[0].seeds)
 
 
 def ours_of(outcome: RunOutcome, metric: str) -> Ours:
     """A metric of a finished run, in percent."""
     assert outcome.summary is not None
-    metrics = outcome.summary["metrics"]
-    if metric not in metrics:
+    found = outcome.summary["metrics"].get(metric)
+    if found is None:
         raise ConfigError(f"the run in '{outcome.folder}' has no {metric}")
-    found = metrics[metric]
-    seeds = len(found["per_seed"])
     values = tuple(100 * value for value in found["per_seed"])
-    std = 100 * found["std"] if seeds > 1 else None  # earlier versions wrote 0 for one seed
-    return Ours(100 * found["mean"], std, seeds, values)
+    std = 100 * found["std"] if len(values) > 1 else None  # earlier versions wrote 0 for one seed
+    return Ours(100 * found["mean"], std, len(values), values)
 
 
 class Gains:
-    """What clients gain over the baseline's; a run is read once."""
+    """Gains of clients over the baseline's clients; a run is read once."""
 
     def __init__(self) -> None:
         self.clients: dict[Path, np.ndarray] = {}

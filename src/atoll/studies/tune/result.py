@@ -1,106 +1,162 @@
-"""The request and the result of a tuning."""
+"""The request, the trials and the result of a tuning; a folder's trials are read without Optuna."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from atoll.core.space import Range
-from atoll.experiment.config import RunConfig
+from atoll.core.space import Range, Value
+from atoll.experiment.config import RunConfig, read_config
+from atoll.experiment.events import read_events
+from atoll.experiment.folder import read_json
 from atoll.studies.study_run import Json
-from atoll.studies.tune.search import Trial
 
 TRIALS, SEEDS = 30, 5
+STATES = {"end": "complete", "pruned": "pruned", "failed": "failed"}
+"""A trial's state by the last event of its run."""
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was asked for, as `study.json` keeps it; only `trials` may change when a tuning goes on.
+class TuningRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A tuning's options, as `study.json` keeps them; only `trials` may grow in a later call."""
 
-    Attributes:
-        methods: Names, each tuned for itself.
-        config: Everything else that decides a run; its `seeds` are those of one trial.
-        trials: Budget of each method.
-        seeds: Of the final test; 0 leaves it out.
-        preset: One of the methods' `grids`.
-        search: Ranges by the user, as text.
-        pruner: One of `PRUNERS`.
-    """
+    methods: tuple[str, ...]  # names, each tuned for itself
+    config: RunConfig  # everything else that decides a run; its `seeds` are those of one trial
+    trials: int = TRIALS  # budget of each method
+    seeds: int = SEEDS  # of the final test; 0 leaves it out
+    preset: str | None = None  # one of the methods' `grids`
+    search: dict[str, str] = {}  # ranges by the user, as text
+    pruner: str = "median"  # one of `PRUNERS`
 
-    methods: tuple[str, ...]
-    config: RunConfig
-    trials: int = TRIALS
-    seeds: int = SEEDS
-    preset: str | None = None
-    search: dict[str, str] = {}
-    pruner: str = "median"
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration that was tried."""
+
+    number: int  # from 0, in the order of trying
+    settings: Mapping[str, Value]  # the sampled values
+    state: str  # "complete", "pruned", "diverged" (its loss was not finite) or "failed"
+    value: float | None  # the validation score by the protocol's rule; None unless complete
+    curve: Sequence[float]  # mean validation score after each round that was reported
+    seconds: float = 0.0  # how long it took, in this call
+    problem: str = ""  # why it failed or diverged
+    metric: str = "accuracy"  # the score's name: "accuracy" or "auc"
+
+
+def ranking(trials: Sequence[Trial]) -> list[Trial]:
+    """Complete trials, best first; of equals the earlier."""
+    complete = [trial for trial in trials if trial.value is not None]
+    return sorted(complete, key=lambda trial: -(trial.value or 0))
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the search found for one method.
+    """The best configuration that the search found for one method.
 
     Attributes:
-        method: Its name.
-        space: What was searched.
-        trials: All, in order.
-        config: The best configuration, as it is tested.
-        test: What result.json of the final test holds; None without one.
-        importance: Share of each hyper-parameter in how far scores differ.
-        whole: Whether every point of the space was tried.
-        redivided: Whether the final test's seeds divided the data anew.
-        defaults: Whether the first trial is the method as it is by itself; not so where the ranges
+        defaults: Whether the first trial has the method's own defaults; not so where the ranges
             leave a default out, or where all points are tried.
     """
 
     method: str
-    space: Mapping[str, Range]
+    space: Mapping[str, Range]  # the ranges that were searched
     trials: Sequence[Trial]
-    config: RunConfig
-    test: Json | None
-    importance: Mapping[str, float]
-    whole: bool
-    redivided: bool
+    config: RunConfig  # the best configuration, with the seeds of its test
+    test: Json | None  # content of the final test's result.json; None without one
+    importance: Mapping[str, float]  # share of each hyper-parameter in how far scores differ
+    whole: bool  # whether every point of the space was tried
+    redivided: bool  # whether the final test's seeds divided the data anew
     defaults: bool
 
     @property
-    def ranking(self) -> list[Trial]:
-        """Complete trials, best first; of equals the earlier."""
-        complete = [trial for trial in self.trials if trial.value is not None]
-        return sorted(complete, key=lambda trial: -(trial.value or 0))
-
-    @property
     def best(self) -> Trial:
-        return self.ranking[0]
+        return ranking(self.trials)[0]
 
     @property
     def metric(self) -> str:
-        """What validation scores are: "accuracy" or "auc"."""
+        """The name of the validation scores: "accuracy" or "auc"."""
         return self.best.metric
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What `tune` returns: one `Tuned` for each method, and where everything is saved.
+    """The result of `tune`: one `Tuned` for each method, and the folder of the study.
 
-    A method of which no trial came to its end is not there; `notes` say why.
+    A method without a complete trial is not there; `notes` say why.
     """
 
-    asked: Asked
+    request: TuningRequest
     methods: Mapping[str, Tuned]
     notes: Sequence[str]
     folder: Path | None
 
     @property
     def failed(self) -> list[str]:
-        """Methods without the requested number: without a complete trial, or without a test.
+        """Methods without a complete trial, or without the requested test; the notes say why."""
+        tested = [n for n, tuned in self.methods.items() if tuned.test or not self.request.seeds]
+        return [name for name in self.request.methods if name not in tested]
 
-        The notes give the reasons.
-        """
-        return [
-            name
-            for name in self.asked.methods
-            if name not in self.methods or (self.asked.seeds and self.methods[name].test is None)
-        ]
+
+@dataclass(frozen=True)
+class Tried:
+    """The trials of one method so far, in order; `budget` is the number of them in the end."""
+
+    method: str
+    trials: Sequence[Trial]
+    budget: int
+
+    @property
+    def complete(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.value is not None]
+
+    @property
+    def best(self) -> Trial | None:
+        return next(iter(ranking(self.trials)), None)
+
+    def count(self, state: str) -> int:
+        """The number of trials in a state."""
+        return sum(trial.state == state for trial in self.trials)
+
+
+def read_tried(folder: Path) -> list[Tried]:
+    """The trials of the tuning in a folder so far, method by method."""
+    about = read_json(folder / "study.json")
+    last = {event["cell"]: event for event in read_events(folder)}
+    fixed = about.get("asked", {}).get("config", {}).get("set", {})
+    trials: dict[str, list[Trial]] = {}
+    budget: Counter[str] = Counter()
+    for cell in about.get("cells", []):
+        labels = cell.get("labels", {})
+        if labels.get("role") != "trial":
+            continue
+        method, event = str(labels.get("method", "?")), last.get(cell["name"], {})
+        budget[method] += 1
+        if event.get("event") in STATES:
+            found = _trial(folder / "cells" / cell["name"], int(labels["trial"]), event, fixed)
+            trials.setdefault(method, []).append(found)
+    return [Tried(name, trials.get(name, []), count) for name, count in budget.items()]
+
+
+def _trial(folder: Path, number: int, event: Json, fixed: Json) -> Trial:
+    path = folder / "asked.toml"
+    settings = read_config(path).get("set", {}) if path.exists() else {}
+    sampled = {key: value for key, value in settings.items() if key not in fixed}
+    state, value, metric = STATES[event["event"]], None, "accuracy"
+    result, progress = folder / "result.json", folder / "progress.json"
+    curve: list[float] = []
+    if result.exists():
+        summary = read_json(result)
+        metric = summary.get("metric", "accuracy")
+        # As in `runner.TrialObserver`, where no client has the data set's own.
+        metric = metric if f"val_{metric}" in summary["metrics"] else "accuracy"
+        score = float(summary["metrics"][f"val_{metric}"]["mean"])
+        value, curve = (score if state == "complete" else None), [score]
+    elif progress.exists():
+        curve = [one for one in read_json(progress).get("validation", []) if one is not None]
+    if state == "complete" and value is None:
+        state = "failed"  # its result was deleted
+    problem = str(event.get("error", ""))
+    return Trial(number, sampled, state, value, curve, problem=problem, metric=metric)

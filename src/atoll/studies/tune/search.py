@@ -1,8 +1,8 @@
-"""One method's search with Optuna: what to try next, when to give up on a trial, what is known.
+"""One method's search with Optuna: the next settings, early pruning, and what was tried.
 
 Every finished trial is stored, in one transaction, in the SQLite file of the study's folder, which
-Optuna's own tools read as well. What to try next is drawn from what is stored and from (seed,
-number of the trial) alone, so that a search that was killed goes on as if it had not been.
+Optuna's own tools read as well. The next settings depend only on the stored trials and on (seed,
+number of the trial), so that a killed search continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError
 from atoll.core.space import OneOf, Range, Value, Whole
+from atoll.studies.tune.result import Trial
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -41,91 +42,56 @@ def need_optuna() -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One configuration that was tried.
-
-    Attributes:
-        number: From 0, in the order of trying.
-        settings: What was drawn.
-        state: "complete", "pruned", "diverged" (its loss was not finite) or "failed".
-        value: The validation score by the protocol's rule; None unless complete.
-        curve: Mean validation score after each round that was reported.
-        seconds: How long it took, in this call.
-        problem: Why it failed or diverged.
-        metric: What the score is: "accuracy" or "auc".
-    """
-
-    number: int
-    settings: Mapping[str, Value]
-    state: str
-    value: float | None
-    curve: Sequence[float]
-    seconds: float
-    problem: str = ""
-    metric: str = "accuracy"
-
-
+@dataclass
 class Search:
     """The trials of one method.
 
-    Args:
-        file: The SQLite file.
-        name: The study's name in it.
-        space: What is searched.
-        seed: Of the sampler.
-        rounds: Of a whole trial, for the pruner.
-        pruner: One of `PRUNERS`.
-        first: Points to try before any is drawn; what they leave open is drawn.
+    Attributes:
+        first: Points to try before any is drawn; a key that they leave open is drawn.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        name: str,
-        space: Mapping[str, Range],
-        *,
-        seed: int,
-        rounds: int,
-        pruner: str,
-        first: Sequence[Mapping[str, Value]] = (),
-    ) -> None:
+    file: Path
+    name: str  # the study's name in it
+    space: Mapping[str, Range]  # the ranges to search
+    seed: int  # of the sampler
+    rounds: int  # of a whole trial, for the pruner
+    pruner: str  # one of `PRUNERS`
+    first: Sequence[Mapping[str, Value]] = ()
+
+    def __post_init__(self) -> None:
         import optuna
 
-        # Optuna tells what it does on its own; the command line does that here.
+        # Optuna logs on its own; here the command line reports.
         logging.getLogger("optuna").setLevel(logging.WARNING)
-        self.space, self.seed, self.first = dict(space), seed, list(first)
-        self.distributions = {key: _distribution(wanted) for key, wanted in space.items()}
-        quiet = optuna.pruners.NopPruner()
-        median = optuna.pruners.MedianPruner(
-            n_startup_trials=PRUNE_AFTER, n_warmup_steps=max(rounds // 5, 1)
+        self.distributions = {key: _distribution(wanted) for key, wanted in self.space.items()}
+        storage = optuna.storages.RDBStorage(f"sqlite:///{self.file.absolute()}")
+        self.storage = optuna.create_study(
+            study_name=self.name, storage=storage, direction="maximize", load_if_exists=True
         )
-        self.pruner = median if pruner == "median" else quiet
-        storage = optuna.storages.RDBStorage(f"sqlite:///{file.absolute()}")
-        self.stored = optuna.create_study(
-            study_name=name, storage=storage, direction="maximize", load_if_exists=True
-        )
-        self.frozen: list[FrozenTrial] = self.stored.get_trials(deepcopy=False)
-        self.live: Any = None  # the trial under way, in a study of its own in memory
+        self.frozen: list[FrozenTrial] = self.storage.get_trials(deepcopy=False)
+        self.live: Any = None  # the trial under way, in a separate study in memory
 
     def __getstate__(self) -> dict[str, object]:
         """For another process, which asks and reports but stores nothing."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("stored", "live")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("storage", "live")}
 
     @property
     def trials(self) -> list[Trial]:
         return [_trial(number, frozen) for number, frozen in enumerate(self.frozen)]
 
     def ask(self) -> dict[str, Value] | None:
-        """What to try next; None if nothing is left that was not tried."""
+        """The next settings; None if nothing is left that was not tried."""
         import optuna
 
         number, tried = len(self.frozen), [trial.params for trial in self.frozen]
-        memory = optuna.create_study(direction="maximize", pruner=self.pruner)
+        warmup = max(self.rounds // 5, 1)
+        median = optuna.pruners.MedianPruner(n_startup_trials=PRUNE_AFTER, n_warmup_steps=warmup)
+        pruner = median if self.pruner == "median" else optuna.pruners.NopPruner()
+        memory = optuna.create_study(direction="maximize", pruner=pruner)
         memory.add_trials(self.frozen)
         for attempt in range(TRIES):
             seed = (self.seed * 1_000_003 + number * 1009 + attempt) % 2**32
-            # A sampler that repeats itself is helped by one that does not think.
+            # After five attempts a blind sampler takes over from one that repeats itself.
             blind = optuna.samplers.RandomSampler(seed=seed)
             learned = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
             memory.sampler = learned if attempt < 5 else blind
@@ -144,52 +110,43 @@ class Search:
 
         These are the given first points and the blind draws; after them, only the next trial.
         """
-        stored, found = self.frozen, []
-        free = max(STARTUP, len(self.first), len(stored) + 1)
-        self.frozen = list(stored)
+        before, found = self.frozen, []
+        free = max(STARTUP, len(self.first), len(before) + 1)
+        self.frozen = list(before)
         try:
             while len(self.frozen) < min(free, trials) and (settings := self.ask()) is not None:
                 found.append(settings)
-                self.frozen.append(self._freeze("failed", ()))
+                self.frozen.append(self._freeze("failed"))
         finally:
-            self.frozen = stored
+            self.frozen = before
         return found
 
     def report(self, step: int, value: float) -> bool:
-        """Note the score after a round; True if the trial is not worth going on with."""
+        """Report the score after a round; True if the trial should be pruned."""
         if math.isnan(value):
             return False
         self.live.report(value, step)
         return bool(self.live.should_prune())
 
     def tell(
-        self,
-        state: str,
-        curve: Sequence[float],
-        *,
-        value: float | None = None,
-        seconds: float = 0.0,
-        problem: str = "",
-        metric: str = "accuracy",
-    ) -> Trial:
-        """Store how the trial ended."""
-        about = {"seconds": round(seconds, 3), "problem": problem, "metric": metric}
+        self, state: str, curve: Sequence[float], value: float | None = None, **about: object
+    ) -> None:
+        """Store how the trial ended; `about` has further fields of its `Trial`."""
         frozen = self._freeze(state, curve, value, about)
-        self.stored.add_trial(frozen)
+        self.storage.add_trial(frozen)
         self.frozen.append(frozen)
-        return _trial(len(self.frozen) - 1, frozen)
 
     def _freeze(
         self,
         state: str,
-        curve: Sequence[float],
+        curve: Sequence[float] = (),
         value: float | None = None,
         about: Mapping[str, object] | None = None,
     ) -> FrozenTrial:
         """The trial under way, as Optuna keeps it."""
         from optuna.trial import TrialState, create_trial
 
-        # One that diverged counts as pruned: so the sampler learns to keep away from there.
+        # A diverged trial counts as pruned, so that the sampler learns to avoid its settings.
         states = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL}
         return create_trial(
             state=states.get(state, TrialState.PRUNED),
@@ -216,19 +173,10 @@ class Search:
 
 
 def _trial(number: int, frozen: FrozenTrial) -> Trial:
-    about = frozen.user_attrs
     curve = [value for _, value in sorted(frozen.intermediate_values.items())]
+    about = frozen.user_attrs  # the other fields
     value = frozen.value if about["state"] == "complete" else None
-    return Trial(
-        number,
-        dict(frozen.params),
-        about["state"],
-        value,
-        curve,
-        about["seconds"],
-        about["problem"],
-        about["metric"],
-    )
+    return Trial(number, dict(frozen.params), value=value, curve=curve, **about)
 
 
 def _distribution(wanted: Range) -> BaseDistribution:

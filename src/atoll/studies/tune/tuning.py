@@ -1,10 +1,10 @@
-"""Hyper-parameters by search, on validation scores alone: `atoll tune`.
+"""Hyper-parameters by search, on validation scores only: `atoll tune`.
 
-A tuning is a study (`studies.study`): each trial is a cell, run on clients whose test nodes and
-their labels were taken away, so that nothing of them can reach a choice. Bad trials are given up
-early, by the median of what others had in the same round. When the budget is spent, the best
-configuration of each method is run once on the whole data with fresh seeds, and that is the number
-to report. Every method gets the same budget.
+A tuning is a study (`studies.study`). Each trial is a run on clients without test nodes and test
+labels, so that no choice can depend on them. Bad trials are pruned early, by the median of the
+others' scores in the same round. When the budget is spent, the best configuration of each method
+is run once on the whole data with fresh seeds: that is the number to report. Every method gets the
+same budget.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from atoll.experiment.folder import read_json
 from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import lock_folder
-from atoll.studies.study_run import SilentStudy, StudyObserver
+from atoll.studies.study_run import StudyObserver
+from atoll.studies.tune.plan import SearchPlan, make_plan
 from atoll.studies.tune.printed import write_tuning
-from atoll.studies.tune.result import SEEDS, TRIALS, Asked, Tuned, TuningResult
-from atoll.studies.tune.runner import Blinded, Budget, SearchPlan, Trials, make_plan
+from atoll.studies.tune.result import SEEDS, TRIALS, Tuned, TuningRequest, TuningResult
+from atoll.studies.tune.runner import Blinded, Trials
 from atoll.studies.tune.search import PRUNERS, need_optuna
 
 
@@ -60,7 +61,7 @@ def tune(
         preset: "paper" searches the values that the method's paper tried.
         search: Ranges in the place of the method's own or beside them: {"lr": "1e-4..1e-1:log"}.
         pruner: "median" gives up bad trials early, "none" does not.
-        out: Folder; one that holds a tuning of the same kind goes on. None keeps nothing.
+        out: Folder; a tuning of the same kind in it continues. None keeps nothing.
         observer: Is notified of progress.
         jobs: Processes that run trials at the same time; "auto" chooses by cores and memory. The
             result does not depend on it (`runner.Trials`).
@@ -79,25 +80,23 @@ def tune(
     given = None if isinstance(data, str) else data
     ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
     budget = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
-    asked = _make_asked(methods, data, {"seeds": trial_seeds}, options, search=ranges, **budget)
+    request = _make_request(methods, data, {"seeds": trial_seeds}, options, search=ranges, **budget)
+    folder = None if out is None else Path(out)
     with contextlib.ExitStack() as stack:
-        folder = Path(out) if out is not None else None
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = replace(
-            run_tuning(asked, where, data=given, observer=observer, jobs=jobs), folder=folder
-        )
+        found = run_tuning(request, where, data=given, observer=observer, jobs=jobs)
     if folder is not None:
         write_tuning(found, folder)
-    return found
+    return replace(found, folder=folder)
 
 
-def _make_asked(
+def _make_request(
     methods: str | Sequence[str],
     data: str | Data,
     trial: Mapping[str, int],
     options: Mapping[str, object],
     **how: Any,
-) -> Asked:
+) -> TuningRequest:
     """The request, checked."""
     for taken in ("seeds", "method"):
         if taken in options:
@@ -105,32 +104,27 @@ def _make_asked(
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
-    config = make_config(
-        method=names[0],
-        data=data if isinstance(data, str) else data.name,
-        objects=[] if isinstance(data, str) else ["data"],
-        **trial,
-        **options,
-    )
-    return Asked(methods=names, config=config, **how)
+    given = {"data": data} if isinstance(data, str) else {"data": data.name, "objects": ["data"]}
+    config = make_config(method=names[0], **given, **trial, **options)
+    return TuningRequest(methods=names, config=config, **how)
 
 
-def read_asked(folder: Path) -> Asked:
-    """What the tuning in a folder was asked for."""
+def read_request(folder: Path) -> TuningRequest:
+    """The request of the tuning in a folder."""
     path = folder / "study.json"
     if not path.exists():
         raise ConfigError(f"'{folder}' holds no tuning to resume (it has no study.json)")
-    saved = read_json(path)
-    if saved.get("kind") != "tune":
-        raise ConfigError(f"the study in '{folder}' is no tuning, but a '{saved.get('kind')}'")
+    about = read_json(path)
+    if about.get("kind") != "tune":
+        raise ConfigError(f"the study in '{folder}' is no tuning, but a '{about.get('kind')}'")
     try:
-        return msgspec.convert(saved["asked"], Asked)
+        return msgspec.convert(about["asked"], TuningRequest)
     except (KeyError, msgspec.ValidationError) as error:
         raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
 
 
 def run_tuning(
-    asked: Asked,
+    request: TuningRequest,
     folder: Path,
     *,
     data: Data | None = None,
@@ -144,53 +138,48 @@ def run_tuning(
     """
     need_optuna()
     check_jobs(jobs)
-    _check(asked)
-    if "data" in asked.config.objects and data is None:
+    _check(request)
+    if "data" in request.config.objects and data is None:
         raise ConfigError(
             "this tuning was started in Python with a data object, which its folder does not hold; "
             f"go on in Python with atoll.tune(..., out='{folder}')"
         )
-    budget = Budget(asked.trials, asked.pruner, asked.preset, asked.search)
-    plans = [
-        make_plan(msgspec.structs.replace(asked.config, method=name), budget, data)
-        for name in asked.methods
-    ]
+    plans = [make_plan(name, request, data) for name in request.methods]
     blinded, first = Blinded(), plans[0]
     if not folder.exists():  # data that cannot be used leave no folder behind
         blinded(Problem.of(first.asked, data), first.asked.seed)
     with lock_folder(folder):
-        _check_same(asked, folder)
+        _check_same(request, folder)
         about = {
             "kind": "tune",
-            "command": tune_command(asked, folder),
-            "asked": msgspec.to_builtins(asked),
+            "command": tune_command(request, folder),
+            "asked": msgspec.to_builtins(request),
         }
         count = choose_jobs(jobs, [plan.asked for plan in plans for _ in range(plan.trials)])
-        heard = observer or SilentStudy()
-        trials = Trials(folder, about, plans, asked.seeds, data, heard, blinded, count)
+        observer = observer or StudyObserver()
+        trials = Trials(folder, about, request, plans, data, observer, blinded, count)
         trials.run()
         found = {plan.name: _tuned(plan, trials) for plan in plans if plan.name in trials.chosen}
         notes = [note for plan in plans for note in plan.notes]
-        return TuningResult(asked, found, [*notes, *trials.notes], folder)
+        return TuningResult(request, found, [*notes, *trials.notes], folder)
 
 
-def tune_command(asked: Asked, folder: Path) -> str:
-    """`atoll tune ...` as it was asked for; a comment where only Python can go on."""
-    if asked.config.objects:
+def tune_command(request: TuningRequest, folder: Path) -> str:
+    """The command that repeats a request; a comment where only Python can continue."""
+    if request.config.objects:
         return in_python("atoll.tune", "a data object, which no file holds", folder)
-    config = msgspec.structs.replace(asked.config, seeds=1)
-    words = option_words(config_options(config))
+    words = option_words(config_options(msgspec.structs.replace(request.config, seeds=1)))
     usual = {"trial_seeds": 1, "pruner": "median"}
     more = {
-        "trials": asked.trials,
-        "seeds": asked.seeds,
-        "trial_seeds": asked.config.seeds,
-        "preset": asked.preset,
-        "pruner": asked.pruner,
-        "search": asked.search,
+        "trials": request.trials,
+        "seeds": request.seeds,
+        "trial_seeds": request.config.seeds,
+        "preset": request.preset,
+        "pruner": request.pruner,
+        "search": request.search,
     }
     words += option_words({k: v for k, v in more.items() if v != usual.get(k)})
-    return shlex.join(["atoll", "tune", *asked.methods, *words])
+    return shlex.join(["atoll", "tune", *request.methods, *words])
 
 
 def _tuned(plan: SearchPlan, trials: Trials) -> Tuned:
@@ -208,35 +197,35 @@ def _tuned(plan: SearchPlan, trials: Trials) -> Tuned:
     )
 
 
-def _check(asked: Asked) -> None:
-    if asked.trials < 1:
-        raise ConfigError(f"trials is {asked.trials}; give at least 1")
-    if asked.seeds < 0:
-        raise ConfigError(f"seeds is {asked.seeds}; give seeds for the final test, 0 for none")
-    if asked.pruner not in PRUNERS:
-        raise unknown("pruner", asked.pruner, PRUNERS)
-    for name in asked.methods:
-        if asked.methods.count(name) > 1:
+def _check(request: TuningRequest) -> None:
+    if request.trials < 1:
+        raise ConfigError(f"trials is {request.trials}; give at least 1")
+    if request.seeds < 0:
+        raise ConfigError(f"seeds is {request.seeds}; give seeds for the final test, 0 for none")
+    if request.pruner not in PRUNERS:
+        raise unknown("pruner", request.pruner, PRUNERS)
+    for name in request.methods:
+        if request.methods.count(name) > 1:
             raise ConfigError(f"method '{name}' is named twice; once is enough")
 
 
-def _check_same(asked: Asked, folder: Path) -> None:
-    """Refuse to go on with another search than the one that was begun; more trials are fine."""
+def _check_same(request: TuningRequest, folder: Path) -> None:
+    """Refuse to continue with another search than the one that was begun; more trials are fine."""
     if (folder / "config.toml").exists():
         raise ConfigError(f"'{folder}' holds a run; give the tuning a folder of its own")
     if not (folder / "study.json").exists():
         return
-    before = read_asked(folder)
-    for name in Asked.__struct_fields__:
-        one, two = getattr(before, name), getattr(asked, name)
+    before = read_request(folder)
+    for name in TuningRequest.__struct_fields__:
+        one, two = getattr(before, name), getattr(request, name)
         if name != "trials" and one != two:
             how = what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
             raise ConfigError(
                 f"the tuning in '{folder}' was begun with other options ({how}); go on with "
                 f"--resume {folder}, or choose another --out"
             )
-    if asked.trials < before.trials:
+    if request.trials < before.trials:
         raise ConfigError(
             f"the tuning in '{folder}' has {before.trials} trials for each method, and "
-            f"{asked.trials} are fewer; give more, or another --out"
+            f"{request.trials} are fewer; give more, or another --out"
         )
