@@ -87,36 +87,6 @@ def test_more_seeds_go_on_with_those_that_are_there(tmp_path: Path) -> None:
         scores(1, Heard())
 
 
-def test_a_fault_in_one_method_does_not_stop_the_others(tmp_path: Path) -> None:
-    class Broken(FedAvg):
-        def round(self, server: object, clients: object) -> object:
-            raise ZeroDivisionError("no clients\nat all")
-
-    federation = atoll.partition(atoll.load("lagoon:nodes=150"), "louvain", clients=2)
-    broken = Broken(net=GCN(federation.features, federation.classes))
-    config = make_config(method="Broken", data=federation.name, rounds=2,
-                         objects=["method", "data"])  # fmt: skip
-    bad = StudyRun("bad", config, method=broken, data=federation)
-    outcomes = run_study(tmp_path, [bad, *cells()[:1]], about=ABOUT)
-    assert [outcome.summary is None for outcome in outcomes] == [True, False]
-    assert outcomes[0].error is not None
-    assert outcomes[0].error.startswith("internal error: ZeroDivisionError: no clients; ")
-    assert "in round" in (tmp_path / "cells" / "bad" / "error.txt").read_text()
-
-
-def test_a_gpu_that_is_lost_costs_no_other_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = [StudyRun("bad", make_config(data="no-such-set")), *cells()[:1]]
-    with monkeypatch.context() as patched:
-        patched.setattr("atoll.studies.study_run.device_answers", lambda: False)
-        with pytest.raises(AtollError, match="GPU no longer answers this process after bad failed"):
-            run_study(tmp_path, asked, about=ABOUT)
-    assert [event["cell"] for event in read_events(tmp_path)] == ["bad", "bad"]
-    outcomes = run_study(tmp_path, asked, about=ABOUT)
-    assert [outcome.summary is None for outcome in outcomes] == [True, False]
-
-
 def test_other_objects_under_the_same_name_are_refused(tmp_path: Path) -> None:
     federation = atoll.partition(atoll.load("lagoon:nodes=150"), "louvain", clients=2)
     options = {"method": "FedAvg", "data": federation.name, "rounds": 1}

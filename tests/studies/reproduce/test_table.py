@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from atoll.core.errors import ConfigError
-from atoll.present.tables import rich_table
-from atoll.studies.reproduce.printed import how, terminal_tables, with_runs, write_table
-from atoll.studies.reproduce.recipes import PAPERS, read_paper
+from atoll.studies.reproduce.recipes import read_paper
 from atoll.studies.reproduce.table import (
     Ours,
     Reproduction,
@@ -29,11 +24,6 @@ from atoll.studies.reproduce.table import (
 from atoll.studies.study_run import RunOutcome
 
 ATH = read_paper("fedath")
-
-
-@pytest.fixture
-def everything_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.studies.reproduce.recipes.absent", lambda data, root: "")
 
 
 @pytest.mark.parametrize(
@@ -165,36 +155,3 @@ def test_shortened_runs_get_no_verdict(everything_here: None) -> None:
     assert whole.verdict(failed) == "failed: it broke"
     missing = type(row)(row.printed, reason="no data")
     assert whole.verdict(missing) == "not run: no data"
-
-
-@pytest.mark.parametrize("name", PAPERS)
-def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_here: None) -> None:
-    paper, wanted = read_paper(name), Wanted(both=True)
-    ours = dict.fromkeys(wanted.rules(paper), Ours(80.25, 11.25, 3))
-    for number, recipe in paper.recipe.tables.items():
-        if recipe.reason:
-            continue
-        rows = tuple(replace(row, ours=ours) for row in plan_table(paper, number, wanted))
-        found = Reproduction(paper, number, rows, wanted.rules(paper), None, 3)
-        console = Console(width=80, record=True, file=io.StringIO())
-        for drawn in terminal_tables(found):
-            console.print(rich_table(drawn))
-        text = console.export_text()
-        assert "…" not in text
-        assert text.count("80.2 ± 11.2") >= sum(not row.reason for row in rows)
-
-
-def test_files_tell_cells_without_a_run_apart(everything_here: None, tmp_path: Path) -> None:
-    paper, wanted = read_paper("gcfl"), Wanted()
-    rows = tuple(
-        row if row.printed.dataset == "MOLECULES" else replace(row, reason="no data")
-        for row in plan_table(paper, "4", wanted)
-    )
-    found = Reproduction(paper, "4", rows, wanted.rules(paper), None, 3)
-    markdown = write_table(found, tmp_path, tex=True)[1].read_text()
-    heads = [line.split(" | ")[:4] for line in markdown.splitlines() if line.startswith("| ")][1:]
-    assert len({tuple(head) for head in heads}) == len(rows)
-    assert ["| MIX", "13", "self-train", "accuracy"] in heads
-    assert "MOLECULES," not in markdown  # which is not true of all rows
-    assert "MIX & 13 & self-train & accuracy" in (tmp_path / "table-4.tex").read_text()
-    assert "MOLECULES, multiDS, 7 clients" in how(found, with_runs(found))

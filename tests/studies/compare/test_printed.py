@@ -1,0 +1,67 @@
+"""Findings in plain sentences, and the printed tables."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from atoll.present.tables import tex
+from atoll.present.terminal import noted_table
+from atoll.studies.compare.printed import p_text
+from tests.studies.compare.test_tables import compared, noisy, outcome
+
+
+def test_five_seeds_say_what_they_cannot_tell(tmp_path: Path) -> None:
+    found = compared([
+        outcome(tmp_path, "a", noisy(0.8, 5)), outcome(tmp_path, "b", noisy(0.7, 5)),
+        outcome(tmp_path, "c", noisy(0.6, 5)),
+    ])  # fmt: skip
+    said = " ".join(found.sentences())
+    assert "With 5 pairs Wilcoxon's test cannot reach p < 0.05 whatever the scores" in said
+    assert "its smallest p is 0.0625, 0.125 after Holm's correction; it takes 7 seeds" in said
+    assert "so the paired t-test decides here" in said
+    assert found.tests()[0]["wilcoxon"] == 0.125
+
+
+def test_all_noise_is_said_plainly(tmp_path: Path) -> None:
+    found = compared([outcome(tmp_path, name, noisy(0.8, 8, 0.05)) for name in "abc"])
+    assert found.sentences()[0].endswith(
+        "within the noise: on one, 5 clients, no method can be called better or worse than it."
+    )
+    same = noisy(0.8, 8)
+    found = compared([outcome(tmp_path, name, same) for name in "de"])
+    assert "e and d have the same score everywhere." in found.sentences()
+    assert found.tables[0].best == ["d", "e"]
+    assert [row.rank for row in found.tables[0].rows] == [1.5, 1.5]
+
+
+def test_equal_gaps_have_no_spread_to_measure_by(tmp_path: Path) -> None:
+    found = compared([outcome(tmp_path, "a", [0.5, 0.7]), outcome(tmp_path, "b", [0.6, 0.8])])
+    assert found.sentences()[1] == (
+        "a cannot be told from b: all 2 differences are −10.0 points, so that there is no spread "
+        "to measure by; more seeds would tell."
+    )
+
+
+def test_a_p_value_shows_on_which_side_of_alpha_it_is() -> None:
+    assert [p_text(p) for p in (0.0312, 0.04971, 0.0503, 0.05, 0.0004)] == [
+        "p = 0.031", "p = 0.0497", "p = 0.05", "p = 0.05", "p < 0.001",
+    ]  # fmt: skip
+    assert p_text(0.00998, alpha=0.01) == "p = 0.00998"
+
+
+def test_long_names_are_folded_and_not_cut_off(tmp_path: Path) -> None:
+    name = "fedprox:mu=0.1,lr=0.02,weight_decay=0.0001"
+    found = compared([outcome(tmp_path, name, noisy(0.8)), outcome(tmp_path, "b", noisy(0.7))])
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(noted_table(found.printed()[0]))
+    rows = console.export_text().split("───\n")[1].split("\nb ")[0].splitlines()
+    assert "".join(row.split()[0] for row in rows) == name
+
+
+def test_latex_writes_its_own_characters_out() -> None:
+    assert tex("a_b & 5% ± {x} ~^\\") == (
+        "a\\_b \\& 5\\% $\\pm$ \\{x\\} \\textasciitilde{}\\textasciicircum{}\\textbackslash{}"
+    )

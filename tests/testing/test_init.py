@@ -1,0 +1,61 @@
+"""The federations of the contract, and cases; `tests/contract` has the planted bugs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.methods import FedAvg
+from atoll.nn import GCN
+from atoll.testing import (
+    CLASSES,
+    FEATURES,
+    Case,
+    ContractBroken,
+    check_client_order,
+    check_frozen,
+    double_precision,
+    one_client,
+    relabelled,
+    small_federation,
+    small_graph_federation,
+)
+
+
+def test_relabelled_graphs_are_the_same_graphs() -> None:
+    graph = small_federation().graphs[0]
+    moved = relabelled(graph, 7)
+    back = torch.argsort(moved.ids)
+    assert not torch.equal(moved.ids, graph.ids)
+    assert torch.equal(moved.x[back], graph.x)
+    assert torch.equal(moved.y[back], graph.y)
+    pairs = {tuple(pair) for pair in moved.ids[moved.edges].T.tolist()}
+    assert pairs == {tuple(pair) for pair in graph.ids[graph.edges].T.tolist()}
+
+
+def test_federations_have_every_class_and_isolated_nodes() -> None:
+    for graph in small_federation().graphs:
+        assert set(graph.y[graph.train > 0].tolist()) == set(range(CLASSES))
+        assert graph.num_nodes - 1 not in graph.edges.flatten().tolist()
+    assert len(one_client(small_federation())) == 1
+    assert small_graph_federation().task.many_graphs
+
+
+def test_the_serial_run_of_a_case_is_made_once() -> None:
+    with double_precision():
+        case = Case(FedAvg(GCN(FEATURES, CLASSES, hidden=5)), small_federation(), rounds=1)
+        assert case.serial is case.serial
+        check_client_order(case)
+        scores = case.serial.history.scores
+        scores[next(iter(scores))][-1] += np.arange(4)[:, None, None]
+        with pytest.raises(ContractBroken, match="the order of the clients changes the"):
+            check_client_order(case)
+
+
+def test_a_class_without_the_decorator_is_not_frozen() -> None:
+    class Loose(FedAvg):
+        pass
+
+    with pytest.raises(ContractBroken, match="Loose must be a frozen dataclass"):
+        check_frozen(Loose(GCN(FEATURES, CLASSES)))
