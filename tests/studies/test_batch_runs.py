@@ -58,7 +58,7 @@ def joined(experiments) -> list:
     sweep = Sweep(experiments)
     for run in sweep.runs:
         run.start()
-    while not sweep.finished:
+    while not all(run.finished for run in sweep.runs):
         sweep.advance()
         assert not sweep.apart
     sweep.finish()

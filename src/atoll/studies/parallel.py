@@ -193,7 +193,8 @@ class _Parent:
     def run(self, crew: Crew) -> None:
         """Work until no worker has a task any more."""
         while True:
-            if not self.stopped and self._should_stop():
+            runs, stop = self.running.values(), self.observer.should_stop
+            if not self.stopped and (stop() or True in [run.should_stop() for run in runs]):
                 self.stopped = True
                 for worker in crew.workers:
                     worker.process.terminate()
@@ -212,10 +213,6 @@ class _Parent:
                     worker.task = None
             for worker in dead:
                 self._replace(worker, crew)
-
-    def _should_stop(self) -> bool:
-        runs = self.running.values()
-        return self.observer.should_stop() or True in [run.should_stop() for run in runs]
 
     def _give(self, worker: _Worker) -> None:
         while (task := self.schedule.take(worker.last)) is not None:

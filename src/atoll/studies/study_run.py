@@ -37,30 +37,19 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study: all seeds of one configuration.
-
-    Attributes:
-        labels: Its place in the study, such as {"method": "fedavg", "data": "cora"}.
-        method: A Python object in place of a method's name, or a baseline.
-        watch: Wraps the run's observer, in whichever process the run happens; it may prune the run.
-    """
+    """One run of a study: all seeds of one configuration."""
 
     name: str  # name of its folder
     config: RunConfig
-    labels: Json = field(default_factory=dict)
-    method: Method | AnyBaseline | None = None
-    data: Data | None = None  # a Python object in place of a data set's name
-    watch: Callable[[Observer], Observer] | None = None
+    labels: Json = field(default_factory=dict)  # its place, such as {"method": "fedavg"}
+    method: Method | AnyBaseline | None = None  # in place of the method's name
+    data: Data | None = None  # in place of the data's name
+    watch: Callable[[Observer], Observer] | None = None  # wraps the observer
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run of a study ended.
-
-    Attributes:
-        cause: The exception behind the error, where it was raised in this process.
-        curve: Validation scores before it failed, where its observer records them.
-    """
+    """How a run of a study ended."""
 
     run: StudyRun
     folder: Path
@@ -68,8 +57,8 @@ class RunOutcome:
     error: str | None = None  # one sentence if it failed
     fresh: bool = True  # whether it ended in this call, not in an earlier one
     kind: str = ""  # name of the exception's class; empty if its process died
-    cause: Exception | None = None
-    curve: Sequence[float] = ()
+    cause: Exception | None = None  # the exception, if it was raised in this process
+    curve: Sequence[float] = ()  # validation scores before it failed, if recorded
     pruned: bool = False  # whether its observer gave it up
 
 

@@ -14,11 +14,11 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ ROUNDS = 3
 FEATURES, CLASSES = 11, 3
 SIZES = (13, 17, 22, 9)
 
+Value = TypeVar("Value")
 MakeMethod = Callable[..., Method]
 """A method's class, or a function: net -> method."""
 
@@ -73,9 +74,16 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
         >>> from atoll.testing import check_method
         >>> check_method(FedSage, rounds=2)
     """
-    with double_precision(), _one_thread():
-        for task in getattr(_class(make), "tasks", (NODES.name,)):
-            _check_task(make, task_named(task), rounds)
+    # One thread: on graphs this small, waking threads costs more than the work.
+    one_thread = _changed(torch.get_num_threads, torch.set_num_threads, 1)
+    with double_precision(), one_thread:
+        for task in map(task_named, getattr(_class(make), "tasks", (NODES.name,))):
+            try:
+                _check_task(make, task, rounds)
+            except ContractBroken as error:
+                if not task.many_graphs:
+                    raise
+                raise ContractBroken(f"with many graphs at each client: {error}") from error
 
 
 def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
@@ -88,18 +96,17 @@ def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
     method = make(net=net(FEATURES, CLASSES, **small))
     whole = Case(method, federation, rounds)
     part = dataclasses.replace(whole, fraction=0.5)
-    with _naming(task):
-        check_frozen(method)
-        check_steps(whole)
-        for case in (whole, part):
-            check_engines(case)
-            check_client_order(case)
-        check_node_order(whole)
-        check_engines(Case(method, one_client(federation), rounds))
-        check_resume(whole)
-        check_replay(whole)
-        check_replay(part)
-        check_rule(method, federation)
+    check_frozen(method)
+    check_steps(whole)
+    for case in (whole, part):
+        check_engines(case)
+        check_client_order(case)
+    check_node_order(whole)
+    check_engines(Case(method, one_client(federation), rounds))
+    check_resume(whole)
+    check_replay(whole)
+    check_replay(part)
+    check_rule(method, federation)
 
 
 def _class(make: MakeMethod) -> Any:
@@ -367,37 +374,22 @@ def relabelled(graph: Graph, seed: int) -> Graph:
     return dataclasses.replace(graph, **moved, edges=edges, edge_weight=weight)
 
 
-@contextmanager
-def double_precision() -> Iterator[None]:
+def double_precision() -> AbstractContextManager[None]:
     """float64 as the default type, and back."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    return _changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
 
 
 @contextmanager
-def _naming(task: Task) -> Iterator[None]:
-    """Broken contracts on a federation of graphs say so."""
-    try:
-        yield
-    except ContractBroken as error:
-        if not task.many_graphs:
-            raise
-        raise ContractBroken(f"with many graphs at each client: {error}") from error
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """No thread pool: on graphs this small, waking threads costs more than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _changed(
+    get: Callable[[], Value], change: Callable[[Value], None], value: Value
+) -> Iterator[None]:
+    """A setting of torch with another value, and back."""
+    before = get()
+    change(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        change(before)
 
 
 @contextmanager

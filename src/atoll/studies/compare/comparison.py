@@ -1,19 +1,12 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
 Every arm (a method with its settings) is run on every problem (a data set and a number of clients)
-with the same seeds, and so with the same partitions, splits and noise: `compare.plan`. An arm with
-a grid has one run per point; only validation scores choose its winner: `compare.tables`.
+with the same seeds, and so with the same partitions, splits and noise. An arm with a grid has one
+run per point; only validation scores choose its winner.
 
-`study.json` of such a study contains, beside the keys of `studies.study`:
-
-    kind     "compare"
-    command  the command that makes it again; a comment where only Python can
-    request  methods (label: text), data, clients, grid, options (as for `atoll run`), against,
-             metric, alpha, and objects: what Python gave that no file can hold
-
-Each run's labels are data, clients (null: the data or the protocol decide), method (the arm's
-label) and point (of the grid; {} without one). `compare.json`, `compare.csv` and `compare.md`
-beside it hold the tables; they appear when all runs have ended.
+`study.json` has "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). Each run's
+labels are data, clients (null: the data or the protocol decide), method (the arm's label) and point
+of the grid. `compare.json`, `compare.csv` and `compare.md` appear when all runs have ended.
 """
 
 from __future__ import annotations
@@ -199,9 +192,6 @@ class Comparison:
     def __repr__(self) -> str:
         return plain_text(*map(noted_table, self.printed()), self.caption)
 
-    def _repr_markdown_(self) -> str:
-        return self.markdown()
-
     def __iter__(self) -> Iterator[ComparisonTable]:
         """The tables, the one over all last."""
         return iter((*self.tables, *([self.overall] if self.overall else [])))
@@ -209,6 +199,8 @@ class Comparison:
     def markdown(self) -> str:
         """The tables with their findings."""
         return printed.comparison_markdown(tuple(self), self.request)
+
+    _repr_markdown_ = markdown
 
     def latex(self) -> str:
         """One table for a paper: methods as rows, problems as columns."""

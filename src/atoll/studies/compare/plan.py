@@ -43,20 +43,14 @@ Several = str | Data | Iterable[str | Data]
 
 
 class ComparisonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A comparison's options; `study.json` holds them.
-
-    Attributes:
-        clients: Numbers of clients; None leaves it to data and protocol.
-        grid: Values to try by hyper-parameter, `mu` or, for one arm, `fedprox:mu`.
-        against: Label of the arm that the others are tested against; None takes the best.
-    """
+    """A comparison's options; `study.json` holds them."""
 
     methods: dict[str, str]  # labels of the arms and what they stand for: `fedprox:mu=0.1`
     data: tuple[str, ...] = ("lagoon",)  # names or paths
-    clients: tuple[int | None, ...] = (None,)
-    grid: dict[str, tuple[Value, ...]] = {}
+    clients: tuple[int | None, ...] = (None,)  # None leaves it to data and protocol
+    grid: dict[str, tuple[Value, ...]] = {}  # by hyper-parameter: `mu`, or for one arm `fedprox:mu`
     options: Json = {}  # as in `RunConfig`, the same for all runs
-    against: str | None = None
+    against: str | None = None  # label of the reference; None takes the best
     metric: str | None = None  # the score to compare; None takes the data's own
     alpha: float = ALPHA  # chance of a false alarm that the tests allow
     objects: tuple[str, ...] = ()  # labels and names of data that stand for Python objects

@@ -43,13 +43,7 @@ FEWEST_BLOCKS = 10
 
 @dataclass(frozen=True)
 class PairedTest:
-    """One method against the reference, block by block.
-
-    Attributes:
-        wilcoxon: p of Wilcoxon's signed-rank test, Holm-corrected over the family; `t` likewise.
-        needed: Pairs at which a difference like this one would be found four times in five; None if
-            more than `MOST_PAIRS`.
-    """
+    """One method against the reference, block by block; p-values are Holm-corrected."""
 
     name: str
     against: str
@@ -64,7 +58,7 @@ class PairedTest:
     t: float
     by: str  # the deciding test: "wilcoxon", "t", or "nothing" with fewer than two pairs
     different: bool  # whether the deciding p is below alpha
-    needed: int | None
+    needed: int | None  # pairs to find such a difference in 4 of 5 studies, if below MOST_PAIRS
 
     @property
     def p(self) -> float:
@@ -91,26 +85,12 @@ def against(
     normal = holm([paired_t(gap) for gap in gaps.values()])
     tests = []
     for (name, gap), p_ranked, p_normal in zip(gaps.items(), ranked, normal, strict=True):
-        low, high = interval(gap)
         decides = {"wilcoxon": p_ranked, "t": p_normal}.get(by, 1.0)
-        tests.append(
-            PairedTest(
-                name,
-                reference,
-                gap.size,
-                float(gap.mean()),
-                spread(gap),
-                low,
-                high,
-                int((gap > 0).sum()),
-                int((gap < 0).sum()),
-                p_ranked,
-                p_normal,
-                by,
-                decides < alpha,
-                pairs_needed(gap, alpha, family),
-            )
-        )
+        low, high = interval(gap)
+        size = gap.size, float(gap.mean()), spread(gap), low, high
+        wins, losses = int((gap > 0).sum()), int((gap < 0).sum())
+        found = p_ranked, p_normal, by, decides < alpha, pairs_needed(gap, alpha, family)
+        tests.append(PairedTest(name, reference, *size, wins, losses, *found))
     return tests
 
 

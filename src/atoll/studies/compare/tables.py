@@ -25,25 +25,18 @@ CHANGED = "its clients are not those of the other methods: the data have changed
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One method in one table.
-
-    Attributes:
-        scores: Test scores, one per block (seed, or seed of each problem), (B,); NaN if it failed.
-        scored: The model behind the scores: "global", "personalised", "local", or one of a
-            baseline's `KINDS`.
-        point: The point of the grid that validation chose.
-    """
+    """One method in one table."""
 
     method: str  # the arm's label
-    scores: np.ndarray
+    scores: np.ndarray  # of the test, one per block (seed of each problem), (B,); NaN if it failed
     mean: float = math.nan
     std: float | None = None  # over seeds; None for one
     rank: float = math.nan  # mean rank over blocks, among the methods that finished; 1 is best
     megabytes: float = math.nan  # sent in a round of training, up and down
     seconds: float = math.nan  # of the median round
-    scored: str = ""
+    scored: str = ""  # the model: "global", "personalised", "local", or a baseline's kind
     validation: float = math.nan  # mean validation score; NaN where there is none
-    point: Mapping[str, object] = field(default_factory=dict)
+    point: Mapping[str, object] = field(default_factory=dict)  # chosen by validation
     points: int = 1  # size of the grid; 1 without a grid
     error: str | None = None  # one sentence if it, or a point of its grid, failed
 
@@ -64,11 +57,7 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """All methods on one problem, or over all of them.
-
-    Attributes:
-        reference: The method that the others are tested against; None if there is none.
-    """
+    """All methods on one problem, or over all of them."""
 
     data: str  # the problem's name; "" over all
     clients: int | None  # its number of clients
@@ -77,7 +66,7 @@ class ComparisonTable:
     rows: tuple[ComparedRow, ...]
     problems: int = 1  # how many blocks each seed has: 1 but for the table over all
     about: Json = field(default_factory=dict)  # partition, split, protocol and rounds
-    reference: str | None = None
+    reference: str | None = None  # the method that the others are tested against
     tests: tuple[PairedTest, ...] = ()  # each other method against the reference
     rank_test: RankTest | None = None  # all at once; None with too few blocks or methods
 
@@ -256,14 +245,9 @@ def compare_overall(
 def _lines(outcome: RunOutcome, metric: str, clients: int | None, *, winner: bool) -> list[Json]:
     """A run in compare.csv: one line per seed; a failed one has one line."""
     labels, config, summary = outcome.run.labels, outcome.run.config, outcome.summary
-    start = {
-        "cell": outcome.run.name,
-        "data": labels["data"],
-        "clients": clients,
-        "method": labels["method"],
-        "point": settings_text(labels["point"]),
-        "chosen": int(winner),
-    }
+    start: Json = {"cell": outcome.run.name, "data": labels["data"], "clients": clients}
+    start |= {"method": labels["method"], "point": settings_text(labels["point"])}
+    start["chosen"] = int(winner)
     if summary is None:
         return [{**start, "error": outcome.error}]
     rounds = summary["rounds"] or 1
@@ -276,16 +260,10 @@ def _lines(outcome: RunOutcome, metric: str, clients: int | None, *, winner: boo
     for number in range(config.seeds):
         seed = config.seed + number
         steps = [row for step, row in summary["ledger"][str(seed)].items() if step != SCORE]
-        rows.append(
-            {
-                **start,
-                "seed": seed,
-                "metric": metric,
-                "scored": summary["scored"],
-                "validation": of_seed("val", number),
-                "test": of_seed("test", number) if winner else None,
-                "bytes_per_round": sum(step["up"] + step["down"] for step in steps) / rounds,
-                "seconds_per_round": summary["seconds"]["per_round"],
-            }
-        )
+        line = {**start, "seed": seed, "metric": metric, "scored": summary["scored"]}
+        line["validation"] = of_seed("val", number)
+        line["test"] = of_seed("test", number) if winner else None
+        line["bytes_per_round"] = sum(step["up"] + step["down"] for step in steps) / rounds
+        line["seconds_per_round"] = summary["seconds"]["per_round"]
+        rows.append(line)
     return rows

@@ -61,23 +61,16 @@ def _folder(point: Point) -> Path:
 def _scores(drawing: Drawing) -> Table:
     """Every run's score as a line of the CSV."""
     recipe, rows = drawing.recipe, []
+    row: dict[str, object]
     for point in drawing.points:
         own = _ours(point, drawing)
         axes = {recipe.x_name: point.x.label, recipe.y_name: point.y.label}
-        rows.append(
-            {
-                "dataset": point.dataset,
-                "clients": point.run.config.clients,
-                "method": point.method,
-                **{name: label for name, label in axes.items() if name and name != "clients"},
-                "metric": drawing.metric(point.dataset),
-                "mean": round(own.mean, 3),
-                "std": None if own.std is None else round(own.std, 3),
-                "seeds": own.seeds,
-                "protocol": drawing.rules,
-                "cell": point.run.name,
-            }
-        )
+        clients, method = point.run.config.clients, point.method
+        row = {"dataset": point.dataset, "clients": clients, "method": method}
+        row |= {name: label for name, label in axes.items() if name and name != "clients"}
+        row |= {"metric": drawing.metric(point.dataset), "mean": round(own.mean, 3)}
+        row |= {"std": None if own.std is None else round(own.std, 3), "seeds": own.seeds}
+        rows.append({**row, "protocol": drawing.rules, "cell": point.run.name})
     return record_table(rows)
 
 
@@ -397,18 +390,9 @@ def _half_violin(values: np.ndarray, place: int, side: int, name: str) -> list[M
     ]
 
 
+_SCORES = (draw_lines, draw_rounds, draw_bars, draw_grid, draw_similarity, draw_distance)
+_CLUSTERS = (draw_norms, draw_heterogeneity, draw_losses, draw_violins, draw_pairs)
 DRAW: dict[str, Callable[[Drawing], Illustration]] = {
-    "lines": draw_lines,
-    "rounds": draw_rounds,
-    "bars": draw_bars,
-    "grid": draw_grid,
-    "similarity": draw_similarity,
-    "distance": draw_distance,
-    "contribution": draw_contribution,
-    "norms": draw_norms,
-    "heterogeneity": draw_heterogeneity,
-    "losses": draw_losses,
-    "violins": draw_violins,
-    "pairs": draw_pairs,
+    draw.__name__.removeprefix("draw_"): draw for draw in (*_SCORES, draw_contribution, *_CLUSTERS)
 }
 """Every way to draw that a recipe can name."""

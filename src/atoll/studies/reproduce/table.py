@@ -242,14 +242,10 @@ def _planned(
         if rules != STRICT or not gains
     }
     base = replace(one, method=paper.recipe.baseline) if gains else None
-    return ReproducedRow(
-        one,
-        runs,
-        tuple(PRINTED_METRICS.get(part.metric, part.metric) for part in parts),
-        _run(paper, base, own, wanted) if base else None,
-        tolerance=tolerance(paper, one.metric, one.std),
-        note=paper.recipe.methods[one.method].note,
-    )
+    metrics = tuple(PRINTED_METRICS.get(part.metric, part.metric) for part in parts)
+    base_run = _run(paper, base, own, wanted) if base else None
+    near, note = tolerance(paper, one.metric, one.std), paper.recipe.methods[one.method].note
+    return ReproducedRow(one, runs, metrics, base_run, tolerance=near, note=note)
 
 
 def tolerance(paper: Paper, metric: str, std: float | None) -> float:
@@ -262,26 +258,15 @@ def tolerance(paper: Paper, metric: str, std: float | None) -> float:
 
 def averaged(one: Printed, table: Sequence[Printed]) -> list[Printed]:
     """The cells that a printed average is over."""
-    return [
-        cell
-        for cell in table
-        if cell.metric != AVERAGE
-        and (cell.method, cell.setting) == (one.method, one.setting)
-        and one.clients in ("all", cell.clients)
-    ]
+    same = [c for c in table if (c.method, c.setting) == (one.method, one.setting)]
+    return [c for c in same if c.metric != AVERAGE and one.clients in ("all", c.clients)]
 
 
 def _run(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> StudyRun:
     options: Json = {"clients": int(one.clients), "rules": rules, **wanted.options()}
     config = paper.config(one.dataset, one.setting, one.method, **options)
-    labels = {
-        "method": one.method,
-        "data": one.dataset,
-        "setting": one.setting,
-        "clients": one.clients,
-        "protocol": rules,
-    }
-    return named_run(config, labels)
+    labels = {"method": one.method, "data": one.dataset, "setting": one.setting}
+    return named_run(config, {**labels, "clients": one.clients, "protocol": rules})
 
 
 def named_run(config: RunConfig, labels: Json) -> StudyRun:

@@ -26,19 +26,14 @@ from atoll.studies.tune.result import TuningRequest
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """One method's part of a tuning, checked before anything is run.
-
-    Attributes:
-        data_seed: The protocol's fixed seed of the data; None divides them anew for each seed.
-        first: Points to try first: the method's own defaults, or all there are.
-    """
+    """One method's part of a tuning, checked before anything is run."""
 
     asked: RunConfig  # as the user gave it, for this method
     config: RunConfig  # the same, resolved
     weights: str  # the protocol's weights of clients (a `Protocol` cannot be pickled)
-    data_seed: int | None
+    data_seed: int | None  # the protocol's fixed seed of the data
     space: dict[str, Range]  # the ranges to search
-    first: list[dict[str, Value]]
+    first: list[dict[str, Value]]  # the method's own defaults, or all points
     whole: bool  # whether all points of the space are tried
     trials: int
     notes: list[str]

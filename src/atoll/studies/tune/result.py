@@ -54,12 +54,7 @@ def ranking(trials: Sequence[Trial]) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best configuration that the search found for one method.
-
-    Attributes:
-        defaults: Whether the first trial has the method's own defaults; not so where the ranges
-            leave a default out, or where all points are tried.
-    """
+    """The best configuration that the search found for one method."""
 
     method: str
     space: Mapping[str, Range]  # the ranges that were searched
@@ -67,9 +62,8 @@ class Tuned:
     config: RunConfig  # the best configuration, with the seeds of its test
     test: Json | None  # content of the final test's result.json; None without one
     importance: Mapping[str, float]  # share of each hyper-parameter in how far scores differ
-    whole: bool  # whether every point of the space was tried
     redivided: bool  # whether the final test's seeds divided the data anew
-    defaults: bool
+    defaults: bool  # whether the first trial has the method's own defaults
 
     @property
     def best(self) -> Trial:

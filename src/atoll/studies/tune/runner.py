@@ -48,11 +48,6 @@ class Trials:
     Trials are judged one after the other, in order, so that the result does not depend on the
     number of jobs. With several jobs, other processes run ahead: first the trials whose settings
     depend on no open result (`Search.known`), then the next trial of each method.
-
-    Attributes:
-        chosen: The best configuration of each method, as it is tested.
-        lost: Methods without a complete trial, each with a sentence.
-        failed: Runs that failed in another process, before they were judged.
     """
 
     folder: Path
@@ -64,10 +59,10 @@ class Trials:
     blinded: Blinded
     jobs: int = 1
     spent: set[str] = field(default_factory=set)  # methods whose space had nothing left to try
-    chosen: dict[str, RunConfig] = field(default_factory=dict)
+    chosen: dict[str, RunConfig] = field(default_factory=dict)  # best configurations
     tests: dict[str, RunOutcome] = field(default_factory=dict)  # the final test of each method
-    lost: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, RunOutcome] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)  # why a method has no result
+    failed: dict[str, RunOutcome] = field(default_factory=dict)  # failed ahead, not judged
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -261,11 +256,7 @@ class _Ahead(StudyObserver):
 
 
 class Blinded(FederationCache):
-    """Federations without test nodes, each made once.
-
-    Attributes:
-        metric: The score that the data are judged by.
-    """
+    """Federations without test nodes, each made once; `metric` is the score of the data."""
 
     def __init__(self) -> None:
         super().__init__(make=_divide_without_test)
@@ -290,19 +281,14 @@ def _divide_without_test(problem: Problem, seed: int) -> Division:
 
 @dataclass
 class TrialObserver(Observer):
-    """Records the first seed's validation scores; with a `search`, it prunes a bad trial.
-
-    Attributes:
-        curve: Mean validation score after each round that was reported.
-        value: The validation score by the protocol's rule, of a run that came to its end.
-    """
+    """Records the first seed's validation scores; with a `search`, it prunes a bad trial."""
 
     observer: Observer
     plan: SearchPlan
     blinded: Blinded
     search: Search | None
-    curve: list[float] = field(default_factory=list)
-    value: float | None = None
+    curve: list[float] = field(default_factory=list)  # mean after each round that was reported
+    value: float | None = None  # by the protocol's rule, of a run that came to its end
     pruned: bool = False
     metric: str = "accuracy"  # the score's name
 

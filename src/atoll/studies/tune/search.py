@@ -44,11 +44,7 @@ def need_optuna() -> None:
 
 @dataclass
 class Search:
-    """The trials of one method.
-
-    Attributes:
-        first: Points to try before any is drawn; a key that they leave open is drawn.
-    """
+    """The trials of one method."""
 
     file: Path
     name: str  # the study's name in it
@@ -56,7 +52,7 @@ class Search:
     seed: int  # of the sampler
     rounds: int  # of a whole trial, for the pruner
     pruner: str  # one of `PRUNERS`
-    first: Sequence[Mapping[str, Value]] = ()
+    first: Sequence[Mapping[str, Value]] = ()  # to try before any is drawn; open keys are drawn
 
     def __post_init__(self) -> None:
         import optuna
@@ -132,16 +128,12 @@ class Search:
         self, state: str, curve: Sequence[float], value: float | None = None, **about: object
     ) -> None:
         """Store how the trial ended; `about` has further fields of its `Trial`."""
-        frozen = self._freeze(state, curve, value, about)
+        frozen = self._freeze(state, curve, value, **about)
         self.storage.add_trial(frozen)
         self.frozen.append(frozen)
 
     def _freeze(
-        self,
-        state: str,
-        curve: Sequence[float] = (),
-        value: float | None = None,
-        about: Mapping[str, object] | None = None,
+        self, state: str, curve: Sequence[float] = (), value: float | None = None, **about: object
     ) -> FrozenTrial:
         """The trial under way, as Optuna keeps it."""
         from optuna.trial import TrialState, create_trial
@@ -154,7 +146,7 @@ class Search:
             params=self.settings,
             distributions=self.distributions,
             intermediate_values={i: v for i, v in enumerate(curve) if not math.isnan(v)},
-            user_attrs={"state": state, **(about or {})},
+            user_attrs={"state": state, **about},
         )
 
     def importance(self) -> dict[str, float]:

@@ -170,31 +170,19 @@ def tune_command(request: TuningRequest, folder: Path) -> str:
         return in_python("atoll.tune", "a data object, which no file holds", folder)
     words = option_words(config_options(msgspec.structs.replace(request.config, seeds=1)))
     usual = {"trial_seeds": 1, "pruner": "median"}
-    more = {
-        "trials": request.trials,
-        "seeds": request.seeds,
-        "trial_seeds": request.config.seeds,
-        "preset": request.preset,
-        "pruner": request.pruner,
-        "search": request.search,
-    }
+    more: dict[str, object] = {"trials": request.trials, "seeds": request.seeds}
+    more |= {"trial_seeds": request.config.seeds, "preset": request.preset}
+    more |= {"pruner": request.pruner, "search": request.search}
     words += option_words({k: v for k, v in more.items() if v != usual.get(k)})
     return shlex.join(["atoll", "tune", *request.methods, *words])
 
 
 def _tuned(plan: SearchPlan, trials: Trials) -> Tuned:
     search, tested = trials.searches[plan.name], trials.tests.get(plan.name)
-    return Tuned(
-        plan.name,
-        plan.space,
-        search.trials,
-        trials.chosen[plan.name],
-        None if tested is None else tested.summary,
-        search.importance(),
-        plan.whole or plan.name in trials.spent,
-        plan.redivides(trials.data),
-        not plan.whole and set(plan.first[0]) == set(plan.space),
-    )
+    test = None if tested is None else tested.summary
+    defaults = not plan.whole and set(plan.first[0]) == set(plan.space)
+    found = search.trials, trials.chosen[plan.name], test, search.importance()
+    return Tuned(plan.name, plan.space, *found, plan.redivides(trials.data), defaults)
 
 
 def _check(request: TuningRequest) -> None:
