@@ -16,7 +16,6 @@ from atoll.testing import (
     check_client_order,
     check_frozen,
     double_precision,
-    one_client,
     relabelled,
     small_federation,
     small_graph_federation,
@@ -38,7 +37,6 @@ def test_federations_have_every_class_and_isolated_nodes() -> None:
     for graph in small_federation().graphs:
         assert set(graph.y[graph.train > 0].tolist()) == set(range(CLASSES))
         assert graph.num_nodes - 1 not in graph.edges.flatten().tolist()
-    assert len(one_client(small_federation())) == 1
     assert small_graph_federation().task.many_graphs
 
 

@@ -116,18 +116,18 @@ class Schedule:
             return self.dear.pop(0)
         if not self.kins:
             return None
-        kin = last.kin if last is not None and last.kin in self.kins else self._other_kin()
+        fresh = [kin for kin in self.kins if kin not in self.begun]
+        if last is not None and last.kin in self.kins:
+            kin = last.kin
+        elif fresh and not self.dearest_first:
+            kin = min(fresh, key=lambda kin: self.kins[kin][-1].cost)
+        else:
+            kin = max(fresh or self.kins, key=lambda kin: sum(t.cost for t in self.kins[kin]))
         self.begun.add(kin)
         task = self.kins[kin].pop(0)
         if not self.kins[kin]:
             del self.kins[kin]
         return task
-
-    def _other_kin(self) -> str:
-        fresh = [kin for kin in self.kins if kin not in self.begun]
-        if fresh and not self.dearest_first:
-            return min(fresh, key=lambda kin: self.kins[kin][-1].cost)
-        return max(fresh or self.kins, key=lambda kin: sum(t.cost for t in self.kins[kin]))
 
 
 def run_parallel(
@@ -198,9 +198,10 @@ class _Parent:
                 self.stopped = True
                 for worker in crew.workers:
                     worker.process.terminate()
-            for worker in crew.workers:
-                if worker.task is None and not self.stopped:
-                    self._give(worker)
+            for worker in crew.workers if not self.stopped else ():
+                while worker.task is None and (task := self.schedule.take(worker.last)) is not None:
+                    if not worker.give(task):
+                        self.refused |= {run.name: "it cannot be pickled" for run in task.runs}
             if not any(worker.task for worker in crew.workers):
                 return
             time.sleep(TICK)
@@ -213,12 +214,6 @@ class _Parent:
                     worker.task = None
             for worker in dead:
                 self._replace(worker, crew)
-
-    def _give(self, worker: _Worker) -> None:
-        while (task := self.schedule.take(worker.last)) is not None:
-            if worker.give(task):
-                return
-            self.refused |= {run.name: "it cannot be pickled" for run in task.runs}
 
     def _is_over(self, run: StudyRun) -> bool:
         return run.name in self.outcomes or run.name in self.refused

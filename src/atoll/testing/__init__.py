@@ -102,7 +102,8 @@ def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
         check_engines(case)
         check_client_order(case)
     check_node_order(whole)
-    check_engines(Case(method, one_client(federation), rounds))
+    alone = dataclasses.replace(federation, graphs=federation.graphs[:1], numbers=(0,))
+    check_engines(Case(method, alone, rounds))
     check_resume(whole)
     check_replay(whole)
     check_replay(part)
@@ -351,11 +352,6 @@ def _small_graph(size: int, seed: int) -> Graph:
     role = nodes % 3
     train = (role == 0) | (nodes < CLASSES)
     return make_graph(x, edges, y, train=train, val=role == 1, test=role == 2)
-
-
-def one_client(federation: Federation) -> Federation:
-    """The federation's first client alone."""
-    return dataclasses.replace(federation, graphs=federation.graphs[:1], numbers=(0,))
 
 
 def relabelled(graph: Graph, seed: int) -> Graph:

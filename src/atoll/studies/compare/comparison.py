@@ -31,7 +31,7 @@ from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.problem import Data
 from atoll.present.files import plain_json
-from atoll.present.tables import Table, csv_text
+from atoll.present.tables import Table, csv_text, record_table
 from atoll.present.terminal import noted_table, plain_text
 from atoll.studies.compare import plan, printed
 from atoll.studies.compare.plan import SEEDS, ComparisonRequest, Grid, Methods, Several
@@ -261,7 +261,7 @@ class Comparison:
 
     def to_csv(self, path: str | Path) -> Path:
         """One row per run and seed."""
-        return _write(csv_text(printed.csv_table(self.cells)), path)
+        return _write(csv_text(record_table(self.cells, printed.CSV_COLUMNS)), path)
 
     def to_markdown(self, path: str | Path) -> Path:
         """The tables with their findings, in Markdown."""

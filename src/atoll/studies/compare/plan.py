@@ -71,24 +71,22 @@ def make_request(
     arms, sources = named_arms(methods), named_data(data)
     numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
     given = [*arms.items(), *sources.items()]
+    tested: Json = {"against": against, "metric": metric, "alpha": alpha}
     return ComparisonRequest(
         methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
         data=tuple(sources),
         clients=tuple(_unique("number of clients", ((n, n) for n in numbers))),
         grid={key: tuple(values) for key, values in (grid or {}).items()},
         options={"seeds": SEEDS, **(options or {})},
-        against=against,
-        metric=metric,
-        alpha=alpha,
         objects=tuple(name for name, value in given if not isinstance(value, str)),
+        **tested,
     )
 
 
 def named_arms(methods: Methods) -> dict[str, str | Method]:
     """Methods by their labels."""
-    if isinstance(methods, Mapping):
-        return _unique("method", methods.items())
-    return _unique("method", map(_labelled, methods))
+    pairs = methods.items() if isinstance(methods, Mapping) else map(_labelled, methods)
+    return _unique("method", pairs)
 
 
 def _labelled(method: str | Method) -> tuple[str, str | Method]:

@@ -6,7 +6,7 @@ The findings say which methods differ, which differences are noise, and how many
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from atoll.experiment.baseline import KINDS, POOLED
 from atoll.present import tables as present
@@ -30,21 +30,17 @@ def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Tabl
     """
     found, given = [], set[str]()
     for table in tables:
-        notes = [*_which_test(table, alpha), *_scored_models(table), *_baselines(table)]
+        notes = [*_which_test(table, alpha), *_scored_models(table)]
         notes = [note for note in notes if note not in given]
         given.update(notes)
         failed = [f"Failed: {row.method}: {row.error}" for row in table.rows if row.error]
         test = table.tests[0].by if table.tests else ""
         p = {"wilcoxon": "p (Wilcoxon)", "t": "p (t)"}.get(test, "p")
         head = [table.metric.replace("_", " "), "", "rank", "gap", p, "MB/round", "s/round"]
-        found.append(
-            make_table(
-                [Column("method", "left", wrap=True), *map(Column, head)],
-                [_cells(table, row) for row in table.rows],
-                title=_heading(table),
-                notes=[*_findings(table, alpha), *_chosen_points(table), *notes, *failed],
-            )
-        )
+        columns = [Column("method", "left", wrap=True), *map(Column, head)]
+        rows = [_cells(table, row) for row in table.rows]
+        notes = [*_findings(table, alpha), *_chosen_points(table), *notes, *failed]
+        found.append(make_table(columns, rows, title=_heading(table), notes=notes))
     return found
 
 
@@ -135,24 +131,20 @@ def _chosen_points(table: ComparisonTable) -> list[str]:
 
 
 def _scored_models(table: ComparisonTable) -> list[str]:
-    """Which model of each method is scored, where that differs between methods."""
+    """Which models are scored, if they differ; which rows are not federated or break privacy."""
     kinds: dict[str, list[str]] = {}
     for row in table.rows:
         if row.finished and row.scored not in KINDS:
             kinds.setdefault(row.scored, []).append(row.method)
     listed = [f"the {kind} model of {_and(names)}" for kind, names in kinds.items()]
-    return [f"Scored: {'; '.join(listed)}."] if len(kinds) > 1 else []
-
-
-def _baselines(table: ComparisonTable) -> list[str]:
-    """The rows that are no federated methods, and those that break privacy."""
-    rows = {
-        "Not federated, only to compare with": [r.method for r in table.rows if r.scored in KINDS],
-        "Trained on the pooled data of all clients, without privacy": [
-            r.method for r in table.rows if r.scored == POOLED
-        ],
+    baselines = [row.method for row in table.rows if row.scored in KINDS]
+    pooled = [row.method for row in table.rows if row.scored == POOLED]
+    notes = {
+        f"Scored: {'; '.join(listed)}.": len(kinds) > 1,
+        f"Not federated, only to compare with: {_and(baselines)}.": baselines,
+        f"Trained on the pooled data of all clients, without privacy: {_and(pooled)}.": pooled,
     }
-    return [f"{words}: {_and(names)}." for words, names in rows.items() if names]
+    return [note for note, applies in notes.items() if applies]
 
 
 def p_text(p: float, alpha: float = ALPHA) -> str:
@@ -171,7 +163,7 @@ def _points(value: float, std: float | None = None) -> str:
 
 
 def _and(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _where(table: ComparisonTable) -> str:
@@ -248,20 +240,17 @@ def comparison_latex(
     problems = [Column(_where(table), "center") for table in tables]
     rows = []
     for place, row in enumerate((overall or tables[0]).rows):
-        own = [(table, table.rows[place]) for table in tables]
+        cells: list[object] = []
+        for problem, own in ((one, one.rows[place]) for one in tables):
+            best = own.method in problem.best
+            cell = Cell(_score(own), mark="best" if best else "", sign=_tie(problem, own))
+            cells.append(cell if own.finished else DASH)
         rank = f"{row.rank:.2f}" if math.isfinite(row.rank) else DASH
-        label = next((one.marked for _, one in own if one.scored), row.method)
-        rows.append([label, *(_paper_cell(*pair) for pair in own), rank])
+        marked = (one.rows[place].marked for one in tables if one.rows[place].scored)
+        rows.append([next(marked, row.method), *cells, rank])
     columns = [Column("Method", "left"), *problems, Column("Rank")]
     table = make_table(columns, rows, caption=_paper_caption(tables, request))
     return f"{present.NEEDS_BOOKTABS}\n{present.latex(table, place='')}"
-
-
-def _paper_cell(table: ComparisonTable, row: ComparedRow) -> Cell:
-    if not row.finished:
-        return Cell(DASH)
-    best = row.method in table.best
-    return Cell(_score(row), mark="best" if best else "", sign=_tie(table, row))
 
 
 def _paper_caption(tables: Sequence[ComparisonTable], request: ComparisonRequest) -> str:
@@ -279,8 +268,3 @@ def _paper_caption(tables: Sequence[ComparisonTable], request: ComparisonRequest
     if any(row.points > 1 for table in tables for row in table.rows):
         text += " Hyper-parameters were chosen by validation scores."
     return text
-
-
-def csv_table(lines: Sequence[Mapping[str, object]]) -> Table:
-    """One line per run and seed; points of a grid that were not chosen have no test scores."""
-    return present.record_table(lines, CSV_COLUMNS)

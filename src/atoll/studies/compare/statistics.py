@@ -223,5 +223,5 @@ def friedman(scores: np.ndarray) -> float:
 
 
 def _rounding(values: np.ndarray) -> float:
-    """What differences of scores below 1 are uncertain by: they are means of many numbers."""
+    """The rounding error of differences of scores, which are means of many numbers."""
     return float(1e-12 * max(1.0, np.abs(values).max(initial=0.0)))

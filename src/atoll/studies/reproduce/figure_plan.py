@@ -92,13 +92,9 @@ class Figure:
         setting = self.recipe.setting or next(iter(self.paper.recipe.settings))
         how: Json = {"clients": clients, "rules": self.rules, "variants": variants}
         config = self.paper.config(dataset, setting, method, **how, **self.wanted.options())
-        labels = {
-            "method": method,
-            "data": dataset,
-            "clients": config.clients,
-            "variant": ", ".join(str(one.label) for one in variants if one.label != ""),
-            "protocol": self.rules or self.paper.recipe.protocol,
-        }
+        labels: Json = {"method": method, "data": dataset, "clients": config.clients}
+        labels["variant"] = ", ".join(str(one.label) for one in variants if one.label != "")
+        labels["protocol"] = self.rules or self.paper.recipe.protocol
         return named_run(config, labels)
 
     def baselines(self, points: Sequence[Point]) -> dict[tuple[str, Label], StudyRun]:

@@ -32,13 +32,8 @@ class ReproducedFigure:
 
     def summary(self) -> Json:
         """The object that `--json` prints."""
-        return {
-            "paper": self.paper.name,
-            "figure": self.number,
-            "runs": self.runs,
-            "files": [str(path) for path in self.paths],
-            "left_out": self.left_out,
-        }
+        about = {"paper": self.paper.name, "figure": self.number, "runs": self.runs}
+        return {**about, "files": list(map(str, self.paths)), "left_out": self.left_out}
 
 
 def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:

@@ -17,14 +17,8 @@ from atoll.studies.study_run import Json
 
 WIDTH = 80
 """Columns of the narrowest terminal that tables are made for."""
-METRIC_WORDS = {
-    "acc": "accuracy",
-    "f1": "F1",
-    "auc": "AUC",
-    "avg": "mean",
-    "min_gain": "min gain",
-    "ratio_improved": "improved",
-}
+METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean"}
+METRIC_WORDS |= {"min_gain": "min gain", "ratio_improved": "improved"}
 _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed": "red"}
 
 
@@ -193,15 +187,9 @@ def _summary_sentence(found: Reproduction) -> str:
 
 def summary(found: Reproduction) -> Json:
     """The object that `--json` prints."""
-    return {
-        "paper": found.paper.name,
-        "table": found.table,
-        "seeds": found.seeds,
-        "rounds": found.rounds,
-        "protocols": list(found.rules),
-        "counts": found.counts(),
-        "cells": [_record(found, row) for row in found.rows],
-    }
+    about: Json = {"paper": found.paper.name, "table": found.table, "seeds": found.seeds}
+    about |= {"rounds": found.rounds, "protocols": list(found.rules), "counts": found.counts()}
+    return {**about, "cells": [_record(found, row) for row in found.rows]}
 
 
 def _record(found: Reproduction, row: ReproducedRow) -> Json:

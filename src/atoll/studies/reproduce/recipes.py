@@ -162,14 +162,9 @@ class Paper:
     ) -> RunConfig:
         """The run behind a cell, by the paper's names of data, setting and method.
 
-        Args:
-            dataset: The data.
-            setting: Parts joined by ";"; empty is the first one of the recipe.
-            method: The method.
-            clients: How many; None leaves it to the protocol.
-            rules: `strict`, or else the paper's protocol.
-            variants: Places on the axes of a figure.
-            **more: seeds, rounds, data_root.
+        A setting has parts joined by ";". `clients` None leaves their number to the protocol.
+        `rules` is `strict`, or else the paper's protocol. `variants` are places on the axes of a
+        figure, and `more` are seeds, rounds and data_root.
         """
         own = self._method(method)
         names = setting.split(";")

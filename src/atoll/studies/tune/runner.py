@@ -71,9 +71,9 @@ class Trials:
         self.finals: dict[str, StudyRun] = {}
         self.searches: dict[str, Search] = {}
         for plan in self.plans:
-            rounds, pruner = plan.config.rounds or 1, self.request.pruner
-            options = (plan.asked.seed, rounds, pruner, plan.first)
-            self.searches[plan.name] = Search(self.folder / STORE, plan.name, plan.space, *options)
+            about = plan.name, plan.space, plan.asked.seed, plan.config.rounds or 1
+            search = Search(self.folder / STORE, *about, self.request.pruner, plan.first)
+            self.searches[plan.name] = search
 
     def run(self) -> None:
         """Bring every method to its final test."""
@@ -204,7 +204,11 @@ class Trials:
         if not seeds:
             return False
         again, run = 1, plan.test(best, seeds)
-        while self._is_other_choice(run):
+        # More trials may have changed the choice; then an earlier test has this name.
+        while (path := self.settings.folder_of(run) / "asked.toml").exists():
+            before, _, _ = path.read_text(encoding="utf-8").partition("# objects ")
+            if before == config_text(run.config):
+                break
             again += 1
             run = plan.test(best, seeds, again)
         if again > 1:
@@ -214,14 +218,6 @@ class Trials:
             )
         self.finals[plan.name] = run
         return True
-
-    def _is_other_choice(self, run: StudyRun) -> bool:
-        """Whether this name's test was of another configuration, before there were more trials."""
-        path = self.settings.folder_of(run) / "asked.toml"
-        if not path.exists():
-            return False
-        before, _, _ = path.read_text(encoding="utf-8").partition("# objects ")
-        return before != config_text(run.config)
 
     def _test(self, plan: SearchPlan) -> None:
         """Run the best configuration once, on the whole data with fresh seeds."""

@@ -1,10 +1,9 @@
 """Hyper-parameters by search, on validation scores only: `atoll tune`.
 
-A tuning is a study (`studies.study`). Each trial is a run on clients without test nodes and test
-labels, so that no choice can depend on them. Bad trials are pruned early, by the median of the
-others' scores in the same round. When the budget is spent, the best configuration of each method
-is run once on the whole data with fresh seeds: that is the number to report. Every method gets the
-same budget.
+A tuning is a study. Each trial is a run on clients without test nodes and test labels, so that no
+choice can depend on them; the median of the others' scores prunes bad trials early. When the budget
+is spent, the best configuration of each method is run once on the whole data with fresh seeds: that
+is the number to report.
 """
 
 from __future__ import annotations
