@@ -96,8 +96,7 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
 
 
 def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
-    loops = graph.views["loops"]
-    assert isinstance(loops, Sparse)
+    loops = graph.sparse_view("loops")
     rows, columns = loops.rows.long(), loops.columns.long()
     edge = rows != columns
     known = (graph.train + graph.val + graph.test) > 0

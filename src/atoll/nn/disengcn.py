@@ -132,8 +132,7 @@ class DisenGCN:
     def _routed(
         self, h: Tensor, graph: Graph, key: Tensor | None, name: str, layers: int
     ) -> Tensor:
-        edges = graph.views["neighbours"]
-        assert isinstance(edges, Sparse)
+        edges = graph.sparse_view("neighbours")
         for layer in range(layers):
             h = functional.leaky_relu(route(edges, h, self.factors, self.iterations))
             h = dropout(h, key, graph.ids, self.dropout, name, layer)

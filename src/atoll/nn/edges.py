@@ -64,7 +64,7 @@ class EdgeMLP:
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         # A layer on [x_i ‖ x_j] is the sum of a layer on x_i and one on x_j: no (E, 2D) tensor.
-        adjacency, x = _loops(graph), graph.views["x"]
+        adjacency, x = graph.sparse_view("loops"), graph.views["x"]
         source = at_columns(adjacency, matmul(x, params["source"]))
         target = at_rows(adjacency, matmul(x, params["target"]))
         return _one_number(torch.relu(source + target + params["bias"]), params["out"])
@@ -109,7 +109,7 @@ class EdgeGNN:
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         keys = [None if key is None else fold(key, "scorer", i) for i in range(2)]
-        adjacency, gcn = _loops(graph), graph.views["gcn"]
+        adjacency, gcn = graph.sparse_view("loops"), graph.views["gcn"]
         mask = edge_mask(adjacency)
         h = matmul(graph.views["x"], params["first"]["weight"]) + params["first"]["bias"]
         h = dropout(h, keys[0], graph.ids, self.dropout)
@@ -142,9 +142,3 @@ def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
 def _one_number(e: Tensor, layer: Tree) -> Tensor:
     out: Tensor = e @ layer["weight"] + layer["bias"]
     return out.squeeze(-1)
-
-
-def _loops(graph: Graph) -> Sparse:
-    adjacency = graph.views["loops"]
-    assert isinstance(adjacency, Sparse)
-    return adjacency

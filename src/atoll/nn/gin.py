@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, Sparse, View
+from atoll.core.graph import Graph, View
 from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.random import dropout, fold
 from atoll.core.task import GRAPHS
@@ -123,8 +123,7 @@ class GraphGIN:
         # Up to the first dropout a node's numbers are a function of its row alone.
         h = by_row(lambda x1: _perceptron(first, matmul(x1, before)), graph.views["sum_x1"])
         h = _convolved(rest, h, graph, key, self.dropout)
-        pool = graph.views["pool"]
-        assert isinstance(pool, Sparse)
+        pool = graph.sparse_view("pool")
         h = row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
         h = graph.at_roots(h)  # from here on a row for each graph
         out: Tensor = h @ params["post"]["weight"] + params["post"]["bias"]

@@ -190,8 +190,7 @@ def mended_sage(
 
 def _edges_from(graph: Graph, nodes: Tensor) -> tuple[Sparse, Tensor]:
     """The edges from nodes with one, (N,), and how many of them end at each node, (N, 1)."""
-    whole = graph.views["mean"]
-    assert isinstance(whole, Sparse)
+    whole = graph.sparse_view("mean")
     edges = with_values(whole, at_columns(whole, nodes.unsqueeze(-1)).squeeze(-1))
     return edges, row_sum(whole, edges.values.unsqueeze(-1))
 
@@ -207,8 +206,7 @@ def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tu
 
     Their numbers, (N, slots) int64, and one where there is one, else zero, (N, slots).
     """
-    adjacency = graph.views["mean"]
-    assert isinstance(adjacency, Sparse)
+    adjacency = graph.sparse_view("mean")
     order = random_order(key, graph, chosen)
     # Ranks from one, zero for others and for padding; the highest that is left is the next pick.
     rank = (torch.argsort(order) + 1).to(chosen.dtype) * chosen

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Graph, Sparse, View
+from atoll.core.graph import Graph, View
 from atoll.core.hyper import Dropout, Hidden, Layers, OneOrMore
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
@@ -247,8 +247,7 @@ class GAT(Layered):
 
 def _attend(graph: Graph, h: Tensor, layer: Tree) -> Tensor:
     """Each node's mean of its neighbours' rows of h, (N, H * D), weighted by attention per head."""
-    edges = graph.views["loop"]
-    assert isinstance(edges, Sparse)
+    edges = graph.sparse_view("loop")
     num, width = layer["source"].shape
     by_head = h.reshape(-1, num, width)
     source = at_columns(edges, (by_head * layer["source"]).sum(-1))
