@@ -1,11 +1,67 @@
-"""The Python face: load, partition, save, and the plot of a result."""
+"""The Python face: load, partition as a run divides, save, and the plot of a result."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import atoll
 from atoll.core.errors import ConfigError
+from tests.experiment.test_run import group, rings
+
+
+def write_own(folder, owner="owner"):
+    owners = ["a" if i < 30 else "b" for i in range(60)]
+    lines = [f"{i},{'xy'[i % 2]},{i % 3},{owner}" for i, owner in enumerate(owners)]
+    (folder / "nodes.csv").write_text("\n".join([f"id,label,kind,{owner}", *lines]))
+    edges = [f"{i},{(i + step) % 60}" for i in range(60) for step in (1, 2)]
+    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    return str(folder)
+
+
+def ids(federation):
+    return [graph.ids.tolist() for graph in federation.graphs]
+
+
+def divided_by_run(folder, source, **options):
+    atoll.run("fedavg", source, rounds=1, out=folder, **options)
+    with np.load(folder / "seed-0" / "partition.npz") as found:
+        return [found[name].tolist() for name in found.files]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: atoll.load("lagoon:nodes=300"),
+        lambda folder: atoll.load("lagoon:nodes=300", clients=3),
+        lambda folder: atoll.load("archipelago", clients=4),
+        lambda folder: atoll.load(write_own(folder)),
+        lambda folder: atoll.load(write_own(folder, "client")),
+        lambda folder: rings(200, 3, 0),
+        lambda folder: group(),
+    ],
+    ids=["lagoon", "lagoon of three", "archipelago", "owner", "client", "set", "group"],
+)
+def test_partition_and_run_divide_alike(tmp_path, make):
+    source = make(tmp_path)
+    assert divided_by_run(tmp_path / "run", source) == ids(atoll.partition(source))
+
+
+def test_a_graph_without_owners_is_divided_alike(tmp_path):
+    source = atoll.load(write_own(tmp_path, "shop"))
+    federation = atoll.partition(source, clients=3)
+    assert federation.about["partition"] == "louvain"
+    assert divided_by_run(tmp_path / "run", source, clients=3) == ids(federation)
+
+
+def test_another_number_than_that_of_the_owners_is_refused_alike():
+    source = atoll.load("lagoon:nodes=300")
+    for action in (
+        lambda: atoll.partition(source, clients=3),
+        lambda: atoll.run("fedavg", source, clients=3, rounds=1),
+    ):
+        with pytest.raises(ConfigError, match="has 5 values, so it gives 5 clients, not 3"):
+            action()
 
 
 def test_a_source_is_divided_as_a_run_would() -> None:

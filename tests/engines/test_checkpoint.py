@@ -140,3 +140,14 @@ def test_a_checkpoint_that_cannot_be_read_says_why(tmp_path):
         load_checkpoint(tmp_path / "nowhere")
     with pytest.raises(DataError, match="Is a directory"):
         load_checkpoint(tmp_path)
+
+
+def test_states_of_different_shapes_survive_a_checkpoint() -> None:
+    from atoll.engines.checkpoint import pack_states, unpack_states
+
+    states = [None, {"a": torch.ones(2)}, None, {"a": torch.zeros(3)}, {"a": torch.zeros(2)}]
+    again = unpack_states(pack_states(states))
+    assert again[0] is None
+    assert again[2] is None
+    for position in (1, 3, 4):
+        assert torch.equal(again[position]["a"], states[position]["a"])

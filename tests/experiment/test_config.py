@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.core.method import task_of
-from atoll.core.optim import SGD
 from atoll.core.task import NODES
 from atoll.data.public.registry import task_of_data
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config, resolve
 from atoll.experiment.protocols import PROTOCOLS
-from atoll.methods import METHODS
-from atoll.nn import NETS, GraphGIN, nets_for
+from atoll.nn import GraphGIN, nets_for
 
 NODE_NETS = nets_for(NODES.name)
 
@@ -163,41 +160,6 @@ def test_mistakes_are_one_sentence(options: dict[str, object], sentence: str) ->
     assert refusal(**options) == sentence
 
 
-def test_a_hyper_parameter_of_another_method_lists_or_suggests() -> None:
-    sentence = refusal(method="fedavg", set={"zzz": 1})
-    assert sentence.startswith("unknown hyper-parameter of fedavg 'zzz'; choose one of: ")
-    for name in ("hidden", "lr", "epochs", "net", "optimizer", "weight_by"):
-        assert name in sentence
-    for fixed in ("features", "classes"):
-        assert fixed not in sentence
-
-
-@pytest.mark.parametrize("method", ["moon", "fedproto", "fedpub"])
-def test_a_network_without_hidden_layer_is_refused_in_words(method: str) -> None:
-    assert "has no hidden layer" in refusal(method=method, set={"layers": 1})
-
-
-@pytest.mark.parametrize(
-    ("method", "net"),
-    [
-        (name, net)
-        for name, method in METHODS.items()
-        for net in NETS
-        if not method.nets and task_of(NETS[net]) in method.tasks
-    ],
-)
-def test_every_method_takes_every_net_for_its_tasks(method: str, net: str) -> None:
-    task = task_of(NETS[net])
-    data = {"node": "lagoon", "graph": "MUTAG"}[task]
-    given = {"net": net, "optimizer": "SGD"}
-    config, _ = resolve(make_config(method=method.upper(), data=data, set=given))
-    built = build_method(config, features=5, classes=3, task=task)
-    assert type(built) is METHODS[method]
-    assert type(built.net) is NETS[net]
-    assert isinstance(built.optimizer, SGD)
-    assert (built.net.features, built.net.classes) == (5, 3)
-
-
 def test_sets_of_graphs_have_defaults_of_their_own() -> None:
     config, _ = resolve(make_config(method="fedavg", data="molecules", protocol="gcfl"))
     assert (config.batch_size, config.set) == (128, {"lr": 1e-3, "weight_by": "train"})
@@ -240,47 +202,6 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_the_task_is_refused(options: dict, problem: str) -> None:
     assert refusal(**options).startswith(problem)
-
-
-@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if cls.nets])
-def test_a_method_that_needs_a_network_gets_it_and_no_other(method: str) -> None:
-    wanted = METHODS[method].nets
-    built = build_method(resolve(make_config(method=method))[0], features=5, classes=3)
-    assert type(built.net) is NETS[wanted[0]]
-    for net in NETS:
-        if net not in wanted:
-            problem = refusal(method=method, set={"net": net})
-            works = " or ".join(name for name in wanted if name in NODE_NETS)
-            assert problem == f"{method} cannot use net={net}; use --set net={works}"
-
-
-def test_fedath_takes_a_gcn_alone() -> None:
-    with pytest.raises(ConfigError, match="use --set net=gcn"):
-        resolve(make_config(method="fedath", set={"net": "sage"}))
-
-
-def test_a_preset_sets_method_net_and_optimizer_and_can_be_overruled() -> None:
-    settings = {"preset": "reference", "lam": "0.5"}
-    method = build_method(resolve(make_config(method="fedath", set=settings))[0], 5, 3)
-    assert (method.evaluator, method.lam) == ("gnn", 0.5)
-    assert (method.net.hidden, method.optimizer.lr) == (512, 1e-3)
-
-
-def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'paper'"):
-        resolve(make_config(method="fedath", set={"preset": "papr"}))
-
-
-def test_a_method_keeps_its_own_learning_rate() -> None:
-    assert build_method(resolve(make_config(method="fedath"))[0], 5, 3).optimizer.lr == 1e-3
-    assert build_method(resolve(make_config(method="fedavg"))[0], 5, 3).optimizer.lr == 1e-2
-
-
-def test_settings_reach_the_part_that_they_name() -> None:
-    settings = {"hidden": "8", "net.dropout": "0", "optimizer.lr": "0.2", "weight_by": "train"}
-    method = build_method(resolve(make_config(set=settings))[0], 5, 3)
-    assert (method.net.hidden, method.net.dropout) == (8, 0.0)
-    assert (method.optimizer.lr, method.weight_by) == (0.2, "train")
 
 
 def test_epochs_by_set_is_the_same_as_by_option() -> None:
@@ -345,27 +266,6 @@ def test_configurations_are_frozen() -> None:
     assert msgspec.structs.replace(make_config(), rounds=3).rounds == 3
 
 
-def test_a_plug_is_built_around_its_base() -> None:
-    given = {"base": "fedprox", "mu": "0.5", "base.weight_by": "train", "lr": 0.02, "hidden": 7}
-    config = resolve(make_config(method="fedtad", epochs=4, set=given))[0]
-    method = build_method(config, 5, 3)
-    base = method.base
-    assert (base.mu, base.weight_by, base.epochs, base.optimizer.lr) == (0.5, "train", 4, 0.02)
-    assert (method.epochs, method.optimizer) == (4, base.optimizer)
-    assert base.net is method.net
-    assert method.net.hidden == 7
-
-
-def test_a_plug_without_a_base_and_a_base_without_a_plug() -> None:
-    config = resolve(make_config(method="fedtad"))[0]
-    assert build_method(config, 5, 3).base is None
-    problem = refusal(method="fedavg", set={"base": "fedprox"})
-    assert problem == "fedavg is not a plug on other methods; leave out --set base=fedprox"
-    assert "cannot be its own base" in refusal(method="fedtad", set={"base": "fedtad"})
-    assert "fedprox" in refusal(method="fedtad", set={"base": "fedprx"})
-    assert "mu" in refusal(method="fedtad", set={"mu": 1})
-
-
 @pytest.mark.parametrize(
     ("partition", "clients", "expected"),
     [
@@ -382,23 +282,6 @@ def test_fedpubs_settings_follow_each_other_in_one_stream(partition, clients, ex
     given = {"data": "cora", "partition": partition, "clients": clients}
     config, _ = resolve(make_config(protocol="fediih", **given))
     assert (config.partition, config.split) == expected
-
-
-def test_a_plug_takes_the_network_that_its_base_needs() -> None:
-    config = resolve(make_config(method="fedtad", set={"base": "fediih", "hidden": 8}))[0]
-    method = build_method(config, 5, 3)
-    assert type(method.net) is NETS["disengcn"]
-    assert method.base.net is method.net
-    assert "use --set net=disengcn" in refusal(
-        method="fedtad", set={"base": "fediih", "net": "gcn"}
-    )
-
-
-def test_hyper_parameters_that_belong_together_come_in_any_order() -> None:
-    for settings in ({"clip": 0.1, "epsilon": 1.0}, {"epsilon": 1.0, "clip": 0.1}):
-        config, _ = resolve(make_config(method="fedgnn", set=settings))
-        built = build_method(config, features=5, classes=3)
-        assert (built.clip, built.epsilon) == (0.1, 1.0)
 
 
 def test_recipes_are_found_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

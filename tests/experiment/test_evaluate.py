@@ -14,21 +14,16 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, log_loss, roc_auc_score
 from torch import Tensor
 
-from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.message import ToAll, ToEach
 from atoll.core.random import make_key
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree
-from atoll.engines.base import ENGINES
 from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
 from atoll.experiment.evaluate import Evaluator
-from atoll.experiment.metrics import METRICS, mean_over_clients
-from atoll.experiment.rounds import Experiment, score_numbers
-from atoll.methods import FedAvg
-from atoll.nn.nets import GCN
-from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
+from atoll.experiment.metrics import METRICS
+from atoll.experiment.rounds import score_numbers
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -152,62 +147,3 @@ def test_numbers_have_a_place_for_every_metric_and_nothing_where_a_role_is_empty
     assert not np.isnan(table[1, :2]).any()
     without = score_numbers(replace(replies, auc=torch.full((2, 3), -1.0)))
     assert np.isnan(without[..., METRICS.index("auc")]).all()
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_with_an_empty_test_set_is_left_out_of_every_mean(engine):
-    federation = small_federation()
-    graphs = list(federation.graphs)
-    graphs[1] = replace(graphs[1], test=torch.zeros_like(graphs[1].test))
-    method = FedAvg(GCN(FEATURES, CLASSES, hidden=4), epochs=1)
-    run = Experiment(method, replace(federation, graphs=tuple(graphs)), 2, engine=engine).run()
-    whole = Experiment(method, federation, 2, engine=engine).run()
-    assert run.history.counts[1].tolist() == [*whole.history.counts[1][:2], 0]
-    others = [0, 2, 3]
-    for scored in ("deployed", "local"):
-        for metric in METRICS:
-            mine = run.history.array(scored, metric, "test")
-            reference = whole.history.array(scored, metric, "test")
-            assert np.isnan(mine[:, 1]).all()
-            np.testing.assert_array_equal(mine[:, others], reference[:, others])
-            for weight in (run.history.counts[:, 2], run.history.nodes, np.ones(4)):
-                mean = mean_over_clients(mine, weight)
-                kept = mean_over_clients(reference[:, others], weight[others])
-                np.testing.assert_allclose(mean, kept)
-    # Its validation nodes still count.
-    assert not np.isnan(run.history.array("deployed", "accuracy", "val")).any()
-
-
-def test_the_local_model_of_a_single_client_is_the_deployed_one():
-    method = FedAvg(GCN(FEATURES, CLASSES, hidden=4), epochs=1)
-    history = Experiment(method, small_federation((13,)), rounds=3).run().history
-    np.testing.assert_array_equal(history.scores["local"], history.scores["deployed"])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_local_scores_of_absent_clients_stay_what_they_were(engine):
-    method = FedAvg(GCN(FEATURES, CLASSES, hidden=4), epochs=1)
-    run = Experiment(method, small_federation(), 6, 0.5, engine=engine).run()
-    scores = run.history.array("local", "loss", "train")
-    present = np.zeros(scores.shape, dtype=bool)
-    for number, step, client, *_ in run.ledger.rows():
-        present[number, client] |= step == "train"
-    assert (present.sum(1) == 2).all()
-    before = np.vstack([np.full(4, np.nan), scores[:-1]])
-    np.testing.assert_array_equal(scores[~present], before[~present])
-    assert not np.isnan(scores[present]).any()
-    assert (scores[present] != before[present]).all()
-
-
-def test_scores_of_a_trained_model_agree_with_its_predictions():
-    with double_precision():
-        federation = small_federation()
-        method = FedAvg(GCN(FEATURES, CLASSES, hidden=8, dropout=0.0), epochs=5)
-        run = Experiment(method, federation, rounds=5).run()
-        prepared: Federation = federation.prepared(method.views)
-        accuracy = run.history.array("deployed", "accuracy", "test")[-1]
-        for k, graph in enumerate(prepared.graphs):
-            right = (method.net(run.server, graph).argmax(-1) == graph.y).to(torch.float64)
-            assert accuracy[k] == pytest.approx(
-                float((right * graph.test).sum() / graph.test.sum())
-            )

@@ -1,10 +1,7 @@
 """The model of the selected round is kept, and predicts what the run reported."""
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 import atoll
@@ -14,12 +11,10 @@ from atoll.core.tree import leaves
 from atoll.engines import replay
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import RunFolder, read_run
-from atoll.experiment.history import History
 from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
-from atoll.experiment.selection import BEST_CACHED, Improvements, Selection
-from tests.experiment.test_run_graphs import rings
+from tests.experiment.test_run import rings
 
 SMALL = {"clients": 3, "rounds": 6, "seeds": 2, "set": {"hidden": 8}}
 NODES = "lagoon:nodes=300"
@@ -175,36 +170,3 @@ def test_own_tables_give_the_names_of_the_classes(tmp_path):
     (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
     atoll.run("fedavg", str(tmp_path), out=tmp_path / "run", clients=2, rounds=1)
     assert RunFolder(tmp_path / "run").model().about["class_names"] == ["late", "paid"]
-
-
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_improvements_find_the_rounds_that_the_selection_picks(data):
-    rounds, clients = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
-    value = st.sampled_from([0.0, 0.25, 0.5, float("nan")])
-    size = rounds * clients * 15
-    numbers = np.array(data.draw(st.lists(value, min_size=size, max_size=size)))
-    tables = list(numbers.reshape(rounds, clients, 3, 5))
-    for table in tables[1:]:  # a client has a metric in all rounds, or in none
-        table[np.isnan(tables[0])] = np.nan
-        table[np.isnan(table) & ~np.isnan(tables[0])] = 0.0
-    history = History(
-        counts=np.array(data.draw(st.lists(st.integers(1, 9), min_size=clients, max_size=clients)))[
-            :, None
-        ].repeat(3, 1),
-        nodes=np.arange(1, clients + 1),
-        scores={"deployed": tables, "local": tables},
-        seconds=[0.0] * rounds,
-    )
-    select = data.draw(st.sampled_from(["best-val", "best-val-per-client", "last"]))
-    rule = Selection("deployed", data.draw(st.sampled_from(["accuracy", "auc"])), "tests", select)
-    found, improvements = np.full(clients, -1), Improvements(rule, rounds)
-    for number in range(rounds):
-        found[improvements.of(history, number)] = number
-    assert found.tolist() == rule.rounds(history).tolist()
-
-
-def test_no_round_improves_where_test_scores_select():
-    rule = Selection("deployed", "accuracy", "tests", BEST_CACHED)
-    history = History(counts=np.ones((2, 3)), nodes=np.ones(2))
-    assert not Improvements(rule, 1).of(history, 0).any()

@@ -1,4 +1,4 @@
-"""`atoll.partition` and `atoll.run` divide alike, and clients of one class are pointed out."""
+"""A problem is resolved once, and clients of one class are pointed out."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ from click.testing import CliRunner
 
 import atoll
 from atoll.cli.app import main
-from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
 from atoll.experiment.problem import Problem, nearly_single_class
-from tests.experiment.test_run_graphs import group, rings
+from tests.experiment.test_run import rings
 
 
 def write_own(folder, owner="owner"):
@@ -29,41 +28,6 @@ def divided_by_run(folder, source, **options):
     atoll.run("fedavg", source, rounds=1, out=folder, **options)
     with np.load(folder / "seed-0" / "partition.npz") as found:
         return [found[name].tolist() for name in found.files]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda folder: atoll.load("lagoon:nodes=300"),
-        lambda folder: atoll.load("lagoon:nodes=300", clients=3),
-        lambda folder: atoll.load("archipelago", clients=4),
-        lambda folder: atoll.load(write_own(folder)),
-        lambda folder: atoll.load(write_own(folder, "client")),
-        lambda folder: rings(200, 3, 0),
-        lambda folder: group(),
-    ],
-    ids=["lagoon", "lagoon of three", "archipelago", "owner", "client", "set", "group"],
-)
-def test_partition_and_run_divide_alike(tmp_path, make):
-    source = make(tmp_path)
-    assert divided_by_run(tmp_path / "run", source) == ids(atoll.partition(source))
-
-
-def test_a_graph_without_owners_is_divided_alike(tmp_path):
-    source = atoll.load(write_own(tmp_path, "shop"))
-    federation = atoll.partition(source, clients=3)
-    assert federation.about["partition"] == "louvain"
-    assert divided_by_run(tmp_path / "run", source, clients=3) == ids(federation)
-
-
-def test_another_number_than_that_of_the_owners_is_refused_alike():
-    source = atoll.load("lagoon:nodes=300")
-    for action in (
-        lambda: atoll.partition(source, clients=3),
-        lambda: atoll.run("fedavg", source, clients=3, rounds=1),
-    ):
-        with pytest.raises(ConfigError, match="has 5 values, so it gives 5 clients, not 3"):
-            action()
 
 
 def test_clients_of_one_class_are_pointed_out():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +14,14 @@ import torch
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
+from atoll.data.source import GraphGroup, GraphSet
+from atoll.engines.base import ENGINES
 from atoll.experiment.config import make_config, read_config
 from atoll.experiment.folder import check_folder
 from atoll.experiment.history import History
 from atoll.experiment.run import RunPlan, Stopped
 from atoll.methods import FedAvg
-from atoll.nn import GCN
+from atoll.nn import GCN, GraphGIN
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 3}
 
@@ -95,23 +96,6 @@ def test_a_handmade_federation_runs() -> None:
     assert (summary["clients"], summary["partition"], summary["data"]) == (3, "given", "federation")
 
 
-def test_a_protocol_for_sets_of_graphs_refuses_one_graph() -> None:
-    with pytest.raises(ConfigError) as caught:
-        atoll.run("fedavg", protocol="gcfl", **SMALL)
-    assert str(caught.value) == (
-        "protocol 'gcfl' is for sets of graphs, but 'lagoon' is one graph; choose another protocol"
-    )
-
-
-def test_a_run_leaves_the_process_as_it_was() -> None:
-    generators = torch.get_rng_state(), np.random.get_state()[1].copy()
-    atoll.run("fedavg", **SMALL)
-    assert sys.float_info.min / 2 > 0  # denormal numbers count again
-    assert torch.equal(torch.get_rng_state(), generators[0])
-    assert np.array_equal(np.random.get_state()[1], generators[1])
-    assert torch.get_default_dtype() is torch.float32
-
-
 # The same numbers whatever the engine, the chunk and the company of other seeds.
 
 
@@ -147,16 +131,6 @@ def test_a_fraction_of_the_clients_takes_part() -> None:
     assert [len(e.clients) for e in trained] == [2, 2, 2]
     scored = [e for e in result.seeds[0].ledger.entries if e.step == "score"]
     assert max(len(e.clients) for e in scored) == 3
-
-
-def test_a_protocol_may_fix_the_data_for_all_seeds() -> None:
-    one, two = (
-        atoll.run("fedavg", data="lagoon:nodes=400", clients=2, rounds=1, protocol=p, seeds=2)
-        for p in ("fedtad", "strict")
-    )
-    nodes = [[s.history.nodes.tolist() for s in run.seeds] for run in (one, two)]
-    assert nodes[0][0] == nodes[0][1]
-    assert nodes[1][0] != nodes[1][1]
 
 
 # What is saved.
@@ -380,3 +354,116 @@ def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
         "seed-0/checkpoint.atoll",
         "seed-0/partition.npz",
     ]
+
+
+# Sets of graphs.
+
+
+def rings(graphs: int, features: int, seed: int, name: str = "rings") -> GraphSet:
+    """Cycles (class 0) and stars (class 1), which degrees tell apart; features say nothing."""
+    rng = np.random.default_rng(seed)
+    sizes, y = rng.integers(5, 9, graphs), rng.permutation(np.arange(graphs) % 2)
+    ptr = np.concatenate([[0], np.cumsum(sizes)])
+    ends = []
+    for first, size, label in zip(ptr, sizes, y, strict=False):
+        nodes = np.arange(size)
+        other = np.zeros(size, int) if label else (nodes + 1) % size
+        ends.append(first + np.stack([nodes, other])[:, label:])
+    one_way = np.concatenate(ends, axis=1)
+    edges = np.concatenate([one_way, one_way[::-1]], axis=1)
+    x = np.eye(features, dtype=np.float32)[rng.integers(0, features, ptr[-1])]
+    return GraphSet(name, x, edges, ptr, y, 2)
+
+
+def group() -> GraphGroup:
+    return GraphGroup("shapes", (rings(40, 3, 0, "a"), rings(60, 5, 1, "b"), rings(30, 2, 2, "c")))
+
+
+GRAPHS = {"rounds": 3, "batch_size": 30, "protocol": "gcfl"}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox"])
+@pytest.mark.parametrize("make", [lambda: rings(200, 3, 0), group])
+def test_engines_agree_on_sets_of_graphs(method, make) -> None:
+    found = []
+    for engine in ENGINES:
+        data = make()
+        clients = {} if isinstance(data, GraphGroup) else {"clients": 3}
+        result = atoll.run(method, data, engine=engine, **clients, **GRAPHS)
+        assert result.clients == 3
+        found.append(result.seeds[0].history.array("deployed", "loss", "test"))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-4)
+
+
+def test_shapes_are_learned_together_and_the_summary_says_how(tmp_path: Path) -> None:
+    options = {"protocol": "gcfl", "clients": 4, "rounds": 40, "batch_size": 16, "seeds": 2}
+    result = atoll.run("fedavg", rings(240, 3, 0), out=tmp_path, set={"lr": 0.01}, **options)
+    assert result.metrics()["test_accuracy"]["mean"] > 0.9
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["partition"] == "gcfl-oneds"
+    assert sum(saved["federation"]["graphs"]) == 240
+    assert saved["hyperparameters"]["weight_by"] == "train"
+    assert saved["hyperparameters"]["net"]["pool"] == "sum"
+    history = result.seeds[0].history
+    assert history.nodes.tolist() == saved["federation"]["graphs"]
+    assert history.counts.sum() == 240
+
+
+def test_strict_on_a_set_of_graphs_varies_the_data_with_the_seed() -> None:
+    result = atoll.run("fedavg", rings(300, 3, 0), rounds=1, seeds=2)
+    assert result.config.partition == "gcfl-oneds"
+    counts = [seed.history.counts.tolist() for seed in result.seeds]
+    assert counts[0] != counts[1]
+
+
+def test_a_run_on_a_group_resumes_from_its_folder(tmp_path: Path) -> None:
+    result = atoll.run("fedavg", group(), out=tmp_path, **GRAPHS)
+    again = atoll.resume(tmp_path, data=group())
+    assert again.metrics() == result.metrics()
+    assert again.config.partition == "by-set"
+
+
+def test_a_group_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ConfigError, match="one client for each data set; leave out --partition"):
+        atoll.run("fedavg", group(), partition="random", **GRAPHS)
+    with pytest.raises(ConfigError, match="leave out --clients 9"):
+        atoll.run("fedavg", group(), clients=9, **GRAPHS)
+
+
+def test_objects_that_do_not_fit_each_other() -> None:
+    graphs, nodes = rings(100, 3, 0), atoll.load("lagoon:nodes=200")
+    with pytest.raises(ConfigError, match="network GCN classifies nodes, but the clients of 'ring"):
+        atoll.run(FedAvg(GCN(3, 2)), graphs, rounds=1)
+    with pytest.raises(ConfigError, match="network GraphGIN classifies graphs"):
+        atoll.run(FedAvg(GraphGIN(300, 5)), nodes, rounds=1)
+    with pytest.raises(ConfigError, match="fedath classifies nodes, but 'rings' has graphs"):
+        atoll.run("fedath", graphs, rounds=1)
+    with pytest.raises(ConfigError, match="protocol 'fedtad' is for one graph, but 'rings' is a"):
+        atoll.run("fedavg", graphs, protocol="fedtad")
+
+
+def test_test_selection_is_a_switch_and_says_so(tmp_path: Path) -> None:
+    options = {"clients": 4, "set": {"eps1": 1e9, "eps2": 0.0, "min_round": 2}, "protocol": "gcfl"}
+    data = rings(200, 3, 0)
+    plain = atoll.run("gcfl", data, rounds=8, **options)
+    leaky = atoll.run("gcfl", data, rounds=8, compat=("test-selection",), out=tmp_path, **options)
+    assert plain.seeds[0].history.cached == leaky.seeds[0].history.cached != [[]] * 4
+    metrics = leaky.metrics()
+    accuracy = leaky.seeds[0].history.array("deployed", "accuracy", "test")
+    best = [
+        accuracy[[*rounds, -1], client].max()
+        for client, rounds in enumerate(leaky.seeds[0].history.cached)
+    ]
+    assert metrics["test_accuracy"]["mean"] == pytest.approx(np.mean(best))
+    last = plain.metrics()["test_accuracy"]
+    assert metrics["last_test_accuracy"] == last == plain.metrics()["last_test_accuracy"]
+    assert json.loads((tmp_path / "result.json").read_text())["select"] == "best-cached-test"
+    again = atoll.resume(tmp_path, data=data)
+    assert again.metrics() == metrics
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_other_pools_run(pool: str) -> None:
+    result = atoll.run("local", rings(100, 3, 0), clients=2, set={"pool": pool}, **GRAPHS)
+    assert result.hyperparameters["net"]["pool"] == pool

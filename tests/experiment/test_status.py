@@ -18,10 +18,10 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import NotFinished, open_run
-from atoll.experiment.observers import PROGRESS, Observer, Progress
+from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.run import Stopped
 from atoll.experiment.status import StatusReader
-from atoll.present.watch import follow, plain, seen_text, sparkline, spoken
+from atoll.present.watch import follow, plain, seen_text
 from atoll.studies.study import run_study
 from atoll.studies.study_run import StudyObserver, StudyRun
 
@@ -215,38 +215,3 @@ def test_watching_ends_with_the_study(stopped: Path) -> None:
 def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a run nor a study"):
         StatusReader(tmp_path)
-
-
-def test_signs_of_life_are_rare_and_small(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, content = [], Progress._content
-    monkeypatch.setattr(Progress, "_content", lambda *of: written.append(1) or content(*of))
-    monkeypatch.setattr("atoll.experiment.observers.EVERY", 1e6)
-    atoll.run("fedavg", out=stopped.parent / "other", **SMALL)
-    assert len(written) == 1  # the first round
-    assert (stopped / PROGRESS).stat().st_size < 1000
-
-
-def test_a_sign_that_cannot_be_written_stops_nobody(stopped: Path) -> None:
-    progress = Progress(stopped / "config.toml")  # a file where a folder is needed
-    progress.begin(make_config(rounds=4), "fused", "", [])
-    history = atoll.resume(stopped).seeds[0].history
-    progress.round(0, history)
-    assert progress.written > 0  # it has tried
-
-
-def test_sparklines_and_times() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([0.3, 0.3]) == "▁▁"
-    assert sparkline([None, 1.0, 2.0]) == " ▁█"
-    assert sparkline([None]) == sparkline([]) == ""
-    long = sparkline([float(i) for i in range(1000)])
-    assert len(long) <= 50
-    assert long[-1] == "█"
-    times = [5, 100, 3600, 7500, 200_000]
-    assert [spoken(t) for t in times] == ["5 s", "2 min", "1 h", "2 h 5 min", "2 d 7 h"]
-
-
-def test_watching_needs_no_torch() -> None:
-    code = "import atoll.present.watch, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

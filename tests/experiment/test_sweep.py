@@ -16,7 +16,7 @@ from atoll.core.tree import leaves, tree_map
 from atoll.experiment.config import make_config
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
-from atoll.experiment.sweep import SeedFailed, Sweep, can_be_one, run_together
+from atoll.experiment.sweep import SeedFailed, Sweep, run_together, why_one_by_one
 from atoll.methods import METHODS, FedAvg, Local
 from atoll.nn import GCN, NETS
 from atoll.testing import (
@@ -73,7 +73,7 @@ def test_all_methods(name: str, fraction: float) -> None:
         sweep = Sweep(asked)
         for run in sweep.runs:
             run.start()
-        while not sweep.finished:
+        while not all(run.finished for run in sweep.runs):
             sweep.advance()
         sweep.settle()
         same(sweep.runs, [experiment.run() for experiment in asked], 1e-9)
@@ -124,8 +124,8 @@ def test_runs_that_were_stopped_at_different_rounds_go_on_one_by_one(tmp_path) -
     ],
 )
 def test_what_cannot_be_one_program(change, reason: str) -> None:
-    assert can_be_one(experiments()) == ""
-    assert can_be_one(change(experiments())).startswith(reason)
+    assert why_one_by_one(experiments()) == ""
+    assert why_one_by_one(change(experiments())).startswith(reason)
 
 
 def test_the_command_gives_the_same_result_either_way(tmp_path) -> None:

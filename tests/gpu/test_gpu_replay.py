@@ -96,7 +96,7 @@ def together_as_alone(
     sweep = Sweep(asked)
     for run in sweep.runs:
         run.start()
-    while not sweep.finished:
+    while not all(run.finished for run in sweep.runs):
         sweep.advance()
     assert not sweep.apart
     sweep.finish()

@@ -20,7 +20,7 @@ from atoll.experiment.config import make_config
 from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
-from atoll.experiment.sweep import Parted, Sweep, can_be_one, run_together
+from atoll.experiment.sweep import Parted, Sweep, run_together, why_one_by_one
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN
 from atoll.studies.batch_runs import run_configs, why_apart
@@ -166,7 +166,7 @@ def test_what_needs_plain_numbers_goes_on_one_by_one(how, why: str, caplog) -> N
     ],
 )
 def test_what_is_more_than_a_number(one, other, why: str) -> None:
-    assert can_be_one(asked([one, other])) == why
+    assert why_one_by_one(asked([one, other])) == why
 
 
 def test_what_has_no_value_of_its_own_says_so() -> None:

@@ -18,7 +18,6 @@ import pytest
 
 import atoll
 from atoll.core.errors import AtollError, ConfigError
-from atoll.experiment import hardware as machine
 from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.events import read_events
 from atoll.experiment.hardware import cores
@@ -393,14 +392,3 @@ def test_a_task_that_no_process_has_begun_comes_next() -> None:
     assert first is not None
     order.returned.append(first)
     assert taken(order, "a", "b") == ["b1", "b3"]
-
-
-def test_a_group_s_share_of_processors_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(machine, "Path", lambda path: limit)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    for text, expected in (("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1)):
-        limit.write_text(text + "\n")
-        assert machine.cores() == expected

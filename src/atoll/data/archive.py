@@ -270,43 +270,44 @@ class _Parts:
     def graph(self, client: int) -> Graph:
         """One client's graph."""
         header, arrays = self.header, self.arrays
-        nodes, pairs = (
-            slice(*arrays[name][client : client + 2].tolist()) for name in ("nodes", "edges")
-        )
-        count = nodes.stop - nodes.start
-        edges, y = arrays["edge"][:, pairs].long(), arrays["y"][nodes].long()
-        role = arrays["role"][nodes]
-        for what, values, end in (("edge", edges, count), ("label", y, header.classes)):
+        a, b = arrays["nodes"][client : client + 2].tolist()
+        c, d = arrays["edges"][client : client + 2].tolist()
+        edges, y, role = arrays["edge"][:, c:d].long(), arrays["y"][a:b].long(), arrays["role"][a:b]
+        for what, values, end in (("edge", edges, b - a), ("label", y, header.classes)):
             if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
                 raise _damaged(self.path, f"client {client} has an impossible {what}")
+
+        def of_client(name: str) -> Tensor | None:
+            return arrays[name][client] if name in arrays else None
+
         return make_graph(
-            self._features(client, count),
+            self._features(client, a, b),
             edges,
             y,
             train=role == TRAIN,
             val=role == VAL,
             test=role == TEST,
-            edge_weight=arrays["weight"][pairs] if "weight" in arrays else None,
-            ids=arrays["id"][nodes],
-            root=arrays["root"][nodes].long() if "root" in arrays else None,
-            has_features=arrays["has_features"][client] if "has_features" in arrays else None,
-            has_classes=arrays["has_classes"][client] if "has_classes" in arrays else None,
+            edge_weight=arrays["weight"][c:d] if "weight" in arrays else None,
+            ids=arrays["id"][a:b],
+            root=arrays["root"][a:b].long() if "root" in arrays else None,
+            has_features=of_client("has_features"),
+            has_classes=of_client("has_classes"),
         )
 
-    def _features(self, client: int, count: int) -> Tensor | Sparse:
-        arrays, width = self.arrays, self.header.features
+    def _features(self, client: int, a: int, b: int) -> Tensor | Sparse:
+        arrays = self.arrays
         if not arrays["sparse"][client]:
             first = int(self.dense_rows[client])
-            return arrays["x"][first : first + count]
-        first, place = int(self.sparse_rows[client]), int(self.sparse_before[client])
-        entries = slice(*arrays["entries"][place : place + 2].tolist())
-        counts = arrays["x_count"][first : first + count].long()
-        columns, values = arrays["x_column"][entries].long(), arrays["x_value"][entries]
-        fitting = int(counts.sum()) == entries.stop - entries.start
-        if not fitting or (columns.numel() and not 0 <= int(columns.max()) < width):
+            return arrays["x"][first : first + b - a]
+        first, which = int(self.sparse_rows[client]), int(self.sparse_before[client])
+        e, f = arrays["entries"][which : which + 2].tolist()
+        counts = arrays["x_count"][first : first + b - a].long()
+        columns = arrays["x_column"][e:f].long()
+        width = self.header.features
+        if int(counts.sum()) != f - e or (f > e and not 0 <= int(columns.max()) < width):
             raise _damaged(self.path, f"client {client} has impossible features")
-        rows = torch.arange(count).repeat_interleave(counts)
-        return sparse_matrix(rows, columns, values, (count, width), square=False)
+        rows = torch.arange(b - a).repeat_interleave(counts)
+        return sparse_matrix(rows, columns, arrays["x_value"][e:f], (b - a, width), square=False)
 
 
 def _foreign(path: Path) -> DataError:

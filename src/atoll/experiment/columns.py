@@ -109,7 +109,7 @@ def read_table(folder: Path, name: str) -> Columns:
     return {key: table.column(key).to_numpy() for key in table.column_names}
 
 
-def read_history(metrics: Columns, seed: int, kept: Mapping[str, np.ndarray]) -> History:
+def read_history(metrics: Columns, seed: int, arrays: Mapping[str, np.ndarray]) -> History:
     """A seed's history from the metrics table and from the arrays of `RunFolder.seed_data`."""
     own = {key: values[metrics["seed"] == seed] for key, values in metrics.items()}
     clients = int(own["client"].max()) + 1
@@ -122,16 +122,16 @@ def read_history(metrics: Columns, seed: int, kept: Mapping[str, np.ndarray]) ->
         rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((own["client"][rows], own["round"][rows]))]
         scores[name] = list(numbers[rows].reshape(shape))
-    pairs = kept.get("cached", np.empty((0, 2), dtype=int)).tolist()
+    pairs = arrays.get("cached", np.empty((0, 2), dtype=int)).tolist()
     cached: list[list[int]] = [[] for _ in range(clients)] if pairs else []
     for client, number in pairs:
         cached[client].append(number)
     alike = np.ones(clients, dtype=np.int64)
     return History(
-        counts=kept.get("counts", np.stack([alike] * len(ROLES), axis=1)),
-        nodes=kept.get("nodes", alike),
+        counts=arrays.get("counts", np.stack([alike] * len(ROLES), axis=1)),
+        nodes=arrays.get("nodes", alike),
         scores=scores,
-        seconds=kept["seconds"].tolist() if kept else [],
+        seconds=arrays["seconds"].tolist() if arrays else [],
         cached=cached,
     )
 

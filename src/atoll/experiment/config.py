@@ -79,15 +79,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, checked; `recipes/...` is also looked for in this package."""
     if not path.exists() and path.parts[:1] == ("recipes",):
         path = RECIPES.joinpath(*path.parts[1:])
+    what = f"configuration file {path}"
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(
-            f"configuration file {path} does not exist; give a TOML file of options"
-        ) from None
+        raise ConfigError(f"{what} does not exist; give a TOML file of options") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {path} cannot be read: {error}") from error
-    return parse_config(text, f"configuration file {path}", str(path))
+        raise ConfigError(f"{what} cannot be read: {error}") from error
+    return parse_config(text, what, str(path))
 
 
 def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
@@ -114,9 +113,8 @@ def make_config(**given: Any) -> RunConfig:
         try:
             given["ratios"] = [float(part) for part in ratios.split("/")]
         except ValueError:
-            raise ConfigError(
-                f"ratios cannot be '{ratios}'; give three shares, as in 0.2/0.4/0.4"
-            ) from None
+            wanted = "give three shares, as in 0.2/0.4/0.4"
+            raise ConfigError(f"ratios cannot be '{ratios}'; {wanted}") from None
     if isinstance(given.get("dp"), str | dict):
         given["dp"] = msgspec.to_builtins(make_privacy(given["dp"]))
     try:
@@ -161,19 +159,17 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
     if TASKS[header.task].many_graphs:
         fixed["batch_size"] = about.get("batch_size", max(header.batch_sizes))
     for name, value in fixed.items():
-        asked = getattr(config, name)
-        if asked not in (None, value):
+        wanted = getattr(config, name)
+        if wanted not in (None, value):
             option = name.replace("_", "-")
             raise ConfigError(
-                f"'{config.data}' was divided with {option} {value}, but {asked} was asked for; "
+                f"'{config.data}' was divided with {option} {value}, but {wanted} was asked for; "
                 f"leave out --{option}, or divide the data again: atoll partition"
             )
     for name in ("schema", "own", "allow"):
         if getattr(config, name):
-            raise ConfigError(
-                f"--{name} is for data that are still to be divided, and '{config.data}' is; leave "
-                "it out"
-            )
+            why = f"is for data that are still to be divided, and '{config.data}' is"
+            raise ConfigError(f"--{name} {why}; leave it out")
     return replace(config, **fixed)
 
 
@@ -262,8 +258,8 @@ def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> Non
 def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]:
     """Hyper-parameters: the protocol's, where the method has them, then the user's."""
     known = {f.name for f in fields(method_class(config.method))}
-    wished = {**rules.of_methods, **rules.of_data.get(data.lower(), {})}
-    own = {name: value for name, value in wished.items() if name in known}
+    defaults = {**rules.of_methods, **rules.of_data.get(data.lower(), {})}
+    own = {name: value for name, value in defaults.items() if name in known}
     return {**rules.settings, **own, **config.set}
 
 
@@ -289,9 +285,8 @@ def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
     if not re.fullmatch(r"0*[1-9]\d*", str(text)):
         raise ConfigError(f"epochs is {text}; give a whole number of at least 1")
     if config.epochs not in (None, int(text)):
-        raise ConfigError(
-            f"epochs is {config.epochs} by --epochs and {text} by --set; give one of the two"
-        )
+        both = f"{config.epochs} by --epochs and {text} by --set"
+        raise ConfigError(f"epochs is {both}; give one of the two")
     return int(text)
 
 
@@ -317,13 +312,13 @@ def _check_names(config: RunConfig, task: str) -> None:
             check_name(kind, name, known)
 
 
-def with_own_partition(config: RunConfig, source: Source, asked: RunConfig) -> RunConfig:
+def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:
     """A user's own graph that names its owners is divided by them, unless asked otherwise."""
     column = owner_column(source, config.data)
     by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
-    if asked.partition is not None or by_column or column is None:
+    if given.partition is not None or by_column or column is None:
         return config
-    chosen = {"partition": f"column:{column}", "clients": asked.clients}
+    chosen = {"partition": f"column:{column}", "clients": given.clients}
     return _with_owner(replace(config, **chosen))
 
 

@@ -47,10 +47,8 @@ class FederationCache:
     When the memory is full, other data and partitions make room, the oldest first; other seeds of
     the same do not, because runs that go through all seeds in turn would never find one again.
 
-    Args:
-        limit: Most bytes to keep; None takes a share of the free memory.
-        make: Makes a federation that is not there; a function around `Problem.divide` may change
-            it, for example to hide the test nodes.
+    The limit is in bytes; None takes a share of the free memory. `make` makes a federation that is
+    not there; a function around `Problem.divide` may change it, for example hide the test nodes.
     """
 
     def __init__(self, limit: int | None = None, make: Divide = Problem.divide) -> None:

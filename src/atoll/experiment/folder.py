@@ -132,10 +132,8 @@ class RunFolder:
         """The model of the selected round of a seed, by default of the first."""
         number, seeds = self.config.seed if seed is None else seed, self.seeds
         if number not in seeds:
-            raise ConfigError(
-                f"the run in '{self.path}' has no seed {number}; give one from {seeds[0]} to "
-                f"{seeds[-1]}"
-            )
+            give = f"give one from {seeds[0]} to {seeds[-1]}"
+            raise ConfigError(f"the run in '{self.path}' has no seed {number}; {give}")
         if not self._model(number).exists():
             raise ConfigError(
                 f"the run in '{self.path}' kept no model of seed {number}: it is not finished, was "
@@ -147,9 +145,8 @@ class RunFolder:
     def config(self) -> RunConfig:
         """The run's configuration."""
         if not self.path.is_dir():
-            raise ConfigError(
-                f"folder '{self.path}' does not exist; give the folder of a run or a study"
-            )
+            give = "give the folder of a run or a study"
+            raise ConfigError(f"folder '{self.path}' does not exist; {give}")
         if not (self.path / CONFIG).exists():
             raise ConfigError(f"'{self.path}' holds no run (it has no {CONFIG})")
         return make_config(**read_config(self.path / CONFIG))
@@ -287,18 +284,14 @@ def check_folder(out: Path, *, resuming: bool) -> None:
                 "--out"
             )
         # It is made when there is something to put in: a refused run leaves no folder behind.
-        there = next(path for path in (out, *out.absolute().parents) if path.exists())
+        nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     except (OSError, ValueError) as error:
         raise ConfigError(f"output folder '{out}' is not possible ({error})") from error
-    if not there.is_dir():
-        raise ConfigError(
-            f"output folder '{out}' cannot be made: '{there}' is a file; choose another --out"
-        )
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"output folder '{out}' cannot be written: no permission for '{there}'; choose another "
-            "--out"
-        )
+    problem = "" if nearest.is_dir() else f"made: '{nearest}' is a file"
+    if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
+        problem = f"written: no permission for '{nearest}'"
+    if problem:
+        raise ConfigError(f"output folder '{out}' cannot be {problem}; choose another --out")
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,8 +48,8 @@ class History:
 
     def restore(self, checkpoint: Tree) -> None:
         """Continue with the scores and seconds of a checkpoint."""
-        saved = checkpoint["scores"].items()
-        self.scores = {name: list(rounds.numpy()) for name, rounds in saved}
+        scores = checkpoint["scores"].items()
+        self.scores = {name: list(rounds.numpy()) for name, rounds in scores}
         self.seconds = checkpoint["seconds"].tolist()
 
 

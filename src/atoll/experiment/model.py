@@ -51,7 +51,7 @@ class SelectedModel:
         rounds: The selected round of each client, (K,).
         deployed: The tree that the server deploys: one for all clients, or one for each.
         private: Each client's private tree, as far as predicting reads it; empty if it reads none.
-        about: The content of model.toml; empty before it is written.
+        about: The content of model.toml.
     """
 
     rounds: np.ndarray

@@ -37,7 +37,6 @@ class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     Attributes:
         clip: C, the largest norm of one client's update.
         noise: z: every client adds noise of standard deviation z C to each parameter.
-        delta: The probability that epsilon does not hold.
         scores: Whether sites tell the server their scores, in the clear and outside epsilon, or
             keep them in a file of their own. In a simulation scores are the experimenter's.
         randomness: Where a site's noise comes from: the "site" itself, so that no other party can
@@ -122,14 +121,10 @@ def release(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Spent:
-    """The privacy that the clients of a run spent, by the one that spent most.
+    """The updates of the client that sent most, fewest clients of a round, and two epsilons.
 
-    Attributes:
-        releases: How many updates the client that sent most has sent.
-        least: Fewest clients of a round.
-        server: Epsilon against the server, which sees every update.
-        peers: Epsilon against all other parties, which see the models: another site knows its own
-            noise, and is left with the noise of the others.
+    The server sees every update. All other parties (`peers`) see the models: another site knows its
+    own noise, and is left with the noise of the others.
     """
 
     releases: int

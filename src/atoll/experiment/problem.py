@@ -140,8 +140,8 @@ Divide = Callable[[Problem, int], Division]
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
     """A federation from its file, and a human-readable sentence on its origin."""
     path = config.data
-    needed, there = memory_needed(path), available_memory()
-    lazy = needed > there / 2
+    needed, free = memory_needed(path), available_memory()
+    lazy = needed > free / 2
     about, origin = header.about, ("partition", "split", "seed", "protocol", "sha1")
     known = [f"{key} {about[key]}" for key in origin if about.get(key) is not None]
     notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
@@ -150,7 +150,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
     if lazy:
         notes.append(
             f"clients are read when they are needed: at once they would take about "
-            f"{needed / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB are free"
+            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         )
     return load_federation(path, lazy=lazy), notes
 

@@ -23,14 +23,10 @@ COMPAT: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Protocol:
-    """One set of rules.
+    """One set of rules: defaults of a run's options, and what they do not cover.
 
     Attributes:
-        name: As on the command line.
-        about: One human-readable line.
         prepare: Names from `data.prepare`, in order.
-        partition: Default recipe.
-        split: Default recipe.
         ratios: Shares of training, validation and test nodes, where not the recipe's own.
         data_seed: Seed of partition and split; None varies them with the run's seed.
         draws: Numbers of clients in the order in which the public code draws them, one after the
@@ -42,9 +38,7 @@ class Protocol:
         of_methods: The same, for methods that have them; others ignore them.
         of_data: The same again, by the data's name.
         clients_of_data: Default number of clients where a data set has its own.
-        tasks: Names of the tasks that it is for.
         graph_partition: Default recipe for a set of graphs.
-        batch_size: Training graphs in one step, where graphs are classified.
     """
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from atoll.experiment.problem import Data, Divide, Problem, nearly_single_class
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.selection import select_rule, selection_of
-from atoll.experiment.sweep import can_be_one, run_together
+from atoll.experiment.sweep import run_together, why_one_by_one
 
 SAVE_EVERY = 10.0
 """Least seconds between two checkpoints."""
@@ -179,16 +179,20 @@ class RunPlan:
         """
         at_once = self.device.type == "cuda" if at_once is None else at_once
         waiting = list(self.experiments()) if at_once else []
-        if not waiting or can_be_one(waiting):
-            return self.result([self.one_seed(one) for one in waiting or self.experiments()])
+        groups: Iterable[list[Experiment]] = [waiting]
+        if not waiting or why_one_by_one(waiting):
+            groups = ([experiment] for experiment in waiting or self.experiments())
+        return self.result([seed for group in groups for seed in self._train(group)])
+
+    def _train(self, experiments: Sequence[Experiment]) -> list[SeedResult]:
         runs = run_together(
-            waiting,
-            checkpoints=[self.checkpoint(experiment) for experiment in waiting],
+            experiments,
+            checkpoints=[self.checkpoint(experiment) for experiment in experiments],
             every_seconds=self.save_every,
             should_stop=self.observers.should_stop,
-            on_round=lambda place, history: self.observers.round(waiting[place].seed, history),
+            on_round=lambda place, history: self.observers.round(experiments[place].seed, history),
         )
-        return self.result([self.seed_result(run) for run in runs])
+        return [self.seed_result(run) for run in runs]
 
     def experiments(self) -> Iterator[Experiment]:
         """One for each seed, made when it is needed."""
@@ -238,18 +242,6 @@ class RunPlan:
         seed = experiment.seed
         path = None if self.folder is None else self.folder.checkpoint(seed)
         return path, f"{self.fingerprint}/{seed}"
-
-    def one_seed(self, experiment: Experiment) -> SeedResult:
-        """Run an experiment by itself."""
-        path, fingerprint = self.checkpoint(experiment)
-        run = experiment.run(
-            checkpoint=path,
-            fingerprint=fingerprint,
-            every_seconds=self.save_every,
-            on_round=lambda history: self.observers.round(experiment.seed, history),
-            should_stop=self.observers.should_stop,
-        )
-        return self.seed_result(run)
 
     def seed_result(self, run: Run) -> SeedResult:
         """The result of one of the experiments."""

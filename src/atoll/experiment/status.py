@@ -34,9 +34,7 @@ class Status:
     """A run or a study at one moment.
 
     Attributes:
-        folder: Where.
         kind: "run", or what kind of study: "compare", "tune", ...
-        title: What it is about.
         cells: How many cells are "finished", "failed", "pruned", "stopped", "running" and "left".
         now: The current run: its progress.json, with "cell" for its name; None if there is none.
         beside: The same of other cells that run at the same time.
@@ -45,7 +43,6 @@ class Status:
         left: Seconds that it will take, as far as one can tell; else None.
         best: Rows of the best so far: whose, which cell, validation accuracy.
         failures: The latest, each a cell and its reason.
-        result: Final metrics of a finished run.
     """
 
     folder: Path
@@ -119,10 +116,8 @@ class StatusReader:
         left = _time_left(events, counts["left"], current)
         best = self._best(kind, cells, states)
         title, latest = f"{kind} of {len(cells)} cells", list(failures.items())[-3:]
-        counted = dict(counts)
-        return Status(
-            self.folder, kind, title, counted, now, beside, silent, gone, left, best, latest
-        )
+        seen = now, beside, silent, gone, left, best, latest
+        return Status(self.folder, kind, title, dict(counts), *seen)
 
     def _states(self, cells: Sequence[Json], events: Sequence[Json]) -> dict[str, str]:
         last = {event["cell"]: event["event"] for event in events if event["event"] != "notes"}

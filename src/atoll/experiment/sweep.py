@@ -28,7 +28,7 @@ from atoll.experiment.rounds import Experiment, Run, Saver
 log = logging.getLogger(__name__)
 
 
-def can_be_one(experiments: Sequence[Experiment]) -> str:
+def why_one_by_one(experiments: Sequence[Experiment]) -> str:
     """Why these runs cannot be one program; "" if nothing is known against it."""
     first, federations = experiments[0], [e.federation for e in experiments]
     one_by_one = f"engine {engine_name(first.engine)} runs clients one by one"
@@ -65,7 +65,7 @@ class Sweep:
     """
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
-        self.apart = can_be_one(experiments)
+        self.apart = why_one_by_one(experiments)
         runs_per_device = 1 if self.apart else len(experiments)
         self.runs = [Run(experiment, runs_per_device=runs_per_device) for experiment in experiments]
         self.failed: dict[int, AtollError] = {}

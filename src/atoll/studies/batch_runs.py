@@ -19,7 +19,7 @@ from atoll.experiment.observers import Observer
 from atoll.experiment.problem import Divide, Problem
 from atoll.experiment.result import Result
 from atoll.experiment.run import SAVE_EVERY, RunPlan, Stopped
-from atoll.experiment.sweep import Parted, can_be_one, run_together
+from atoll.experiment.sweep import Parted, run_together, why_one_by_one
 
 
 def on_gpu(config: RunConfig) -> bool:
@@ -73,7 +73,7 @@ def run_configs(
     ]
     rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
     experiments = [experiment for _, experiment in rows]
-    if reason := can_be_one(experiments):
+    if reason := why_one_by_one(experiments):
         raise Parted(reason)
     runs = run_together(
         experiments,

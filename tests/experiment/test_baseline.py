@@ -1,0 +1,68 @@
+"""A baseline as a run: it never sees test labels, and impossible ones are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import atoll
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph
+from atoll.experiment.baseline import Baseline, run_baseline
+from atoll.experiment.config import make_config
+
+DATA = "lagoon:nodes=200"
+
+
+def federation() -> Federation:
+    return atoll.partition(atoll.load(DATA, clients=3), "column:owner")
+
+
+@dataclass(frozen=True)
+class Pooled(Baseline[int]):
+    """The most frequent class of all clients together."""
+
+    pools: ClassVar[bool] = True
+
+    def fit(self, federation: Federation, seed: int) -> int:
+        labels = torch.cat([graph.y[graph.train > 0] for graph in federation.graphs])
+        return int(labels.bincount().argmax())
+
+    def predict(self, model: int, client: int, graph: Graph) -> Tensor:
+        return torch.eye(6)[model].expand(graph.num_nodes, -1)
+
+
+def test_a_baseline_never_sees_test_labels() -> None:
+    seen: list[Graph] = []
+
+    class Curious(Pooled):
+        def fit(self, federation: Federation, seed: int) -> int:
+            seen.extend(federation.graphs)
+            return 0
+
+    clients = federation()
+    config = make_config(method="Curious", data=clients.name, objects=["method", "data"])
+    run_baseline(config, Curious(), data=clients)
+    for blind, graph in zip(seen, clients.graphs, strict=True):
+        assert blind.test.sum() == 0
+        assert blind.y[graph.test > 0].sum() == 0
+
+
+def test_what_a_baseline_cannot_do_is_refused() -> None:
+    clients, names = federation(), ["method", "data"]
+    config = make_config(method="m", data=clients.name, objects=names, dp="clip=1,noise=1")
+    with pytest.raises(ConfigError, match="'m' is a baseline without any; leave out dp"):
+        run_baseline(config, Pooled(), data=clients)
+
+    class Flat(Pooled):
+        def predict(self, model: int, client: int, graph: Graph) -> Tensor:
+            return torch.zeros(graph.num_nodes)
+
+    plain = make_config(method="m", data=clients.name, objects=names)
+    with pytest.raises(ConfigError, match=r"Flat.predict gave scores of shape .* for client 0"):
+        run_baseline(plain, Flat(), data=clients)

@@ -1,0 +1,35 @@
+"""The machine: what a run asks of it, and leaves unchanged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import atoll
+from atoll.experiment import hardware as machine
+
+SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 3}
+
+
+def test_a_run_leaves_the_process_as_it_was() -> None:
+    generators = torch.get_rng_state(), np.random.get_state()[1].copy()
+    atoll.run("fedavg", **SMALL)
+    assert sys.float_info.min / 2 > 0  # denormal numbers count again
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert np.array_equal(np.random.get_state()[1], generators[1])
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_group_s_share_of_processors_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(machine, "Path", lambda path: limit)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for text, expected in (("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1)):
+        limit.write_text(text + "\n")
+        assert machine.cores() == expected
