@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option, repeatable
-
-if TYPE_CHECKING:
-    from atoll.present.layout import Part
-    from atoll.studies.reproduce.figures import ReproducedFigure
-    from atoll.studies.reproduce.table import Reproduction
 
 
 @command(
@@ -53,14 +48,15 @@ def reproduce(
     from atoll.studies.reproduce import printed
     from atoll.studies.reproduce.figures import reproduce_figure
     from atoll.studies.reproduce.history import whole_table
-    from atoll.studies.reproduce.listing import items
-    from atoll.studies.reproduce.recipes import read_paper
+    from atoll.studies.reproduce.listing import items, listing_parts
+    from atoll.studies.reproduce.recipes import PAPERS, read_paper
     from atoll.studies.reproduce.table import PaperStudy, Wanted, parse_only, reproduce_table
 
     console = common.make_console(stderr=as_json or quiet)
     tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()
     if paper is None or item is None:
-        console.print(layout(_listing(paper, root, given["seeds"])))
+        names = PAPERS if paper is None else (read_paper(paper).name,)
+        console.print(layout(listing_parts(names, root, given["seeds"])))
         return
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
@@ -76,11 +72,11 @@ def reproduce(
             study = PaperStudy(chosen, wanted, folder, watcher, jobs)
             if kind == "figure":
                 figure = reproduce_figure(study, number)
-                parts, paths, summary = _figure_parts(figure), figure.paths, figure.summary()
+                parts, paths, summary = figure.parts(), figure.paths, figure.summary()
             else:
                 table = reproduce_table(study, number)
                 whole = whole_table(folder, chosen, number, wanted.rounds)
-                parts, summary = _table_parts(table, len(whole.rows)), printed.summary(table)
+                parts, summary = printed.table_parts(table, len(whole.rows)), printed.summary(table)
                 paths = printed.write_table(whole, folder, tex=tex)
         if not quiet:
             console.print(layout(parts))
@@ -90,45 +86,3 @@ def reproduce(
         click.echo(json.dumps(summaries[0] if item.lower() != "all" else summaries))
     if any(summary.get("counts", {}).get("failed") for summary in summaries):
         click.get_current_context().exit(1)
-
-
-def _listing(paper: str | None, root: str | None, seeds: int) -> list[Part]:
-    """The tables and figures that one paper has, or all."""
-    from atoll.present.layout import heading, quiet
-    from atoll.studies.reproduce.listing import listing
-    from atoll.studies.reproduce.recipes import PAPERS, read_paper
-
-    names = PAPERS if paper is None else (read_paper(paper).name,)
-    tables, caption = listing(names, root, seeds)
-    parts = [part for table in tables for part in (heading(table.title), table, "")]
-    return [*parts, quiet(caption)]
-
-
-def _table_parts(found: Reproduction, rows: int) -> list[Part]:
-    """The table, its summary, and the reasons of missing numbers; the files have so many rows."""
-    from atoll.present.layout import heading, quiet
-    from atoll.present.terminal import counted
-    from atoll.studies.reproduce import printed
-
-    about = printed.how(found, printed.with_runs(found))
-    parts: list[Part] = [heading(printed.heading(found)), about, ""]
-    for table in printed.terminal_tables(found):
-        parts += [heading(table.title), table, ""] if table.title else [table, ""]
-    parts += printed.summary_lines(found)
-    more = counted(rows - len(found.rows), "more cell")
-    earlier = quiet(f"The files have {more} of this table, from earlier looks.")
-    return [*parts, earlier] if rows > len(found.rows) else parts
-
-
-def _figure_parts(figure: ReproducedFigure) -> list[Part]:
-    """The figure's title, what it lacks, and a note."""
-    from atoll.present.layout import heading, quiet
-
-    recipe = figure.paper.recipe.figures[figure.number]
-    note = f"{recipe.note} " if recipe.note else ""
-    return [
-        heading(f"{figure.paper.name}, figure {figure.number}: {recipe.shows}"),
-        *([] if figure.paths else ["Nothing to draw."]),
-        *(f"not in it: {one}" for one in figure.left_out),
-        quiet(f"{note}The printed figure has no numbers to compare with."),
-    ]

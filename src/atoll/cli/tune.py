@@ -13,8 +13,7 @@ from atoll.cli.options import PATH, Strings, command, option, repeatable
 from atoll.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atoll.present.layout import Part
-    from atoll.studies.tune.result import TuningRequest, TuningResult
+    from atoll.studies.tune.result import TuningRequest
 
 CONFIG = "A TOML file of options, for example of a saved run."
 
@@ -52,7 +51,7 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
     from atoll.cli.study_progress import TuneWatcher
     from atoll.present.files import check_output
     from atoll.present.layout import layout
-    from atoll.studies.tune.printed import commands, summary, write_tuning
+    from atoll.studies.tune.printed import commands, summary, tuning_parts, write_tuning
     from atoll.studies.tune.tuning import run_tuning
 
     request, folder = _request(out=out, **given)
@@ -67,7 +66,7 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
         found = run_tuning(request, folder, observer=watcher, jobs=jobs)
     paths = write_tuning(found, folder)
     if not quiet:
-        watcher.console.print(layout(_parts(found)))
+        watcher.console.print(layout(tuning_parts(found)))
         common.print_next(watcher.console, commands(found))
         common.print_written(watcher.console, paths)
     if as_json:
@@ -76,18 +75,6 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
         where = folder / "tune.json"
         click.echo(f"failed: {', '.join(found.failed)}; the notes in {where} say why", err=True)
         click.get_current_context().exit(1)
-
-
-def _parts(found: TuningResult) -> list[Part]:
-    """The tables of all methods, and their final tests."""
-    from atoll.present.layout import heading, quiet
-    from atoll.studies.tune.printed import final_table, trials_table
-
-    parts: list[Part] = []
-    for table in map(trials_table, found.methods.values()):
-        parts += [heading(table.title), "", table, *table.notes, ""]
-    final = final_table(found)
-    return [*parts, final, "", *map(quiet, [final.caption, *final.notes])]
 
 
 def _request(

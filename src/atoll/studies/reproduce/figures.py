@@ -10,6 +10,7 @@ from pathlib import Path
 
 from atoll.core.errors import unknown
 from atoll.present.files import check_output, write_all
+from atoll.present.layout import Part, heading, quiet
 from atoll.studies.reproduce.figure_charts import DRAW
 from atoll.studies.reproduce.figure_plan import Drawing, Figure
 from atoll.studies.reproduce.recipes import Paper
@@ -34,6 +35,17 @@ class ReproducedFigure:
         """The object that `--json` prints."""
         about = {"paper": self.paper.name, "figure": self.number, "runs": self.runs}
         return {**about, "files": list(map(str, self.paths)), "left_out": self.left_out}
+
+    def parts(self) -> list[Part]:
+        """The title, the parts that it lacks, and a note, for `layout`."""
+        recipe = self.paper.recipe.figures[self.number]
+        note = f"{recipe.note} " if recipe.note else ""
+        return [
+            heading(f"{self.paper.name}, figure {self.number}: {recipe.shows}"),
+            *([] if self.paths else ["Nothing to draw."]),
+            *(f"not in it: {one}" for one in self.left_out),
+            quiet(f"{note}The printed figure has no numbers to compare with."),
+        ]
 
 
 def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from atoll.present.layout import Part, heading, quiet
 from atoll.present.tables import DASH, Column, Table, make_table
 from atoll.present.terminal import duration
 from atoll.studies.costs import estimate_seconds
@@ -35,6 +36,13 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> tuple[list[Ta
         f"For example: {example}"
     )
     return tables, caption
+
+
+def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
+    """The listing for `layout`."""
+    tables, caption = listing(names, root, seeds)
+    parts = [part for table in tables for part in (heading(table.title), table, "")]
+    return [*parts, quiet(caption)]
 
 
 def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:

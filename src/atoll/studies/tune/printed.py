@@ -13,6 +13,7 @@ from atoll.experiment.command import run_command
 from atoll.experiment.config import config_text
 from atoll.present import chart
 from atoll.present.files import plain_json, write_all
+from atoll.present.layout import Part, heading, quiet
 from atoll.present.tables import DASH, Column, Table, make_table
 from atoll.present.terminal import counted, percent
 from atoll.studies.study_run import Json
@@ -166,3 +167,12 @@ def history_chart(all_tuned: Sequence[Tuned]) -> chart.Panels:
         charts.append(chart.Chart(tuned.method, x, y, tuple(marks), legend=legend))
     size = (max(5.0, 3.6 * len(all_tuned)), 3.6)
     return chart.Panels("", (tuple(charts),), size, shared="y")
+
+
+def tuning_parts(found: TuningResult) -> list[Part]:
+    """The tables of all methods, and their final tests, for `layout`."""
+    parts: list[Part] = []
+    for table in map(trials_table, found.methods.values()):
+        parts += [heading(table.title), "", table, *table.notes, ""]
+    final = final_table(found)
+    return [*parts, final, "", *map(quiet, [final.caption, *final.notes])]
