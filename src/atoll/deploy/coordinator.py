@@ -47,18 +47,14 @@ ROSTER = "roster.json"
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that `atoll federate run` decides; `run` names it on the server and at the sites.
+    """Everything that `atoll federate run` decides."""
 
-    `config` is TOML, `sites` are in the order of the clients, and a round has at least `quorum`. A
-    step may take `deadline` seconds, the answer of a site at the start `join` seconds.
-    """
-
-    run: str
-    config: str
-    sites: tuple[str, ...]
-    quorum: int
-    deadline: float = 600.0
-    join: float = 120.0
+    run: str  # names the run on the server and at the sites
+    config: str  # as TOML
+    sites: tuple[str, ...]  # in the order of the clients
+    quorum: int  # fewest sites that a round may have
+    deadline: float = 600.0  # seconds that a step may take
+    join: float = 120.0  # seconds that a site may take to answer at the start
 
 
 class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

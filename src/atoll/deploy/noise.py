@@ -46,17 +46,12 @@ def site_secret(folder: Path) -> bytes:
 
 
 class SiteNoise:
-    """Standard normal numbers for the answer to one question (`core.dp.Noise`).
-
-    Attributes:
-        release: Names what was drawn; equal for equal answers, and tells nothing else.
-        alone: Whether there was no update to add it to (`Noised.hides_divergence`).
-    """
+    """Standard normal numbers for the answer to one question (`core.dp.Noise`)."""
 
     def __init__(self, secret: bytes, question: bytes) -> None:
         self.secret, self.question = secret, question
-        self.release = ""
-        self.alone = False
+        self.release = ""  # names the draw; equal for equal answers, and reveals nothing else
+        self.alone = False  # there was no update to add noise to (`Noised.hides_divergence`)
 
     def __call__(self, update: Tree, key: Tensor) -> Tree:
         # A hash of the question first: where it ends and the update begins cannot be shifted.

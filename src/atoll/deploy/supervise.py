@@ -68,29 +68,19 @@ def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
 
 @dataclass
 class Supervisor:
-    """Sees a run through until its result is in the folder `out`.
-
-    Attributes:
-        tell: Called with sentences for the user.
-        on_progress: Called with the progress of the running job.
-        patience: Seconds to wait for sites that are not connected.
-        rejoin: Whether a site that comes back is taken in at once, by continuing in a new job.
-        resuming: Whether the run has begun before; a new run needs all of its sites.
-        job: The running job.
-        reached: Seed and round.
-    """
+    """Sees a run through until its result is in the folder `out`."""
 
     session: AdminSession
     order: Order
     out: Path
     _: KW_ONLY
-    tell: Callable[[str], None]
-    on_progress: Callable[[Json], None]
-    patience: float = 60.0
-    rejoin: bool = True
-    resuming: bool = False
+    tell: Callable[[str], None]  # called with sentences for the user
+    on_progress: Callable[[Json], None]  # called with the progress of the running job
+    patience: float = 60.0  # seconds to wait for sites that are not connected
+    rejoin: bool = True  # take a site that comes back in at once, by continuing in a new job
+    resuming: bool = False  # the run has begun before; a new run needs all of its sites
     job: str = field(default="", init=False)
-    reached: tuple[int, int] = field(default=(0, 0), init=False)
+    reached: tuple[int, int] = field(default=(0, 0), init=False)  # seed and round
 
     def run(self) -> None:
         """Submit jobs until one finishes the run."""

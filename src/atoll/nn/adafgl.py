@@ -41,7 +41,7 @@ from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree
 from atoll.core.vmap.stacks import Context, Gradients
 from atoll.nn import views
-from atoll.nn.init import glorot, zeros
+from atoll.nn.init import apply_linear, glorot, zeros
 from atoll.nn.ops import matmul
 
 Propagation = Callable[[Tensor], Tensor]
@@ -105,7 +105,7 @@ class Heads:
             for number, layer in enumerate(head["layers"], start=1):
                 h = torch.where(found[name] > 0, found[name], head["slope"] * found[name])
                 h = dropout(h, key, graph.ids, self.dropout, name, number)
-                found[name] = h @ layer["weight"] + layer["bias"]
+                found[name] = apply_linear(layer, h)
         return found
 
 

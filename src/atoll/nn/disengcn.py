@@ -39,7 +39,7 @@ from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
 from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
 from atoll.nn import views
-from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.init import apply_linear, kaiming, kaiming_bias
 from atoll.nn.ops import NoDerivative, as_batch, bags, matmul, on_gpu
 
 Tensors = tuple[Tensor, ...]
@@ -117,8 +117,7 @@ class DisenGCN:
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
         """The classifier on the output of `embed`, (N, C)."""
-        classifier = params["classifier"]
-        out: Tensor = embedding @ classifier["weight"] + classifier["bias"]
+        out = apply_linear(params["classifier"], embedding)
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
     def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:

@@ -20,7 +20,7 @@ from atoll.core.graph import Graph, Sparse, View
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
-from atoll.nn.init import glorot, kaiming, kaiming_bias, linear, zeros
+from atoll.nn.init import apply_linear, glorot, kaiming, kaiming_bias, linear, zeros
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, with_values
 
 
@@ -67,7 +67,7 @@ class EdgeMLP:
         adjacency, x = graph.sparse_view("loops"), graph.views["x"]
         source = at_columns(adjacency, matmul(x, params["source"]))
         target = at_rows(adjacency, matmul(x, params["target"]))
-        return _one_number(torch.relu(source + target + params["bias"]), params["out"])
+        return apply_linear(params["out"], torch.relu(source + target + params["bias"])).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class EdgeGNN:
         e = torch.relu(_batch_norm(e, mask, first))
         for layer in rest:
             e = torch.relu(_batch_norm(e @ layer["weight"], mask, layer))
-        return _one_number(e, params["out"])
+        return apply_linear(params["out"], e).squeeze(-1)
 
 
 def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
@@ -137,8 +137,3 @@ def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
     variance = ((e - mean) ** 2 * share).sum(0)
     out: Tensor = (e - mean) * (variance + 1e-5).rsqrt() * layer["scale"] + layer["shift"]
     return out
-
-
-def _one_number(e: Tensor, layer: Tree) -> Tensor:
-    out: Tensor = e @ layer["weight"] + layer["bias"]
-    return out.squeeze(-1)

@@ -28,7 +28,7 @@ from atoll.core.graph import Graph, Sparse, runs, sparse_matrix, sum_at
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.tree import Tree
 from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
-from atoll.nn.init import kaiming, kaiming_bias
+from atoll.nn.init import apply_linear, kaiming, kaiming_bias
 from atoll.nn.ops import as_batch, matmul
 from atoll.nn.views import row_lengths, sparse_features
 
@@ -205,9 +205,8 @@ class Generator:
         h = torch.cat([noise, params["labels"][labels]], dim=1)
         *hidden, last = params["layers"]
         for layer in hidden:
-            h = torch.tanh(h @ layer["weight"] + layer["bias"])
-        out: Tensor = h @ last["weight"] + last["bias"]
-        return out
+            h = torch.tanh(apply_linear(layer, h))
+        return apply_linear(last, h)
 
 
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:

@@ -28,7 +28,7 @@ from atoll.core.random import dropout, fold
 from atoll.core.task import GRAPHS
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
-from atoll.nn.init import linear
+from atoll.nn.init import apply_linear, linear
 from atoll.nn.ops import at_columns, by_row, matmul, row_max
 
 
@@ -126,8 +126,7 @@ class GraphGIN:
         pool = graph.sparse_view("pool")
         h = row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
         h = graph.at_roots(h)  # from here on a row for each graph
-        out: Tensor = h @ params["post"]["weight"] + params["post"]["bias"]
-        return out
+        return apply_linear(params["post"], h)
 
     def logits(
         self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
@@ -135,7 +134,7 @@ class GraphGIN:
         """The last layer on the output of `embed`, (N, C), with each graph's row at its root."""
         h = torch.relu(embedding)
         h = dropout(h, key, graph.at_roots(graph.ids), self.dropout, "dropout", self.layers)
-        logits: Tensor = h @ params["readout"]["weight"] + params["readout"]["bias"]
+        logits = apply_linear(params["readout"], h)
         if graph.has_classes is not None:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
         return graph.from_roots(logits)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.random import fold, uniform
+from atoll.core.tree import Tree
 
 
 def _symmetric(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
@@ -38,3 +39,9 @@ def linear(key: Tensor, n_in: int, n_out: int, *layer: int | str) -> dict[str, T
 def zeros(key: Tensor, size: int) -> Tensor:
     """(size,) zeros on the key's device."""
     return torch.zeros(size, dtype=torch.get_default_dtype(), device=key.device)
+
+
+def apply_linear(layer: Tree, h: Tensor) -> Tensor:
+    """H W + b."""
+    out: Tensor = h @ layer["weight"] + layer["bias"]
+    return out

@@ -27,7 +27,7 @@ from atoll.core.graph import Graph, Sparse
 from atoll.core.losses import masked_mean
 from atoll.core.random import dropout, fold, random_bits
 from atoll.core.tree import Tree, record
-from atoll.nn.init import linear
+from atoll.nn.init import apply_linear, linear
 from atoll.nn.neighgen_slots import Places
 from atoll.nn.nets import GraphSAGE
 from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_values
@@ -35,19 +35,12 @@ from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_val
 
 @record
 class Made:
-    """Made neighbours, n times s of them: N times p, or R times one at places.
+    """Made neighbours, n times s of them: N times p, or R times one at places."""
 
-    Attributes:
-        x: Their features, (n, s, D).
-        linked: One for those that their node receives, zero for slots that are not used, (n, s).
-        total: Sum of the features that a node receives, (N, D), or of the places' nodes only.
-        places: Where they are; None if every slot of every node is made.
-    """
-
-    x: Tensor
-    linked: Tensor
-    total: Tensor
-    places: Places | None = None
+    x: Tensor  # their features, (n, s, D)
+    linked: Tensor  # one for those that their node receives, zero for unused slots, (n, s)
+    total: Tensor  # sum of the features that a node receives, (N, D), or of the places' nodes only
+    places: Places | None = None  # None if every slot of every node is made
 
     def at(self, rows: Tensor) -> Tensor:
         """The row of the node of each: (N, C) -> (n, 1, C)."""
@@ -91,19 +84,12 @@ def made_neighbours(x: Tensor, linked: Tensor, places: Places | None = None) -> 
 
 @record
 class Lost:
-    """The targets of a generator on a graph that hides some of its nodes.
+    """The targets of a generator on a graph that hides some of its nodes."""
 
-    Attributes:
-        kept: One for nodes that are not hidden, (N,).
-        count: Hidden neighbours of each node, (N,).
-        index: Some of them, (N, p) int64.
-        there: One where such a neighbour exists, the first ones, (N, p).
-    """
-
-    kept: Tensor
-    count: Tensor
-    index: Tensor
-    there: Tensor
+    kept: Tensor  # one for nodes that are not hidden, (N,)
+    count: Tensor  # hidden neighbours of each node, (N,)
+    index: Tensor  # some of them, (N, p) int64
+    there: Tensor  # one where such a neighbour exists, the first ones, (N, p)
 
 
 @dataclass(frozen=True)
@@ -138,19 +124,17 @@ class NeighGen:
     def encode(self, params: Tree, graph: Graph, kept: Tensor) -> tuple[Tensor, Tensor]:
         """z, (N, latent), and n̂, (N,), on the graph without the nodes that are not kept."""
         z = mended_sage(self.encoder, params["encoder"], graph, kept, None, None)
-        lost = torch.relu(z @ params["degree"]["weight"] + params["degree"]["bias"])
-        return z, lost.squeeze(-1)
+        return z, torch.relu(apply_linear(params["degree"], z)).squeeze(-1)
 
     def make(self, layers: Tree, z: Tensor, places: Places | None = None) -> Tensor:
         """x̂, (N, p, D), from the part `features` and noisy z; with places of their nodes only."""
         *hidden, last = layers
         h = z
         for layer in hidden:
-            h = torch.relu(h @ layer["weight"] + layer["bias"])
+            h = torch.relu(apply_linear(layer, h))
         if places is not None:
             return places.tanh_layer(h, last["weight"], last["bias"])
-        flat = torch.tanh(h @ last["weight"] + last["bias"])
-        return flat.reshape(-1, self.slots, self.features)
+        return torch.tanh(apply_linear(last, h)).reshape(-1, self.slots, self.features)
 
     def used(self, lost: Tensor) -> Tensor:
         """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""

@@ -32,18 +32,12 @@ class Places:
 
     Nodes with the most used slots come first. The places are slot 0 of the first `sizes[0]` nodes,
     then slot 1 of the first `sizes[1]`, and so on.
-
-    Attributes:
-        nodes: Nodes with a place, (n,).
-        sizes: Descending: n, and less; together R. Slots that no node uses have none.
-        counts: How many of these places each client of the program uses, the first ones.
-        shape: N and p.
     """
 
-    nodes: Tensor
-    sizes: Sizes = static(())
-    counts: Counts = static(())
-    shape: tuple[int, int] = static((0, 0))
+    nodes: Tensor  # those with a place, (n,)
+    sizes: Sizes = static(())  # descending: n, and less; together R; no zeros
+    counts: Counts = static(())  # how many of them each client uses, the first ones
+    shape: tuple[int, int] = static((0, 0))  # N and p
 
     def at(self, rows: Tensor) -> Tensor:
         """The row of each place's node: (N, ...) -> (R, ...)."""

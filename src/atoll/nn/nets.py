@@ -23,7 +23,7 @@ from atoll.core.hyper import Dropout, Hidden, Layers, OneOrMore
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
-from atoll.nn.init import glorot, kaiming, kaiming_bias, linear, zeros
+from atoll.nn.init import apply_linear, glorot, kaiming, kaiming_bias, linear, zeros
 from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
 
 Propagation = Callable[[Tensor], Tensor]
@@ -102,8 +102,7 @@ class MLP(Layered):
         return h
 
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
-        out: Tensor = h @ layer["weight"] + layer["bias"]
-        return out
+        return apply_linear(layer, h)
 
 
 @dataclass(frozen=True)
