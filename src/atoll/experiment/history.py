@@ -18,24 +18,17 @@ SCORED = ("deployed", "local")
 
 @dataclass
 class History:
-    """Everything measured, round by round.
+    """Everything measured, round by round; `scores` are lists over rounds of (K, 3, 5).
 
-    Attributes:
-        scores: For "deployed" and "local" a list over rounds of (K, 3, 5): client, role, metric.
-        counts: Training, validation and test nodes (or graphs) of each client, (K, 3).
-        nodes: Nodes (or graphs) of each client, (K,).
-        seconds: Seconds of each round, training and scoring.
-        cached: For each client the rounds after which its model was put aside; empty where a
-            method puts none aside.
-        ledger: What has crossed so far; None where a run is only read back.
+    The axes are client, role and metric.
     """
 
-    counts: np.ndarray
-    nodes: np.ndarray
+    counts: np.ndarray  # training, validation and test nodes (or graphs) of each client, (K, 3)
+    nodes: np.ndarray  # nodes (or graphs) of each client, (K,)
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
-    seconds: list[float] = field(default_factory=list)
-    cached: list[list[int]] = field(default_factory=list)
-    ledger: Ledger | None = None
+    seconds: list[float] = field(default_factory=list)  # of each round, training and scoring
+    cached: list[list[int]] = field(default_factory=list)  # rounds of models put aside, by client
+    ledger: Ledger | None = None  # None where a run is only read back
 
     @property
     def rounds(self) -> int:

@@ -45,19 +45,12 @@ MOST_COPIED = 1 << 28
 
 @dataclass(frozen=True, eq=False)
 class SelectedModel:
-    """The model of the selected round, which is not the same round for all clients in some rules.
+    """The model of the selected round, which differs between clients in some rules."""
 
-    Attributes:
-        rounds: The selected round of each client, (K,).
-        deployed: The tree that the server deploys: one for all clients, or one for each.
-        private: Each client's private tree, as far as predicting reads it; empty if it reads none.
-        about: The content of model.toml.
-    """
-
-    rounds: np.ndarray
-    deployed: Sequence[Tree]
-    private: Sequence[Tree] = ()
-    about: Mapping[str, object] | None = None
+    rounds: np.ndarray  # the selected round of each client, (K,)
+    deployed: Sequence[Tree]  # what the server deploys: one for all clients, or one for each
+    private: Sequence[Tree] = ()  # each client's, as far as predicting reads it; often none
+    about: Mapping[str, object] | None = None  # the content of model.toml
 
     def predict(
         self, method: Method, graph: Graph, position: int, key: Tensor | None = None

@@ -32,21 +32,16 @@ SAMPLING = "who is drawn is taken as known; the client drawn most often; no ampl
 
 
 class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Client-level differential privacy.
+    """Client-level differential privacy."""
 
-    Attributes:
-        clip: C, the largest norm of one client's update.
-        noise: z: every client adds noise of standard deviation z C to each parameter.
-        scores: Whether sites tell the server their scores, in the clear and outside epsilon, or
-            keep them in a file of their own. In a simulation scores are the experimenter's.
-        randomness: Where a site's noise comes from: the "site" itself, so that no other party can
-            take it off again, or the "seed", as in a simulation, which protects no site: for tests.
-    """
-
-    clip: float
-    noise: float
-    delta: float = 1e-5
+    clip: float  # C, the largest norm of one client's update
+    noise: float  # z: every client adds noise of standard deviation z C to each parameter
+    delta: float = 1e-5  # the probability that epsilon does not hold
+    # Sites tell the server their scores, in the clear and outside epsilon, or keep them in a file.
+    # In a simulation scores are the experimenter's.
     scores: Literal["kept", "told"] = "kept"
+    # The source of a site's noise: the site, so that no other party can take it off again, or the
+    # seed, as in a simulation, which protects no site: for tests.
     randomness: Literal["site", "seed"] = "site"
 
 

@@ -23,44 +23,30 @@ COMPAT: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Protocol:
-    """One set of rules: defaults of a run's options, and what they do not cover.
-
-    Attributes:
-        prepare: Names from `data.prepare`, in order.
-        ratios: Shares of training, validation and test nodes, where not the recipe's own.
-        data_seed: Seed of partition and split; None varies them with the run's seed.
-        draws: Numbers of clients in the order in which the public code draws them, one after the
-            other from one seed, by partition: each has another partition and split.
-        evaluate: "deployed" scores what `method.deploy` gives; "local" the model after training.
-        weights: Mean over clients, one of `metrics.WEIGHTINGS`.
-        select: "best-val" (mean over clients), "best-val-per-client", or "last".
-        settings: Defaults of hyper-parameters, as for `--set`.
-        of_methods: The same, for methods that have them; others ignore them.
-        of_data: The same again, by the data's name.
-        clients_of_data: Default number of clients where a data set has its own.
-        graph_partition: Default recipe for a set of graphs.
-    """
+    """One set of rules: defaults of a run's options, and what they do not cover."""
 
     name: str
     about: str
-    prepare: tuple[str, ...] = ("undirected",)
+    prepare: tuple[str, ...] = ("undirected",)  # names from `data.prepare`, in order
     partition: str = "louvain"
     split: str = "stratified"
-    ratios: tuple[float, float, float] | None = None
-    data_seed: int | None = None
+    ratios: tuple[float, float, float] | None = None  # where not the split's own
+    data_seed: int | None = None  # of partition and split; None varies them with the run's seed
+    # By partition, numbers of clients in the order in which the public code draws them, one after
+    # the other from one seed: each has another partition and split.
     draws: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     clients: int = 5
     rounds: int = 100
     epochs: int = 3
-    evaluate: str = "deployed"
-    weights: str = "tests"
-    select: str = "best-val"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    of_methods: Mapping[str, Any] = field(default_factory=dict)
-    of_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    evaluate: str = "deployed"  # what `method.deploy` gives; "local" is the model after training
+    weights: str = "tests"  # mean over clients, one of `metrics.WEIGHTINGS`
+    select: str = "best-val"  # (mean over clients), "best-val-per-client", or "last"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters, as for `--set`
+    of_methods: Mapping[str, Any] = field(default_factory=dict)  # the same, if a method has them
+    of_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # and by the data's name
     clients_of_data: Mapping[str, int] = field(default_factory=dict)
     tasks: tuple[str, ...] = (NODES.name,)
-    graph_partition: str = "gcfl-oneds"
+    graph_partition: str = "gcfl-oneds"  # for a set of graphs
     batch_size: int = 128
 
 

@@ -18,19 +18,12 @@ BEST_CACHED = "best-cached-test"
 
 @dataclass(frozen=True)
 class Selection:
-    """How the reported round is picked.
+    """How the reported round is picked."""
 
-    Attributes:
-        scored: "deployed" or "local": the model whose scores pick.
-        metric: The metric that picks, unless no client has it; then accuracy does.
-        weights: The mean over clients, one of `metrics.WEIGHTINGS`.
-        select: "best-val" (mean over clients), "best-val-per-client", "last" or `BEST_CACHED`.
-    """
-
-    scored: str
-    metric: str
-    weights: str
-    select: str
+    scored: str  # "deployed" or "local": the model whose scores pick
+    metric: str  # the metric that picks, unless no client has it; then accuracy does
+    weights: str  # the mean over clients, one of `metrics.WEIGHTINGS`
+    select: str  # "best-val" (mean over clients), "best-val-per-client", "last" or `BEST_CACHED`
 
     def picked_by(self, history: History) -> str:
         """The metric that picks the round."""

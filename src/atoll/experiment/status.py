@@ -31,32 +31,20 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Status:
-    """A run or a study at one moment.
-
-    Attributes:
-        kind: "run", or what kind of study: "compare", "tune", ...
-        cells: How many cells are "finished", "failed", "pruned", "stopped", "running" and "left".
-        now: The current run: its progress.json, with "cell" for its name; None if there is none.
-        beside: The same of other cells that run at the same time.
-        silent: Seconds since the last sign, where that is too long; else None.
-        gone: Whether its process is known to have ended.
-        left: Seconds that it will take, as far as one can tell; else None.
-        best: Rows of the best so far: whose, which cell, validation accuracy.
-        failures: The latest, each a cell and its reason.
-    """
+    """A run or a study at one moment."""
 
     folder: Path
-    kind: str
+    kind: str  # "run", or what kind of study: "compare", "tune", ...
     title: str
-    cells: Mapping[str, int]
-    now: Json | None = None
-    beside: Sequence[Json] = ()
-    silent: float | None = None
-    gone: bool = False
-    left: float | None = None
-    best: Sequence[tuple[str, str, float]] = ()
-    failures: Sequence[tuple[str, str]] = ()
-    result: Json = field(default_factory=dict)
+    cells: Mapping[str, int]  # how many are finished, failed, pruned, stopped, running and left
+    now: Json | None = None  # the progress.json of the current run, with the name of its "cell"
+    beside: Sequence[Json] = ()  # the same of other cells that run at the same time
+    silent: float | None = None  # seconds since the last sign, where that is too long
+    gone: bool = False  # whether its process is known to have ended
+    left: float | None = None  # seconds that it will take, as far as one can tell
+    best: Sequence[tuple[str, str, float]] = ()  # so far: whose, which cell, validation accuracy
+    failures: Sequence[tuple[str, str]] = ()  # the latest, each a cell and its reason
+    result: Json = field(default_factory=dict)  # final metrics of a finished run
 
     @property
     def finished(self) -> bool:
