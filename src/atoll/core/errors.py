@@ -1,15 +1,4 @@
-"""Every error that Atoll raises on purpose.
-
-AtollError
-├── ConfigError     a name, option or value that Atoll does not know or cannot use
-├── DataError       a graph, split, partition or file that cannot be used
-├── WireError       a message that is not what the other side declared
-├── StepError       a client step failed (client, step, round)
-├── ServerDiverged  a number of the server is not finite any more (round)
-└── ClientLost      a client did not answer
-
-A message is one sentence: what was given, what is allowed, what to do.
-"""
+"""Every error that Atoll raises on purpose: what was given, what is allowed, what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +19,7 @@ class DataError(AtollError):
 
 
 class WireError(AtollError):
-    """A message that is not what the other side declared."""
+    """A message that the other side did not declare."""
 
 
 class StepError(AtollError):
@@ -38,10 +27,7 @@ class StepError(AtollError):
 
     def __init__(self, client: int, step: str, round: int, problem: str) -> None:
         super().__init__(f"client {client}, step {step}, round {round}: {problem}")
-        self.client = client
-        self.step = step
-        self.round = round
-        self.problem = problem
+        self.client, self.step, self.round, self.problem = client, step, round, problem
 
     def __reduce__(self) -> tuple[type[StepError], tuple[int, str, int, str]]:
         return type(self), (self.client, self.step, self.round, self.problem)
@@ -52,8 +38,7 @@ class ServerDiverged(AtollError):
 
     def __init__(self, round: int, problem: str) -> None:
         super().__init__(f"round {round}: {problem}")
-        self.round = round
-        self.problem = problem
+        self.round, self.problem = round, problem
 
     def __reduce__(self) -> tuple[type[ServerDiverged], tuple[int, str]]:
         return type(self), (self.round, self.problem)

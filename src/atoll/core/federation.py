@@ -14,12 +14,7 @@ from atoll.core.task import Task
 
 
 class Lazily(Sequence[Graph]):
-    """Graphs that are made when they are asked for, and not kept: more than memory holds.
-
-    Args:
-        size: How many.
-        make: The graph at a position; the same every time.
-    """
+    """Graphs that are made when they are read, and not kept: more than memory holds."""
 
     def __init__(self, size: int, make: Callable[[int], Graph]) -> None:
         self.size, self.make = size, make
@@ -83,8 +78,8 @@ class Federation:
             object.__setattr__(self, "numbers", tuple(range(len(self.graphs))))
         if isinstance(self.graphs, Lazily):
             return  # checked when they were written
-        if len({graph.num_features for graph in self.graphs}) > 1:
-            widths = sorted({graph.num_features for graph in self.graphs})
+        widths = sorted({graph.num_features for graph in self.graphs})
+        if len(widths) > 1:
             raise DataError(f"clients must have equally many features, but have {widths}")
         if len({graph.task for graph in self.graphs}) > 1:
             raise DataError("all clients must have one task: all classify nodes, or all graphs")
@@ -114,9 +109,6 @@ class Federation:
 
     def reordered(self, order: Sequence[int]) -> Federation:
         """The same clients, listed in another order."""
-        chosen = Lazily(len(order), lambda i: self.graphs[order[i]])
-        return replace(
-            self,
-            graphs=chosen if isinstance(self.graphs, Lazily) else tuple(chosen),
-            numbers=tuple(self.numbers[i] for i in order),
-        )
+        chosen: Sequence[Graph] = Lazily(len(order), lambda i: self.graphs[order[i]])
+        chosen = chosen if isinstance(self.graphs, Lazily) else tuple(chosen)
+        return replace(self, graphs=chosen, numbers=tuple(self.numbers[i] for i in order))

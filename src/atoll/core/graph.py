@@ -30,30 +30,18 @@ class Sparse:
     clients, or `sparse_matrix` is called under `vmap`, they number rows, columns and entries over
     *all* clients, so that a product under `vmap` is one block-diagonal product without any index
     arithmetic.
-
-    Attributes:
-        offsets: First entry of each row, (R,) int32.
-        columns: Column of each entry, (E,) int32.
-        rows: Row of each entry, (E,) int32.
-        values: Value of each entry, (E,); zero where an entry is only padding.
-        t_offsets: First entry of each row of the transpose, (C,) int32.
-        t_columns: Column of each entry of the transpose, (E,) int32.
-        t_order: Where each entry of the transpose stands in row order, (E,) int32.
-        t_values: Value of each entry of the transpose, (E,).
-        square: Whether columns are nodes too (an adjacency) or something else (features).
-        dense: The same matrix with its zeros, (R, C), where products with that are faster.
     """
 
-    offsets: Tensor
-    columns: Tensor
-    rows: Tensor
-    values: Tensor
-    t_offsets: Tensor
-    t_columns: Tensor
-    t_order: Tensor
-    t_values: Tensor
-    square: bool = static(True)
-    dense: Tensor | None = None
+    offsets: Tensor  # first entry of each row, (R,) int32
+    columns: Tensor  # column of each entry, (E,) int32
+    rows: Tensor  # row of each entry, (E,) int32
+    values: Tensor  # value of each entry, (E,); zero where an entry is only padding
+    t_offsets: Tensor  # the same of the transpose, (C,)
+    t_columns: Tensor  # (E,)
+    t_order: Tensor  # where each entry of the transpose stands in row order, (E,) int32
+    t_values: Tensor  # (E,)
+    square: bool = static(True)  # columns are nodes too (an adjacency), or else features
+    dense: Tensor | None = None  # with its zeros, (R, C), where products with that are faster
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,15 +55,10 @@ class Sparse:
 
 @record
 class Distinct:
-    """A matrix (R, C) that has few different rows: `which` times `rows`.
+    """A matrix (R, C) that has few different rows: `which` times `rows`."""
 
-    Attributes:
-        rows: Each row once, (U, C).
-        which: A one in every row, at the number of the row that stands there, (R, U), not square.
-    """
-
-    rows: Tensor
-    which: Sparse
+    rows: Tensor  # each row once, (U, C)
+    which: Sparse  # a one in every row, at the number of its row, (R, U), not square
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,51 +75,31 @@ Matrix = Tensor | Sparse | Distinct
 
 @record
 class Graph:
-    """What one client owns. N nodes, E directed edges, D features.
+    """What one client owns. N nodes, E directed edges, D features."""
 
-    Attributes:
-        x: Features, (N, D), dense or `Sparse`.
-        edges: Directed edges source -> target, (2, E) int64.
-        edge_weight: (E,); one where the data has no weights, zero for padding.
-        y: Labels, (N,) int64; zero where unknown (no mask then selects the node).
-        train, val, test: One for nodes of this role, else zero, (N,).
-        real: One for nodes, zero for padding, (N,). Never a mean over nodes without it.
-        ids: Numbers of the nodes for keyed noise, (N,) int32; they follow a node when it moves.
-            Where a graph was divided, a node's number in the whole.
-        views: What the networks precompute: matrices, tensors whose first axis is N, and lists of
-            nodes (`lists_nodes`).
-        root: For many small graphs the node that stands for each node's graph, (N,) int64; edges
-            are then sorted by source. None where the nodes themselves are classified.
-        roots: The nodes that stand for a graph, one for each of G graphs, (G,) int64.
-        has_features: One for feature columns that this client's data have, zero for those that only
-            other clients have, (D,). None where all clients have all.
-        has_classes: The same for classes, (C,).
-        batching: How steps of `fit` see it; an engine attaches the experiment's choice.
-        held_out: Only the validation and test graphs, so that scoring need not predict the rest.
-        training: Only the training graphs, so that mini-batches are cheap; made with `held_out`.
-        derived: What `Method.derive` found, where an engine has kept it.
-        task_name: A name in `TASKS`; "" classifies nodes, or graphs where there are roots.
-    """
-
-    x: Tensor | Sparse
-    edges: Tensor
-    edge_weight: Tensor
-    y: Tensor
-    train: Tensor
+    x: Tensor | Sparse  # features, (N, D)
+    edges: Tensor  # directed, source -> target, (2, E) int64
+    edge_weight: Tensor  # (E,); one where the data has no weights, zero for padding
+    y: Tensor  # labels, (N,) int64; zero where unknown (no mask then selects the node)
+    train: Tensor  # one for training nodes, else zero, (N,)
     val: Tensor
     test: Tensor
-    real: Tensor
-    ids: Tensor
-    views: dict[str, Matrix]
+    real: Tensor  # one for nodes, zero for padding, (N,). Never a mean over nodes without it
+    ids: Tensor  # numbers for keyed noise, (N,) int32, of the graph before it was divided
+    views: dict[str, Matrix]  # what networks precompute; tensors have N rows, or `lists_nodes`
+    # Of many small graphs: the node that stands for each node's graph, (N,) int64; edges are then
+    # sorted by source. And these nodes, one for each of G graphs, (G,) int64.
     root: Tensor | None = None
     roots: Tensor | None = None
+    # One for feature columns, (D,), and classes, (C,), that this client's data have, zero for those
+    # that only other clients have. None where all clients have all.
     has_features: Tensor | None = None
     has_classes: Tensor | None = None
-    batching: Batching = static(default=WHOLE)
-    held_out: Graph | None = None
-    training: Graph | None = None
-    derived: Tree = None
-    task_name: str = static(default="")
+    batching: Batching = static(default=WHOLE)  # how `fit` sees it; an engine attaches it
+    held_out: Graph | None = None  # only validation and test graphs: scoring predicts no others
+    training: Graph | None = None  # only the training graphs, for cheap mini-batches
+    derived: Tree = None  # from `Method.derive`, where an engine has kept it
+    task_name: str = static(default="")  # "" classifies graphs where there are roots, else nodes
 
     @property
     def num_nodes(self) -> int:
@@ -147,10 +110,7 @@ class Graph:
         return self.x.shape[-1]
 
     def size(self, by: str) -> Tensor:
-        """The client's weight in an average: its "nodes", its "train" nodes, or one ("uniform").
-
-        With many small graphs, "nodes" and "train" count graphs.
-        """
+        """The client's weight in an average: its "nodes" or "train" nodes (or graphs), or one."""
         if by not in ("nodes", "train", "uniform"):
             raise unknown("weight", by, ("nodes", "train", "uniform"))
         total = (self.train if by == "train" else self.at_roots(self.real)).sum()
@@ -195,10 +155,7 @@ View = Callable[[Graph], Matrix | None]
 
 
 def lists_nodes(view: Matrix) -> bool:
-    """Whether a view is a list of node numbers, (L,) int64: its length is its own, not N.
-
-    A view with an int64 number for every node has two axes, (N, 1), so as not to be taken for one.
-    """
+    """Whether a view is a list of node numbers, (L,) int64; one number per node is (N, 1)."""
     return isinstance(view, Tensor) and view.dtype == torch.int64 and view.dim() == 1
 
 

@@ -92,21 +92,15 @@ def task_of(net: object) -> str:
 class Step:
     """A client step of one method, ready to be mapped over clients.
 
-    Attributes:
-        owner: The method (or evaluator) that the step belongs to.
-        function: The undecorated function.
-        name: Its name; also part of every key that it gets.
-        vectorize: Whether `fused` may run many clients in one program.
-        keeps_state: True if the step only reads the private state; it then returns just the reply.
-        discloses: Reply fields with a node or edge axis, each with the reason why it must leave.
+    `discloses` names reply fields with a node or edge axis, each with the reason why it must leave.
     """
 
     owner: Any  # a method or an evaluator, whose fields engines read by name
     function: Callable[..., Any]  # (owner, graph, message, state, key), typed where it is written
-    name: str
-    vectorize: bool = True
-    keeps_state: bool = False
-    discloses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    name: str  # also part of every key that it gets
+    vectorize: bool = True  # whether `fused` may run many clients in one program
+    keeps_state: bool = False  # it only reads the private state, and returns just the reply
+    discloses: Reasons = field(default_factory=lambda: MappingProxyType({}), hash=False)
 
     def __call__(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
         result = self.function(self.owner, graph, message, state, key)
@@ -304,18 +298,15 @@ class Method(ABC):
         """One round: map steps over the clients, aggregate, return the server's next tree."""
 
     def stage(self, round: int) -> Hashable:
-        """What kind of round this is, for a method that looks at `clients.round`.
+        """The kind of a round, for a method that looks at `clients.round`; None promises nothing.
 
         Rounds of one stage must do the same with other numbers: then they can be recorded once, and
-        several seeds trained at once (`engines.replay`). None promises nothing.
+        several seeds trained at once (`engines.replay`).
         """
         return None
 
     def deploy(self, server: Tree) -> Message:
-        """What a client needs from the server to predict: ToAll one model, ToEach its own.
-
-        By default the model in the server's tree (`core.aggregate.model_of`), to all.
-        """
+        """The server's part of a prediction: ToAll one model (`model_of`), ToEach its own."""
         return ToAll(model_of(server))
 
     def local(self, reply: Any) -> Tree:
@@ -359,10 +350,7 @@ class Method(ABC):
         return None
 
     def scored_as(self) -> str:
-        """The kind of model that a client predicts with: "global" or "personalised".
-
-        Private layers of the network make every model a personalised one.
-        """
+        """A client's kind of model: "global", or "personalised", as any with private layers."""
         return "personalised" if private_names(self.net) else self.deployed
 
     def too_short(self, rounds: int) -> str:

@@ -105,19 +105,12 @@ def _of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
 
 
 class _Moved(NamedTuple):
-    """Nodes, or entries of a matrix, of small graphs in another order; each batch counts from 0.
+    """Nodes, or entries of a matrix, of small graphs in another order; each batch counts from 0."""
 
-    Attributes:
-        old: Where each of them stood.
-        graph: The place of its small graph in the order.
-        by: What is to be added to the old numbers of each small graph, (G,) int32.
-        bounds: The first of each batch, and the end.
-    """
-
-    old: Tensor
-    graph: Tensor
-    by: Tensor
-    bounds: list[int]
+    old: Tensor  # the number of each before
+    graph: Tensor  # the place of its small graph in the order
+    by: Tensor  # to be added to the old numbers of each small graph, (G,) int32
+    bounds: list[int]  # the first of each batch, and the end
 
     def number(self, old: Tensor, graph: Tensor) -> Tensor:
         """New numbers for old ones, in the small graphs at the given places."""

@@ -180,16 +180,9 @@ def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Te
     return (steps + 1, *flat[:count], *flat[2 * count :])
 
 
-@record
-class SGDState:
-    """Running mean of the gradient; None without momentum."""
-
-    velocity: Tree
-
-
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent, with momentum if asked."""
+    """Stochastic gradient descent, with momentum if set."""
 
     lr: Annotated[LearningRate, "size of a step"] = 0.01
     weight_decay: Annotated[NonNegative, "weight of the parameters in the gradient"] = 0.0
@@ -208,6 +201,13 @@ class SGD:
             grads = tree_map(lambda v, g: self.momentum * v + g, state.velocity, grads)
             state = SGDState(grads)
         return tree_map(lambda p, g: p - self.lr * g, params, grads), state
+
+
+@record
+class SGDState:
+    """Running mean of the gradient; None without momentum."""
+
+    velocity: Tree
 
 
 OPTIMIZERS: dict[str, type[Adam | SGD]] = {"adam": Adam, "sgd": SGD}

@@ -1,7 +1,7 @@
 """What is predicted: the targets, the loss and the scores of a task, which a graph carries.
 
-A new task begins with one class here and one entry in `TASKS`. It names its splits and its metrics.
-Their functions live in `data/split.py` and `experiment/metrics.py`: this room imports only torch.
+A new task begins with one class here and one entry in `TASKS`. It names its splits and its metrics,
+whose functions live in `data/split.py` and `experiment/metrics.py`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,11 @@ ROLES = ("train", "val", "test")
 
 @record
 class Scores:
-    """What one client's predictions add up to, for each of `ROLES`.
+    """The sums of one client's predictions, for each of `ROLES`."""
 
-    Attributes:
-        confusion: Counts, (3, C, C): true class by predicted class.
-        loss: Mean loss, (3,).
-        auc: Area under the ROC curve, (3,); -1 where it is undefined or was not requested.
-    """
-
-    confusion: Tensor
-    loss: Tensor
-    auc: Tensor
+    confusion: Tensor  # counts, (3, C, C): true class by predicted class
+    loss: Tensor  # mean, (3,)
+    auc: Tensor  # area under the ROC curve, (3,); -1 where undefined or not requested
 
 
 @dataclass(frozen=True)

@@ -114,19 +114,12 @@ def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
     return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def flatten(tree: Tree) -> tuple[list[Any], pytree.TreeSpec]:
-    """All leaves of a tree and what `unflatten` needs to put others in their places."""
-    return pytree.tree_flatten(tree)
-
-
-def unflatten(flat: Sequence[Any], spec: pytree.TreeSpec) -> Tree:
-    """The tree with these leaves."""
-    return pytree.tree_unflatten(flat, spec)
-
-
-def structure(tree: Tree) -> pytree.TreeSpec:
-    """The shape of a tree without its tensors; two trees can be mapped together if it is equal."""
-    return pytree.tree_structure(tree)
+flatten = pytree.tree_flatten
+"""All leaves of a tree, and the structure that `unflatten` needs to put others in their places."""
+unflatten = pytree.tree_unflatten
+"""The tree with these leaves and this structure."""
+structure = pytree.tree_structure
+"""A tree without its tensors; two trees can be mapped together if it is equal."""
 
 
 def stack(trees: Sequence[T]) -> T:

@@ -45,14 +45,10 @@ class Recordable(Protocol):
 
     All that a round of it computes is a function of the programs' private states and graphs, and
     it can run clients that only the device knows.
-
-    Attributes:
-        graphs: Every client's graph.
-        lazy: Whether graphs are made when they are needed.
     """
 
     graphs: Sequence[Graph]
-    lazy: bool
+    lazy: bool  # whether graphs are made when they are needed
 
     def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
         """Replies of the clients at `positions`, which Python does not know, stacked."""
@@ -93,15 +89,10 @@ EngineFactory = Callable[["EngineInputs"], Engine]
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """The factory of an engine of this package.
+    """The factory of an engine of this package."""
 
-    Attributes:
-        make: Makes the engine; it imports the engine's module, which needs torch.
-        at_once: Whether several runs can be one program of this engine.
-    """
-
-    make: EngineFactory
-    at_once: bool = False
+    make: EngineFactory  # it imports the engine's module, which needs torch
+    at_once: bool = False  # whether several runs can be one program of this engine
 
     def __call__(self, inputs: EngineInputs) -> Engine:
         return self.make(inputs)

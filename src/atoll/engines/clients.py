@@ -20,15 +20,7 @@ from atoll.engines.recording import ROUND, KeyPart, NotRecordable, Tape, filled
 
 
 class Backend(ABC):
-    """The clients of a federation behind one engine.
-
-    Attributes:
-        federation: The clients; only how many there are counts here.
-        numbers: Each client's own number, (K,) int64.
-        root: The root key.
-        engine: It runs steps.
-        ledger: It counts the traffic.
-    """
+    """The clients of a federation behind one engine, with their numbers, (K,), and the root key."""
 
     def __init__(self, federation: Sized, numbers: Tensor, root: Tensor, engine: Engine) -> None:
         self.federation, self.numbers, self.root, self.engine = federation, numbers, root, engine
@@ -45,24 +37,15 @@ class Backend(ABC):
 
 @dataclass
 class Participants:
-    """The clients that take part in one round (`core.method.Clients`).
-
-    Attributes:
-        number: The number of the round.
-        positions: Which clients take part.
-        replies: Last reply of each step in this round, for scoring.
-        calls: How often each step was mapped in this round.
-        tape: Where a round that is recorded leaves what it must not read or count itself.
-        drawn: Whether the positions were drawn on the device, so that Python does not know them.
-    """
+    """The clients that take part in one round (`core.method.Clients`)."""
 
     simulation: Backend
-    number: int
+    number: int  # of the round
     positions: Tensor
     replies: dict[str, Tree] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-    tape: Tape | None = None
-    drawn: bool = False
+    calls: dict[str, int] = field(default_factory=dict)  # how often each step was mapped
+    tape: Tape | None = None  # a recorded round leaves here what it must not read or count itself
+    drawn: bool = False  # positions were drawn on the device, so that Python does not know them
 
     @property
     def total(self) -> int:

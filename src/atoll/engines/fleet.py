@@ -85,23 +85,17 @@ class Aborted(AtollError):
 class Roster:
     """What the server knows of the sites' data: the counterpart of a `Federation`.
 
-    Attributes:
-        names: One per site, in the order of the clients.
-        features, classes, task: Common to all sites.
-        counts: Training, validation and test nodes (or graphs) of each site.
-        nodes: Nodes (or graphs) of each site.
-        name: For tables.
-        metric: "accuracy" or "auc".
+    Features, classes and task are common to all sites.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # in the order of the clients
     features: int
     classes: int
     task: Task
-    counts: tuple[tuple[int, ...], ...]
-    nodes: tuple[int, ...]
-    name: str = "federation"
-    metric: str = "accuracy"
+    counts: tuple[tuple[int, ...], ...]  # each site's training, validation and test nodes or graphs
+    nodes: tuple[int, ...]  # each site's nodes or graphs
+    name: str = "federation"  # for tables
+    metric: str = "accuracy"  # or "auc"
     about: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -176,7 +170,7 @@ class Remote:
         self.attempt, self.touched = secrets.token_hex(4), set()
 
     def commit(self, round: int) -> None:
-        """The round is complete: the private states of its sites count from now on."""
+        """Complete the round: the private states of its sites count from now on."""
         for position in self.touched:
             self.committed[position] = round
 

@@ -23,23 +23,14 @@ READY_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """All that an engine is made from.
-
-    Attributes:
-        federation: The clients.
-        views: What each client precomputes of its graph.
-        device: Where tensors live.
-        chunk: Most clients in one program of the fused engine; 0 chooses.
-        runs_per_device: How many runs share the device's memory, this one included.
-        batching: How clients cut their training into steps.
-    """
+    """All that an engine is made from."""
 
     federation: Federation
-    views: Mapping[str, View]
+    views: Mapping[str, View]  # what each client precomputes of its graph
     device: torch.device | str = "cpu"
-    chunk: int = 0
-    runs_per_device: int = 1
-    batching: Batching = WHOLE
+    chunk: int = 0  # most clients in one program of the fused engine; 0 chooses
+    runs_per_device: int = 1  # how many runs share the device's memory, this one included
+    batching: Batching = WHOLE  # how clients cut their training into steps
 
     def graphs(self) -> Sequence[Graph]:
         """The `prepared` graphs of all clients; runs with equal inputs share them."""

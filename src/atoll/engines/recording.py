@@ -198,7 +198,7 @@ _READS = {
 
 
 class RoundNumber:
-    """Stands for the round's number among the parts of a key."""
+    """A placeholder for the round's number among the parts of a key."""
 
 
 ROUND = RoundNumber()
@@ -217,30 +217,18 @@ class Check:
 
 @dataclass
 class Tape:
-    """What a round leaves for later, so that it need not wait for it while it runs.
+    """What a round leaves for later, so that it need not wait for it while it runs."""
 
-    Attributes:
-        root: The root of all keys.
-        number: The number of the round, if it is rehearsed; -1 while it is recorded.
-        shown: The number that a method may see, of a round of the same stage (`Method.stage`); None
-            if the method does not define stages.
-        salts: The salt of each key of this round, in order, if it is recorded.
-        parts: The parts of each key, in order, with `ROUND` for the round's number.
-        traffic: Step, whether it ran only on drawn clients, bytes down and bytes up.
-        checks: What must be finite, in the order of `sums`.
-        sums: For each tensor of each check its sum at each client.
-        sizes: How many tensors and clients each check covers.
-    """
-
-    root: Tensor
-    number: int = -1
-    shown: int | None = None
-    salts: Tensor | None = None
-    parts: list[tuple[KeyPart, ...]] = field(default_factory=list)
+    root: Tensor  # of all keys
+    number: int = -1  # of a rehearsed round; -1 while it is recorded
+    shown: int | None = None  # the number that a method may see, if it defines stages
+    salts: Tensor | None = None  # of the keys of a recorded round, in order
+    parts: list[tuple[KeyPart, ...]] = field(default_factory=list)  # of each key, in order
+    # Step, whether it ran only on drawn clients, bytes down and bytes up.
     traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    sums: list[Tensor] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)  # of each checked tensor at each client
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # tensors and clients of each check
 
     def key(self, *parts: KeyPart) -> Tensor:
         """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""

@@ -97,7 +97,7 @@ class Round(Generic[Outcome]):
 
 @dataclass(frozen=True)
 class Take:
-    """A recorded round: its program, its tape, and the salts of every round."""
+    """A recorded round: its program, its tape, and the salts of all rounds."""
 
     recording: Recording
     tape: Tape
@@ -127,7 +127,9 @@ class Replay(Generic[Outcome]):
     ) -> None:
         self.runs, self.rounds, self.stage_of, self.points = runs, rounds, stage_of, points
         self.lead, self.root = runs[0], runs[0].simulation.root
-        self.engines = [_engine(run) for run in runs]
+        engines = [run.simulation.engine for run in runs]
+        self.engines = [engine for engine in engines if isinstance(engine, Recordable)]
+        assert len(self.engines) == len(runs)
         self.stage: Hashable = None
         self.stage_begun = False
         self.carried: Carried | None = None
@@ -301,7 +303,7 @@ class Replay(Generic[Outcome]):
             return
         self.takes[with_train] = Take(recording, tape, salts)
         many = f"{len(self.runs)} runs are trained at once"
-        self._tell(many if len(self.runs) > 1 else "rounds are recorded and replayed")
+        self._log(many if len(self.runs) > 1 else "rounds are recorded and replayed")
 
     def _replay(self, recorded: Take, number: int) -> Round[Outcome]:
         assert self.carried is not None
@@ -358,21 +360,15 @@ class Replay(Generic[Outcome]):
             log.info("rounds of one kind are not recorded: %s", reason)
         else:
             self.engines[0].record_steps(True)
-            self._tell(
+            self._log(
                 f"no round is recorded as a whole, because {reason}; the clients' steps are, and "
                 "the server runs between them"
             )
 
-    def _tell(self, how: str) -> None:
+    def _log(self, how: str) -> None:
         if how != self.how:
             log.info("%s", how)
         self.how = how
-
-
-def _engine(run: Playable[Outcome]) -> Recordable:
-    engine = run.simulation.engine
-    assert isinstance(engine, Recordable)
-    return engine
 
 
 def out_of_memory(error: BaseException | None) -> bool:

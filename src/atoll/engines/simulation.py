@@ -15,16 +15,10 @@ from atoll.engines.prepare import EngineInputs
 
 
 class Simulation(Backend):
-    """Clients on this machine, behind one engine.
+    """Clients on this machine, behind one engine (a name among `ENGINES`, or a factory).
 
-    Args:
-        federation: The clients' graphs.
-        method: Whose views the clients precompute.
-        engine: A name among `ENGINES`, or a factory.
-        seed: Root of all keys.
-        device: Where tensors live.
-        chunk, runs_per_device: As in `EngineInputs`.
-        batching: How clients cut their training into steps; None leaves it to the federation.
+    The method names the views that they precompute. A batching of None leaves it to the federation.
+    The other options are those of `EngineInputs`.
     """
 
     def __init__(

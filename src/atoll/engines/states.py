@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from atoll.core.tree import Tree, stack, take
+from atoll.core.tree import Tree, flatten, stack, take
 from atoll.engines.base import Members
 
 
@@ -19,17 +18,13 @@ class PrivateStates:
 
     Members of a program are one tuple, which is compared by identity first: to compare or hash its
     hundreds of numbers once per client would cost as the square of the clients.
-
-    Attributes:
-        home: For each client the stack and the row of its state; None before it has one.
-        stacks: The states of the members of a program, with a leading axis.
-        living: How many clients' newest states each stack holds.
     """
 
     def __init__(self, size: int) -> None:
+        # For each client the stack and the row of its state; None before it has one.
         self.home: list[tuple[Members, int] | None] = [None] * size
         self.stacks: dict[Members, Tree] = {}
-        self.living: dict[Members, int] = {}
+        self.living: dict[Members, int] = {}  # how many clients' newest states a stack holds
 
     def get(self, members: Members) -> Tree:
         """The members' states, stacked; None if they have none yet."""
@@ -44,17 +39,15 @@ class PrivateStates:
         """Keep the members' states, stacked."""
         for row, position in enumerate(members):
             old = self.home[position]
-            if old is not None and old[0] is not members:
-                self._leave(old[0])
-            if old is None or old[0] is not members:
-                self.living[members] = self.living.get(members, 0) + 1
-                self.home[position] = (members, row)
+            if old is not None and old[0] is members:
+                continue
+            if old is not None:
+                self.living[old[0]] -= 1
+                if not self.living[old[0]]:
+                    del self.living[old[0]], self.stacks[old[0]]
+            self.living[members] = self.living.get(members, 0) + 1
+            self.home[position] = (members, row)
         self.stacks[members] = state
-
-    def _leave(self, members: Members) -> None:
-        self.living[members] -= 1
-        if not self.living[members]:
-            del self.living[members], self.stacks[members]
 
     def same_structure(self, bucket: Members) -> list[Members]:
         """Split a bucket where members' states differ in kind (some may have none yet)."""
@@ -63,7 +56,10 @@ class PrivateStates:
         for position in bucket:
             home = self.home[position]
             if home is not None and id(home[0]) not in kinds:
-                kinds[id(home[0])] = _kind(self.stacks[home[0]])
+                # Structure and everything that is not a tensor must be equal in a stack.
+                flat, spec = flatten(self.stacks[home[0]])
+                fixed = (Tensor if isinstance(leaf, Tensor) else leaf for leaf in flat)
+                kinds[id(home[0])] = spec, tuple(fixed)
             groups.setdefault(None if home is None else kinds[id(home[0])], []).append(position)
         return [bucket] if len(groups) == 1 else [tuple(group) for group in groups.values()]
 
@@ -86,9 +82,3 @@ class PrivateStates:
     def _one(self, position: int) -> Tree:
         home = self.home[position]
         return None if home is None else take(self.stacks[home[0]], home[1])
-
-
-def _kind(tree: Tree) -> tuple[object, ...]:
-    """Structure and everything that is not a tensor; trees that differ here cannot be stacked."""
-    flat, spec = pytree.tree_flatten(tree)
-    return spec, tuple(Tensor if isinstance(leaf, Tensor) else leaf for leaf in flat)

@@ -60,13 +60,10 @@ class Wire(Serial):
 
 @dataclass
 class Probe:
-    """Two made-up clients on which each step is tried once, to learn what it replies.
+    """Two made-up clients of different size on which each step is tried once, to learn its reply.
 
-    Attributes:
-        graphs: Graphs of different size with the federation's features and classes.
-        templates: Replies found so far, by step and by what it was sent: a method in several
-            phases may reply with something else in each.
-        states: The probes' own private states, so that later steps find what earlier ones left.
+    A method in several phases may reply with something else in each, so that the structure of the
+    message is part of a template's key. Later steps find the private states of earlier ones.
     """
 
     graphs: tuple[Graph, Graph]

@@ -94,8 +94,7 @@ def adam(
 
     Args:
         settings: An `Adam`.
-        numbers: In their place, where runs have their own: its fields in order, in the last axis,
-            after the axes of `steps`.
+        numbers: Its fields in order, in the last axis, where runs have their own.
         steps: Steps taken, this one included; an axis for clients if the leaves have one in front.
         lists: Parameters, gradients, their means, and means of their squares.
     """
@@ -143,20 +142,10 @@ def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) ->
 
 
 def _adam_step(
-    p: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    rate: Tensor,
-    bias: Tensor,
-    decay: Tensor,
-    beta1: Tensor,
-    rest1: Tensor,
-    beta2: Tensor,
-    rest2: Tensor,
-    eps: Tensor,
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, *numbers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in plain operations, for runs with their own betas; `rest1` is 1 - beta1."""
+    rate, bias, decay, beta1, rest1, beta2, rest2, eps = numbers
     g = g + p * decay
     m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
     return p - rate * m / (v.sqrt() / bias + eps), m, v
