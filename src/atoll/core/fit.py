@@ -91,10 +91,7 @@ def minimise(
     *,
     owned: bool = False,
 ) -> tuple[Tree, Tree]:
-    """`fit` without a graph, for training on the server: some steps on a loss (params, key).
-
-    `owned` allows to overwrite parameters and state, because no other code reads them again.
-    """
+    """`fit` without a graph, on the server; `owned` parameters and state may be overwritten."""
     plain = ((loss, fold(key, number)) for number in range(steps))
     return _descend(plain, params, optimizer, state, key, None, owned)
 

@@ -24,10 +24,7 @@ class ToAll:
 
 @dataclass(frozen=True, eq=False)
 class ToEach:
-    """One row of a stacked tree for each client of the *whole* federation, in its order.
-
-    Under partial participation the rows of the others are simply not sent.
-    """
+    """One row of a stacked tree for each client of the *whole* federation; others are not sent."""
 
     tree: Tree
 

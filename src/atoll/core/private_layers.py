@@ -26,9 +26,7 @@ class PartlyPrivate(Protocol):
     """What a network with private layers offers beside `Net`."""
 
     @property
-    def private(self) -> tuple[str, ...]:
-        """Names of the parameters that never leave a client."""
-
+    def private(self) -> tuple[str, ...]: ...
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
         """Fresh private layers, for the features and classes that the client has."""
 
@@ -53,7 +51,7 @@ def shared_part(net: Net, params: Tree) -> Tree:
 
 
 def private_part(net: Net, params: Tree) -> Tree:
-    """The part that stays, {} for a network without private layers."""
+    """The part that stays; mostly {}."""
     return {name: params[name] for name in private_names(net)}
 
 
@@ -75,13 +73,10 @@ def init_private(net: Net, graph: Graph, key: Tensor) -> Tree:
 
 
 def whole_params(net: Net, graph: Graph, received: Tree, state: Private | None) -> Tree:
-    """The parameters that a client predicts with, from what it received and what it kept.
-
-    A client that has never trained has no private layers yet; a fixed draw stands in for them.
-    """
+    """The parameters that a client predicts with, from what it received and what it kept."""
     if not private_names(net):
         return received  # whatever the state is: a method may keep something else there
-    if state is None:
+    if state is None:  # it has never trained: a fixed draw replaces its private layers
         return join_parts(received, init_private(net, graph, make_key(0, graph.real.device)))
     return join_parts(received, state.layers)
 

@@ -215,11 +215,9 @@ class _Bits(Constant):
 
 
 class _Keep(Constant):
-    """A dropout mask, already rescaled, as one op.
+    """A rescaled dropout mask as one op: `vmap` would take thirty integer operations apart.
 
-    As one op, because a mask is some thirty integer operations, and `vmap` and autograd would take
-    each of them apart. It has no gradient: only h counts in that of `h * mask`. `dropped`, of
-    2^16, is a tensor with the axes of the keys where runs of a sweep have different rates.
+    `dropped`, of 2^16, is a tensor with the axes of the keys where runs have different rates.
     """
 
     @staticmethod

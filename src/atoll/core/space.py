@@ -16,9 +16,7 @@ Value = bool | int | float | str
 
 Settings = Mapping[str, Value]
 """Values of hyper-parameters, by the keys of `--set`."""
-
 Presets = Mapping[str, Settings]
-"""Named settings."""
 
 
 def preset_table(*keys: str, **rows: tuple[Value, ...]) -> Presets:

@@ -10,7 +10,6 @@ from atoll.core.message import Message
 from atoll.core.method import Method
 from atoll.core.tree import Tree
 
-
 Hook = TypeVar("Hook", bound=Callable[..., object])
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -191,9 +190,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
     def stop_controller(self, fl_ctx: FLContext) -> None:
         pass
 
-    def process_result_of_unknown_task(
-        self, client: Client, task_name: str, client_task_id: str, result: object, fl_ctx: FLContext
-    ) -> None:
+    def process_result_of_unknown_task(self, *_args: object, **_options: object) -> None:
         """Ignore an answer after its deadline; the round continued without it."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

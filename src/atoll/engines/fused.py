@@ -27,11 +27,10 @@ from atoll.core.tree import Tree, concat, inside_transform, take, tree_map
 from atoll.core.vmap.varied import Undecided
 from atoll.engines.base import Members
 from atoll.engines.buckets import CHUNK, MOST_NODES, Outline, make_buckets, outline
-from atoll.engines.programs import MOST_KEPT, Derived, RecordedSteps, at_once
+from atoll.engines.programs import MOST_KEPT, Derived, PrivateStates, RecordedSteps, at_once
 from atoll.engines.recording import NotRecordable
 from atoll.engines.serial import Serial
 from atoll.engines.stacking import on_disk, stack_graphs
-from atoll.engines.states import PrivateStates
 
 log = logging.getLogger(__name__)
 

@@ -57,9 +57,8 @@ class Ledger:
         table: dict[str, dict[str, int]] = {}
         for entry in self.entries:
             row = table.setdefault(entry.step, {"messages": 0, "down": 0, "up": 0})
-            row["messages"] += entry.size
-            row["down"] += entry.down * entry.size
-            row["up"] += entry.up * entry.size
+            for name, each in (("messages", 1), ("down", entry.down), ("up", entry.up)):
+                row[name] += each * entry.size
         return table
 
     def by_round(self, rounds: int) -> tuple[list[int], list[int]]:

@@ -27,7 +27,6 @@ from atoll.data.own.schema import OWNERS
 from atoll.data.partition import PARTITIONS
 from atoll.data.public.registry import plain_name, task_of_data
 from atoll.data.source import Source
-from atoll.data.split import SPLITS
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import KINDS, build_method
 from atoll.experiment.history import SCORED
@@ -303,7 +302,7 @@ def _check_names(config: RunConfig, task: str) -> None:
     partition, split = ((text or "").partition(":")[0] for text in (config.partition, config.split))
     for kind, names, known in (
         ("partition", [partition], (*PARTITIONS, BY_SET, "given")),
-        ("split", [split], SPLITS),
+        ("split", [split], TASKS[task].splits),
         ("value of --evaluate", [config.evaluate or ""], SCORED),
         ("compat switch", config.compat, COMPAT),
         ("value of --allow", config.allow, DEGENERATE),

@@ -111,8 +111,7 @@ def current_batch() -> Batch | None:
 def known(numbers: Tensor) -> list[list[float]] | None:
     """Every client's numbers, (n,), so that shapes may depend on them.
 
-    None where they must not: on a GPU, which would have to be waited for and might be recording,
-    and under transforms that hide them.
+    None on a GPU, which Python would wait for, and under transforms that hide them.
     """
     batch = current_batch()
     if numbers.is_cuda or (batch is None and inside_transform()):
