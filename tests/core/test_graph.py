@@ -9,8 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.core.errors import ConfigError, DataError
-from atoll.core.federation import Federation
+from atoll.core.errors import ConfigError
 from atoll.core.graph import (
     SMALL,
     Graph,
@@ -158,33 +157,3 @@ def test_cast_changes_floating_point_tensors_alone():
         torch.int64,
         torch.int32,
     )
-
-
-def test_a_federation_needs_a_client():
-    with pytest.raises(DataError, match="at least one client"):
-        Federation((), 2)
-
-
-def test_clients_must_have_equally_many_features():
-    edges = torch.zeros(2, 0, dtype=torch.int64)
-    wide = make_graph(torch.ones(3, 4), edges, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(DataError, match=r"equally many features, but have \[2, 4\]"):
-        Federation((small(), wide), 2)
-
-
-def test_clients_are_numbered_in_order_and_keep_their_numbers():
-    graphs = tuple(small() for _ in range(3))
-    federation = Federation(graphs, 2, name="abc")
-    assert (len(federation), federation.features, federation.numbers) == (3, 2, (0, 1, 2))
-    turned = federation.reordered([2, 0, 1])
-    assert turned.numbers == (2, 0, 1)
-    assert turned.graphs[0] is graphs[2]
-    assert turned.name == "abc"
-    assert turned.reordered([1, 2, 0]).numbers == (0, 1, 2)
-
-
-def test_a_prepared_federation_has_every_clients_views():
-    federation = Federation((small(), small()), 2)
-    prepared = federation.prepared({"x2": lambda g: g.x * 2})
-    assert all(torch.equal(g.views["x2"], g.x * 2) for g in prepared.graphs)
-    assert federation.graphs[0].views == {}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.core.batching import WHOLE, Graphs, batch_size_of, batching_of
+from atoll.core.batching import WHOLE, Graphs, batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Distinct, Graph, Matrix, with_views
@@ -162,13 +162,6 @@ def test_the_experiment_chooses_and_else_the_federation(engine):
         made = Experiment(method, federation, rounds=1, engine=engine, batching=chosen).run()
         assert made.simulation.engine.graphs[1].batching == used
     assert federation.graphs[1].batching == WHOLE
-
-
-def test_the_option_batch_size_and_the_value_stand_for_each_other():
-    assert [batch_size_of(batching_of(size)) for size in (0, 1, 128)] == [0, 1, 128]
-    for wrong in (lambda: batching_of(-1), lambda: Graphs(0)):
-        with pytest.raises(ConfigError, match="give"):
-            wrong()
 
 
 def test_one_batch_that_holds_everything_is_the_full_batch():

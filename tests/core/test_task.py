@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.core.losses import cross_entropy, masked_mean
 from atoll.core.random import make_key, normal
-from atoll.core.task import GRAPHS, NODES, ROLES, TASKS, Classification, Task, task_named
+from atoll.core.task import NODES, ROLES, TASKS, Classification, Task, task_named
 from atoll.data.split import SPLITS
 from atoll.engines.base import ENGINES
 from atoll.experiment.metrics import METRICS
@@ -21,13 +21,6 @@ from atoll.experiment.rounds import Experiment
 from atoll.methods import METHODS, FedAvg
 from atoll.nn import GCN, NETS, nets_for
 from atoll.testing import CLASSES, FEATURES, small_federation, small_graph_federation
-
-
-def test_a_federation_carries_its_task_and_prints_as_before() -> None:
-    assert small_federation().task is NODES
-    assert small_graph_federation().task is GRAPHS
-    assert "clients of 9 to 22 nodes, 11 features" in repr(small_federation())
-    assert "clients of 5 to 9 graphs, " in repr(small_graph_federation())
 
 
 @pytest.mark.parametrize("task", TASKS.values())
@@ -108,9 +101,3 @@ def test_a_new_task_reaches_a_method_without_its_file(squares: Federation, engin
 def test_a_method_for_another_task_is_refused(squares: Federation) -> None:
     with pytest.raises(ConfigError, match="FedAvg classifies nodes and graphs, but the clients"):
         Experiment(FedAvg(GCN(FEATURES, CLASSES)), squares, rounds=1).run()
-
-
-def test_clients_of_two_tasks_are_refused() -> None:
-    mixed = (small_federation().graphs[0], small_graph_federation().graphs[0])
-    with pytest.raises(DataError, match="all clients must have one task"):
-        Federation(mixed, CLASSES)

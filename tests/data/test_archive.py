@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import atoll
 from atoll.core.batching import WHOLE, Batching, Graphs
 from atoll.core.errors import ConfigError, DataError
-from atoll.core.federation import Federation, Lazily
+from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.tree import named_leaves, structure
 from atoll.data.archive import (
     is_federation_file,
@@ -69,7 +69,7 @@ def test_every_tensor_comes_back(tmp_path: Path, kind: str, lazy: bool) -> None:
     path = save_federation(federation, tmp_path / "some")
     assert path.name == "some.atoll"
     again = load_federation(path, lazy=lazy)
-    assert isinstance(again.graphs, Lazily) == lazy
+    assert isinstance(again.graphs, LazyGraphs) == lazy
     for name in ("classes", "name", "numbers", "metric", "features", "task", "batching"):
         assert getattr(again, name) == getattr(federation, name)
     assert dict(again.about) == dict(federation.about)

@@ -1,14 +1,16 @@
-"""FLARE's packets."""
+"""Packets as FLARE carries them; tests/deploy runs whole federations over it."""
 
 from __future__ import annotations
 
 import pytest
 
+from atoll.core.errors import WireError
 from atoll.engines.fleet import Packet
+
+pytest.importorskip("nvflare")
 
 
 def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():
-    pytest.importorskip("nvflare")
     from atoll.engines.flare import _answer, to_shareable
 
     said = to_shareable(Packet({"failure": "bad", "reason": "a\x1b[2J\nb" + "c" * 9999}, b""))
@@ -17,3 +19,22 @@ def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():
     assert len(answer.reason) == 1000
     said["head"] = "[" * 100_000
     assert _answer(said).reason == "a message was refused: it is not an Atoll packet"
+
+
+def test_a_packet_arrives_as_it_was_sent():
+    from atoll.engines.flare import from_shareable, to_shareable
+
+    packet = Packet({"do": "step", "round": 3}, b"\x00arrays")
+    assert from_shareable(to_shareable(packet)) == packet
+
+
+@pytest.mark.parametrize(
+    ("head", "body"), [("{", b""), ("[1]", b""), ('{"do": "ping"}', "text"), (None, b"")]
+)
+def test_anything_else_is_refused(head, body):
+    from atoll.engines.flare import from_shareable
+
+    with pytest.raises(WireError, match="it is not an Atoll packet"):
+        from_shareable({"head": head, "body": body})
+    with pytest.raises(WireError, match="it is not an Atoll packet"):
+        from_shareable({"body": body})

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from atoll.core.federation import Lazily
+from atoll.core.federation import LazyGraphs
 from atoll.core.graph import Graph
 from atoll.engines.prepare import EngineInputs, ready_graphs
 from atoll.nn import NETS
@@ -65,6 +65,6 @@ def test_graphs_that_are_too_many_to_keep_are_prepared_again(monkeypatch) -> Non
 
 def test_graphs_that_are_made_lazily_stay_lazy() -> None:
     made = small_federation()
-    federation = replace(made, graphs=Lazily(len(made), made.graphs.__getitem__))
-    assert isinstance(EngineInputs(federation, GCN.views).graphs(), Lazily)
+    federation = replace(made, graphs=LazyGraphs(len(made), made.graphs.__getitem__))
+    assert isinstance(EngineInputs(federation, GCN.views).graphs(), LazyGraphs)
     assert not ready_graphs(federation)

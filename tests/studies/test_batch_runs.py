@@ -14,7 +14,6 @@ import torch
 
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves, tree_map
-from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.replay import Replay
 from atoll.experiment.config import make_config
 from atoll.experiment.observers import Observer
@@ -167,30 +166,6 @@ def test_what_needs_plain_numbers_goes_on_one_by_one(how, why: str, caplog) -> N
 )
 def test_what_is_more_than_a_number(one, other, why: str) -> None:
     assert why_one_by_one(asked([one, other])) == why
-
-
-def test_what_has_no_value_of_its_own_says_so() -> None:
-    grid = points([FedProx(NET, mu=mu) for mu in (0.1, 0.2)])
-
-    def inside(row):
-        mu = grid.at(row).mu
-        assert mu
-        assert mu < 1
-        assert mu != 3
-        with pytest.raises(Undecided, match="mu decides"):
-            bool(mu > 0.15)
-        with pytest.raises(Undecided, match="one plain number"):
-            float(mu)
-        with pytest.raises(Undecided, match="part of a key"):
-            hash(grid.at(row))
-        return (torch.ones(2) * mu).sum() + (1 - mu) / 2 * torch.ones(()), 2**mu * torch.ones(3)
-
-    numbers = grid.tensor(torch.device("cpu"))
-    total, power = torch.func.vmap(inside)(numbers)
-    assert total.dtype == power.dtype == torch.float32
-    torch.testing.assert_close(total, torch.tensor([0.65, 0.8]))
-    with pytest.raises(Undecided, match="as a constant"):
-        torch.ones(2) * grid.at(numbers[0]).mu
 
 
 def configs(seeds: int = 1, **sets) -> list:

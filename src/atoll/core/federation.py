@@ -13,7 +13,7 @@ from atoll.core.graph import Graph, View, with_views
 from atoll.core.task import Task
 
 
-class Lazily(Sequence[Graph]):
+class LazyGraphs(Sequence[Graph]):
     """Graphs that are made when they are read, and not kept: more than memory holds."""
 
     def __init__(self, size: int, make: Callable[[int], Graph]) -> None:
@@ -25,18 +25,18 @@ class Lazily(Sequence[Graph]):
     @overload
     def __getitem__(self, index: int) -> Graph: ...
     @overload
-    def __getitem__(self, index: slice) -> Lazily: ...
-    def __getitem__(self, index: int | slice) -> Graph | Lazily:
+    def __getitem__(self, index: slice) -> LazyGraphs: ...
+    def __getitem__(self, index: int | slice) -> Graph | LazyGraphs:
         chosen = range(self.size)[index]
         if isinstance(chosen, range):
-            return Lazily(len(chosen), lambda i: self.make(chosen[i]))
+            return LazyGraphs(len(chosen), lambda i: self.make(chosen[i]))
         return self.make(chosen)
 
 
 def each(change: Callable[[Graph], Graph], graphs: Sequence[Graph]) -> Sequence[Graph]:
     """Every graph changed: now, or, where graphs are made lazily, whenever one is made."""
-    if isinstance(graphs, Lazily):
-        return Lazily(len(graphs), lambda i: change(graphs[i]))
+    if isinstance(graphs, LazyGraphs):
+        return LazyGraphs(len(graphs), lambda i: change(graphs[i]))
     return tuple(change(graph) for graph in graphs)
 
 
@@ -45,7 +45,7 @@ class Federation:
     """Clients' graphs, in an order that carries no meaning.
 
     Attributes:
-        graphs: One per client; a tuple, or `Lazily` made.
+        graphs: One per client; a tuple, or `LazyGraphs`.
         classes: Number of classes, common knowledge.
         name: The data set's name, for tables.
         numbers: Each client's own number. Keyed noise follows it, so that listing the clients in
@@ -76,7 +76,7 @@ class Federation:
             raise DataError("a federation needs at least one client, but none was given")
         if not self.numbers:
             object.__setattr__(self, "numbers", tuple(range(len(self.graphs))))
-        if isinstance(self.graphs, Lazily):
+        if isinstance(self.graphs, LazyGraphs):
             return  # checked when they were written
         widths = sorted({graph.num_features for graph in self.graphs})
         if len(widths) > 1:
@@ -111,6 +111,6 @@ class Federation:
 
     def reordered(self, order: Sequence[int]) -> Federation:
         """The same clients, listed in another order."""
-        chosen: Sequence[Graph] = Lazily(len(order), lambda i: self.graphs[order[i]])
-        chosen = chosen if isinstance(self.graphs, Lazily) else tuple(chosen)
+        chosen: Sequence[Graph] = LazyGraphs(len(order), lambda i: self.graphs[order[i]])
+        chosen = chosen if isinstance(self.graphs, LazyGraphs) else tuple(chosen)
         return replace(self, graphs=chosen, numbers=tuple(self.numbers[i] for i in order))

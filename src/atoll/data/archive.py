@@ -29,7 +29,7 @@ from torch import Tensor
 
 from atoll.core.batching import batch_size_of, batching_of
 from atoll.core.errors import DataError
-from atoll.core.federation import Federation, Lazily
+from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.core.task import TASKS
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
@@ -218,7 +218,7 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
         raise _cut_off(path) from None
     except KeyError as error:
         raise _damaged(path, f"it has no array {error}") from None
-    graphs = Lazily(header.clients, parts.graph)
+    graphs = LazyGraphs(header.clients, parts.graph)
     return Federation(
         graphs if lazy else tuple(graphs),
         header.classes,

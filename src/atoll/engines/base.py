@@ -50,7 +50,7 @@ class Recordable(Protocol):
     graphs: Sequence[Graph]
     lazy: bool  # whether graphs are made when they are needed
 
-    def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
+    def run_sampled(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
         """Replies of the clients at `positions`, which Python does not know, stacked."""
 
     def stacked_states(self) -> Tree:

@@ -45,7 +45,7 @@ class Participants:
     replies: dict[str, Tree] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)  # how often each step was mapped
     tape: Tape | None = None  # a recorded round leaves here what it must not read or count itself
-    drawn: bool = False  # positions were drawn on the device, so that Python does not know them
+    sampled: bool = False  # positions were drawn on the device, so that Python does not know them
 
     @property
     def total(self) -> int:
@@ -72,9 +72,9 @@ class Participants:
         call = self.calls.get(step.name, 0)
         self.calls[step.name] = call + 1
         base = self._key("step", step.name, ROUND, call)
-        if self.drawn:
+        if self.sampled:
             assert isinstance(engine, Recordable)
-            reply = engine.run_drawn(step, self.positions, message, fold(base, sim.numbers))
+            reply = engine.run_sampled(step, self.positions, message, fold(base, sim.numbers))
             who: Sequence[int] = ()
         else:
             # All clients take part in a recorded round without a draw.
@@ -83,12 +83,12 @@ class Participants:
             reply = engine.run(step, who, message, keys, self.number)
         down, up = message.bytes_for_one(self.total), num_bytes(reply) // len(self)
         if self.tape is not None:
-            self.tape.traffic.append((step.name, self.drawn, down, up))
+            self.tape.traffic.append((step.name, self.sampled, down, up))
             tree = reply
             if not leaves(reply) and not step.keeps_state:
                 assert isinstance(engine, Recordable)
                 tree = take(engine.stacked_states(), self.positions)
-            self.tape.watch(tree, step.name, drawn=self.drawn)
+            self.tape.watch(tree, step.name, sampled=self.sampled)
         else:
             self._stop_if_not_finite(step, reply)
             sim.ledger.add(self.number, step.name, who, down, up)
@@ -106,9 +106,9 @@ class Participants:
         # Ranks of hashes, not of positions: the draw does not depend on the clients' order.
         draw = fold(self._key("sample", ROUND), self.simulation.numbers[self.positions])
         chosen = torch.argsort(draw, stable=True)[:count]
-        positions, drawn = self.positions[chosen].sort().values, self.tape is not None
+        positions, sampled = self.positions[chosen].sort().values, self.tape is not None
         # Calls are counted together: a step mapped on all and then on a share gets fresh noise.
-        return replace(self, positions=positions, replies={}, drawn=drawn)
+        return replace(self, positions=positions, replies={}, sampled=sampled)
 
     def require_finite(self, tree: Tree, problem: str) -> None:
         """Stop with the given sentence if one of the server's tensors is not finite."""

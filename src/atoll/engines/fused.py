@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import AtollError, StepError
-from atoll.core.federation import Lazily
+from atoll.core.federation import LazyGraphs
 from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step
@@ -45,7 +45,7 @@ class Fused:
 
     def __init__(self, graphs: Sequence[Graph], chunk: int = 0) -> None:
         self.graphs = graphs
-        self.lazy = isinstance(graphs, Lazily)
+        self.lazy = isinstance(graphs, LazyGraphs)
         self.chunk = chunk or CHUNK
         self.looped = Serial(graphs)
         self.stacked: dict[Members, Graph] = {}
@@ -80,7 +80,7 @@ class Fused:
         rows = _rows(programs, positions)
         return replies if rows == tuple(range(len(rows))) else take(replies, self._index(rows))
 
-    def run_drawn(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
+    def run_sampled(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
         """Replies of clients that only the device knows, stacked.
 
         All clients compute, and the results of those that were not drawn are dropped: on a GPU

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.batching import WHOLE, Batching
-from atoll.core.federation import Federation, Lazily, each
+from atoll.core.federation import Federation, LazyGraphs, each
 from atoll.core.graph import Graph, Matrix, Sparse, View, cast, moved, with_views
 from atoll.core.minibatch import with_batching
 from atoll.core.tree import num_bytes
@@ -46,7 +46,7 @@ class EngineInputs:
             return found
         _READY.pop(self.federation, None)  # of each federation, only the last graphs are kept
         graphs = make()
-        if not isinstance(graphs, Lazily) and num_bytes(list(graphs)) <= READY_BYTES:
+        if not isinstance(graphs, LazyGraphs) and num_bytes(list(graphs)) <= READY_BYTES:
             _READY[self.federation] = {wanted: graphs}
         return graphs
 
@@ -77,7 +77,7 @@ def prepared(
         return ready
 
     cuda = torch.device(device).type == "cuda"
-    if cuda and not isinstance(graphs, Lazily):
+    if cuda and not isinstance(graphs, LazyGraphs):
         graphs = moved(tuple(graphs), device)
     placed = each(one, graphs)
     if cuda:

@@ -211,7 +211,7 @@ class Check:
 
     step: str  # the client step that gave them; "" for a tensor of the server
     names: tuple[str, ...]  # of the tensors
-    drawn: bool = False  # whether they belong only to the clients that were drawn
+    sampled: bool = False  # whether they belong only to the clients that were drawn
     problem: str = ""  # of a server's tensor that is not finite
 
 
@@ -247,14 +247,16 @@ class Tape:
         table = [[[one, 0, 0, 0] for one in row] for row in found]
         return torch.tensor(table, dtype=torch.int64, device=self.root.device)
 
-    def watch(self, tree: Tree, step: str = "", *, drawn: bool = False, problem: str = "") -> None:
+    def watch(
+        self, tree: Tree, step: str = "", *, sampled: bool = False, problem: str = ""
+    ) -> None:
         """Check the tensors of a tree, stacked by clients, when the round is read (`Check`)."""
         found = [(n, leaf) for n, leaf in named_leaves(tree) if leaf.is_floating_point()]
         floats = {name: leaf for name, leaf in found if leaf.numel()}
         # A sum of doubles is finite if all its terms are: those of float32 cannot overflow it.
         sums = [leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64) for leaf in floats.values()]
         if sums:
-            self.checks.append(Check(step, tuple(floats), drawn, problem))
+            self.checks.append(Check(step, tuple(floats), sampled, problem))
             self.sums.extend(sums)
             self.sizes.append((len(sums), len(sums[0])))
 

@@ -90,7 +90,7 @@ class Round(Generic[Outcome]):
             return None
         check, name, row = found
         if check.step:
-            position = positions[row] if check.drawn else row
+            position = positions[row] if check.sampled else row
             return client_diverged(position, check.step, self.number, name)
         return ServerDiverged(self.number, check.problem)
 

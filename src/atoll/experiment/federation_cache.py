@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from atoll.core.federation import Lazily
+from atoll.core.federation import LazyGraphs
 from atoll.core.tree import num_bytes
 from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text
@@ -77,7 +77,7 @@ class FederationCache:
             return replace(made, config=msgspec.structs.replace(made.config, **training))
         self.made += 1
         made = self.make(problem, seed)
-        if isinstance(made.federation.graphs, Lazily):  # there is nothing to keep
+        if isinstance(made.federation.graphs, LazyGraphs):  # there is nothing to keep
             return made
         new = _Entry(made, group, problem.data)
         others = [old for old, entry in self._entries.items() if entry.group != group]

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll import __version__
 from atoll.core.errors import ConfigError
-from atoll.core.federation import Federation, Lazily
+from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.task import GRAPHS, NODES
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
 from atoll.data.divide import BATCH_SIZE, federate
@@ -178,7 +178,7 @@ def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
 
 def nearly_single_class(federation: Federation) -> list[str]:
     """A warning where a client's most frequent class is most of what it has; else nothing."""
-    if isinstance(federation.graphs, Lazily):
+    if isinstance(federation.graphs, LazyGraphs):
         return []  # reading every client would take long
     shares = []
     for graph in federation.graphs:
