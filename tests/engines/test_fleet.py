@@ -76,7 +76,7 @@ def engine(fleet: Local, notes: list[Any]) -> Remote:
         notes.append((event, more))
 
     owners = owners_of(METHOD)
-    return Remote(fleet, fleet.names, owners, probe, run="r", deadline=1.0, note=note)
+    return Remote(fleet, fleet.names, owners, probe, run_name="r", deadline=1.0, note=note)
 
 
 def play(remote: Remote, round: int) -> Any:

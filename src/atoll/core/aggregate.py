@@ -55,11 +55,8 @@ class Rule(Protocol):
     ) -> tuple[Tree, Tree]:
         """One update and the next state.
 
-        Args:
-            updates: Each participant's model minus the received one, stacked (K, ...).
-            weight: The participants' weights, (K,).
-            key: For the rule's own noise in this round.
-            state: From `init` or from the last round.
+        Updates are each participant's model minus the received one, stacked (K, ...), with weights
+        (K,). The key is for the rule's own noise in this round.
         """
 
 

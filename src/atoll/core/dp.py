@@ -60,21 +60,15 @@ def clipped(update: Tree, clip: float) -> Tree:
 class Noised(Wrapper):
     """A method whose clients send clipped and noised updates.
 
-    Attributes:
-        base: The method.
-        clip: C, the most that one client may move the model.
-        noise: z, the noise of one client as a multiple of C, for every parameter.
-        delta: For the account of what is spent; it changes nothing that is sent.
-        source: Where the noise comes from. A real site has its own, which no other can repeat.
-        hides_divergence: Whether an update that is not finite counts as none, so that it discloses
-            nothing; a simulation stops with an error.
+    With `hides_divergence` an update that is not finite counts as none, so that it discloses
+    nothing; a simulation stops with an error.
     """
 
     base: Method
-    clip: float
-    noise: float
-    delta: float = 1e-5
-    source: Noise = keyed_noise
+    clip: float  # C, the most that one client may move the model
+    noise: float  # z, the noise of one client as a multiple of C, for every parameter
+    delta: float = 1e-5  # for the account of what is spent; it changes nothing that is sent
+    source: Noise = keyed_noise  # a real site has its own, which no other can repeat
     hides_divergence: bool = False
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
@@ -86,9 +80,8 @@ class Noised(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not LEAST_CLIP <= self.clip < math.inf:
-            raise ConfigError(
-                f"dp: clip is {self.clip:g}; give a finite number above 0, at least {LEAST_CLIP:g}"
-            )
+            allowed = f"a finite number above 0, at least {LEAST_CLIP:g}"
+            raise ConfigError(f"dp: clip is {self.clip:g}; give {allowed}")
         if not 0 <= self.noise < math.inf:
             raise ConfigError(f"dp: noise is {self.noise:g}; give a finite number, not negative")
         why = self.base.why_not_private()

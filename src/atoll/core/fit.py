@@ -88,7 +88,6 @@ def minimise(
     state: Tree,
     steps: int,
     key: Tensor,
-    *,
     owned: bool = False,
 ) -> tuple[Tree, Tree]:
     """`fit` without a graph, on the server; `owned` parameters and state may be overwritten."""

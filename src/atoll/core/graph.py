@@ -263,8 +263,8 @@ def make_graph(
     val: Tensor | None = None,
     test: Tensor | None = None,
     edge_weight: Tensor | None = None,
-    ids: Tensor | None = None,
     views: Mapping[str, View] | None = None,
+    ids: Tensor | None = None,
     root: Tensor | None = None,
     has_features: Tensor | None = None,
     has_classes: Tensor | None = None,
@@ -275,9 +275,7 @@ def make_graph(
     """
     like = x.values if isinstance(x, Sparse) else x
     size, dtype = y.shape[0], like.dtype
-    roots = None
     if root is not None:
-        roots = torch.unique(root)
         order = torch.argsort(edges[0], stable=True)
         edges = edges[:, order]
         edge_weight = None if edge_weight is None else edge_weight[order]
@@ -295,7 +293,7 @@ def make_graph(
         ids=torch.arange(size, dtype=torch.int32, device=like.device) if ids is None else ids,
         views={},
         root=root,
-        roots=roots,
+        roots=None if root is None else torch.unique(root),
         has_features=None if has_features is None else has_features.to(dtype),
         has_classes=None if has_classes is None else has_classes.to(dtype),
     )
@@ -303,7 +301,7 @@ def make_graph(
 
 
 def moved(tree: Tree, device: torch.device | str) -> Tree:
-    """The tree on `device`. Small tensors travel together: a copy to a GPU makes everybody wait."""
+    """The tree on `device`. Small tensors travel together, because each copy to a GPU waits."""
     found = {id(leaf): leaf for leaf in leaves(tree)}
     small: dict[torch.dtype, list[Tensor]] = {}
     for leaf in found.values():

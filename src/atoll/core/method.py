@@ -38,11 +38,6 @@ class Net(Protocol):
     One for another task than node classification names it (`task`, a name of `TASKS`). One that
     classifies graphs gives their logits at their roots.
     One with layers that never leave a client is also a `core.private_layers.PartlyPrivate`.
-
-    Attributes:
-        features: Width of its input.
-        classes: Width of its output.
-        views: What the network precomputes from a graph, by name.
     """
 
     @property
@@ -50,11 +45,8 @@ class Net(Protocol):
     @property
     def classes(self) -> int: ...
     @property
-    def views(self) -> Mapping[str, View]: ...
-
-    def init(self, key: Tensor) -> Tree:
-        """Fresh parameters."""
-
+    def views(self) -> Mapping[str, View]: ...  # precomputed from a graph, by name
+    def init(self, key: Tensor) -> Tree: ...
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); with a key dropout is on, without one the network predicts."""
 
@@ -120,12 +112,11 @@ class StepDefinition(Generic[Reply_co]):
     def __init__(
         self,
         function: Callable[..., Any],
-        vectorize: bool | Callable[..., bool] = True,
+        vectorize: Vectorize = True,
         keeps_state: bool = False,
-        discloses: Mapping[str, str] | None = None,
+        discloses: Reasons | None = None,
     ) -> None:
-        self.function = function
-        self.vectorize, self.keeps_state = vectorize, keeps_state
+        self.function, self.vectorize, self.keeps_state = function, vectorize, keeps_state
         self.discloses = MappingProxyType(dict(discloses or {}))
         self.__doc__ = function.__doc__
 
@@ -192,28 +183,19 @@ def client_step(function: Callable[..., Any] | None = None, **options: Any) -> o
 
 
 class Clients(Protocol):
-    """The clients that take part in a round, as the server sees them; `len` counts them.
-
-    Attributes:
-        positions: Which of the federation's clients take part, ascending, (K,) int64.
-        total: How many clients the federation has.
-        round: The number of the round; -1 while `init` runs.
-        key: A key for the server's own noise in this round.
-        replies: The last reply of each step in this round, stacked, by the step's name.
-    """
+    """The clients that take part in a round, as the server sees them."""
 
     @property
-    def positions(self) -> Tensor: ...
-    def __len__(self) -> int: ...
+    def positions(self) -> Tensor: ...  # in the federation, ascending, (K,) int64
+    def __len__(self) -> int: ...  # how many take part
     @property
-    def total(self) -> int: ...
+    def total(self) -> int: ...  # how many clients the federation has
     @property
-    def replies(self) -> Mapping[str, Any]: ...
+    def replies(self) -> Mapping[str, Any]: ...  # the last of each step in this round, stacked
     @property
-    def round(self) -> int: ...
+    def round(self) -> int: ...  # -1 while `init` runs
     @property
-    def key(self) -> Tensor: ...
-
+    def key(self) -> Tensor: ...  # for the server's own noise in this round
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         """Run the step on every participant; the replies come back stacked, in client order."""
 

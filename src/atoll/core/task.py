@@ -116,11 +116,8 @@ class GraphClassification(Classification):
 
 
 NODES, GRAPHS = NodeClassification(), GraphClassification()
-
 TASKS: dict[str, Task] = {task.name: task for task in (NODES, GRAPHS)}
 """Every task by its name."""
-
-
 CLASSIFICATIONS = tuple(name for name, task in TASKS.items() if isinstance(task, Classification))
 """Names of the tasks with classes, for methods that need them."""
 
@@ -142,7 +139,7 @@ def _macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
 
 
 def _auc(score: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-    """Share of (positive, negative) pairs in the right order; ties count half. O(N log N)."""
+    """Share of (positive, negative) pairs in the right order; ties count half."""
     # Items outside the mask are sorted to the end, so that they change no rank.
     score = torch.where(mask > 0, score, torch.full_like(score, torch.inf))
     ordered = score.sort().values

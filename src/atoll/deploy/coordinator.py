@@ -298,7 +298,7 @@ class FederatedRun(Run):
             roster.names,
             owners(method),
             probe,
-            run=self.run_name,
+            run_name=self.run_name,
             deadline=wanted.order.deadline,
             note=wanted.audit.note,
         )

@@ -131,37 +131,23 @@ def name_step(step: Step, owners: Mapping[str, object]) -> dict[str, object]:
     raise WireError(f"step '{step.name}' belongs to nothing that the sites know; it cannot be sent")
 
 
+@dataclass
 class Remote:
-    """The engine whose clients are sites of a fleet (`engines.base.Engine`).
-
-    Args:
-        fleet: The transport.
-        names: The sites, in the order of the clients.
-        owners: What has steps, by name, as the sites know it too.
-        probe: Tells what a step replies.
-        run: Names the run and the seed; sites keep private states under it.
-        deadline: Seconds that a step may take.
-        note: Writes every call to the audit log.
-    """
+    """The engine whose clients are sites of a fleet (`engines.base.Engine`)."""
 
     name = "flare"
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        names: Sequence[str],
-        owners: Mapping[str, object],
-        probe: Probe,
-        *,
-        run: str,
-        deadline: float,
-        note: Callable[..., None],
-        limit: int = LIMIT,
-    ) -> None:
-        self.fleet, self.names, self.owners, self.probe = fleet, tuple(names), owners, probe
-        self.about = {"do": "step", "run": run}
-        self.deadline, self.note, self.limit = deadline, note, limit
-        self.committed = [NEVER] * len(names)
+    fleet: Fleet
+    names: Sequence[str]  # the sites, in the order of the clients
+    owners: Mapping[str, object]  # what has steps, by name, as the sites know it too
+    probe: Probe  # it knows the reply of a step
+    run_name: str  # sites keep private states under it
+    deadline: float  # seconds that a step may take
+    note: Callable[..., None]  # writes every call to the audit log
+    limit: int = LIMIT
+
+    def __post_init__(self) -> None:
+        self.committed = [NEVER] * len(self.names)
         self.touched: set[int] = set()
         self.attempt = ""
 
@@ -181,7 +167,8 @@ class Remote:
         named = name_step(step, self.owners)
         template = self.probe.template(step, message.for_one(positions[0]))
         body = encode(message.tree) if isinstance(message, ToAll) else b""
-        common = {**self.about, **named, "round": round, "attempt": self.attempt}
+        common = {"do": "step", "run": self.run_name, **named}
+        common |= {"round": round, "attempt": self.attempt}
         packets = {}
         for key, position in zip(keys.tolist(), positions, strict=True):
             head = {**common, "key": key, "state": self.committed[position]}

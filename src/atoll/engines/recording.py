@@ -35,11 +35,10 @@ class Recording:
     """A function of trees, recorded with copies of its inputs.
 
     A call copies new inputs over the old ones and replays. Its outputs are valid until the next
-    call, which overwrites them. Without a GPU a replay is a call of the function.
+    call, which overwrites them. Without a GPU a replay is a call of the function. The function must
+    have run before, so that the recording loads and allocates nothing new.
 
     Args:
-        function: It must have run before, so that the recording loads and allocates nothing new.
-        inputs: Of the structure and shapes of all inputs to come.
         carried: How many outputs, from the first on, are the inputs of the next call. They are
             written over the inputs within the recording, so that the next call copies nothing.
         pool: Memory that recordings share which never run at the same time.

@@ -47,8 +47,6 @@ OTHER_PROGRAMS = "their clients do not fall into the same programs"
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
 Found_co = TypeVar("Found_co", covariant=True)
-
-
 States = dict[Members, Tree]
 Graphs = dict[Members, Graph] | None
 Carried = tuple[Tree, States]
@@ -82,11 +80,8 @@ class Round(Generic[Outcome]):
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
         """The error that would have stopped this round, if its numbers had been read at once."""
-        if (
-            self.tape is None
-            or finite is None
-            or (found := self.tape.first_problem(finite)) is None
-        ):
+        found = None if self.tape is None or finite is None else self.tape.first_problem(finite)
+        if found is None:
             return None
         check, name, row = found
         if check.step:
@@ -107,15 +102,7 @@ class Take:
 class Replay(Generic[Outcome]):
     """Plays the rounds of one run, or of several as one program.
 
-    Args:
-        runs: Equal but for seed, data and numbers among the hyper-parameters.
-        rounds: How many they have.
-        stage_of: The stage of a round (`Method.stage`).
-        points: How the methods of several runs differ.
-
-    Attributes:
-        how: How the rounds are played, for the log: a sentence.
-        refused: Why several runs cannot be one program; "" if they can.
+    Several runs are equal but for seed, data and numbers among the hyper-parameters (`points`).
     """
 
     def __init__(
@@ -136,13 +123,12 @@ class Replay(Generic[Outcome]):
         self.fixed: tuple[Graphs, Tensor, Tree] = None, self.root, None
         self.takes: dict[bool, Take] = {}
         self.tries = 0
-        self.how = self.refused = ""
+        self.how = ""  # a sentence for the log
+        self.refused = ""  # why several runs cannot be one program
         self.pool = new_pool(self.root.is_cuda)
-        if len(runs) == 1:
-            return
-        if any(engine.lazy for engine in self.engines):
+        if len(runs) > 1 and any(engine.lazy for engine in self.engines):
             self.refused = "clients are read when they are needed"
-        elif not self._same_programs():
+        elif len(runs) > 1 and not self._same_programs():
             self.refused = OTHER_PROGRAMS
 
     def advance(
