@@ -119,14 +119,9 @@ def fit_received(
         common = adjust(shared_part(net, grads), shared_part(net, params))
         return join_parts(common, private_part(net, grads))
 
-    model, moments = fit(
-        method.loss,
-        join_parts(received, own.layers),
-        method.optimizer,
-        None if method.optimizer_state == "reset" else own.moments,
-        method.epochs,
-        key,
-        graph,
-        None if adjust is None else bent,
-    )
+    start = join_parts(received, own.layers)
+    before = None if method.optimizer_state == "reset" else own.moments
+    bend = None if adjust is None else bent
+    trained = fit(method.loss, start, method.optimizer, before, method.epochs, key, graph, bend)
+    model, moments = trained
     return shared_part(net, model), Private(private_part(net, model), moments)

@@ -131,7 +131,7 @@ def name_step(step: Step, owners: Mapping[str, object]) -> dict[str, object]:
     raise WireError(f"step '{step.name}' belongs to nothing that the sites know; it cannot be sent")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Remote:
     """The engine whose clients are sites of a fleet (`engines.base.Engine`)."""
 
