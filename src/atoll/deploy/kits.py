@@ -6,6 +6,7 @@ classes may run, no code may be sent, no party gets a shell.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -36,12 +37,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 def need_nvflare() -> None:
     """One sentence where the extra is missing."""
-    from importlib.util import find_spec
-
-    if find_spec("nvflare") is None:
-        raise ConfigError(
-            "a federation needs nvflare; install it: pip install 'atoll-fgl[federation]'"
-        )
+    if importlib.util.find_spec("nvflare") is None:
+        hint = "install it: pip install 'atoll-fgl[federation]'"
+        raise ConfigError(f"a federation needs nvflare; {hint}")
 
 
 def provision(

@@ -54,10 +54,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             _check_named("method", name, self.methods)
             if self.methods is None and name not in METHODS:
                 # A name with a colon is code of the submitter's choice.
-                raise Refusal(
-                    f"method '{name}' does not come with Atoll; its owner can allow it by name "
-                    "(methods = [...] in the policy)"
-                )
+                hint = "its owner can allow it by name (methods = [...] in the policy)"
+                raise Refusal(f"method '{name}' does not come with Atoll; {hint}")
         if rounds > self.rounds:
             raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
 
@@ -73,10 +71,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if privacy.scores == "told":
             raise Refusal(f"{demand}, but scores would be told in the clear; use scores=kept")
         if privacy.noise < (self.noise or 0):
-            raise Refusal(
-                f"its policy demands noise of at least {self.noise:g}, but the run has "
-                f"{privacy.noise:g}"
-            )
+            least = f"noise of at least {self.noise:g}"
+            raise Refusal(f"its policy demands {least}, but the run has {privacy.noise:g}")
 
     def check_spent(self, precision: float, what: str) -> None:
         """Refuse what would spend more than the owner allows (`experiment.privacy.epsilon`)."""
@@ -84,18 +80,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             return
         found = epsilon(precision, self.delta)
         if found > self.epsilon:
-            raise Refusal(
-                f"its policy allows epsilon {self.epsilon:g} at delta {self.delta:g} over all its "
-                f"runs, but {what} would make it {found:.3g}"
-            )
+            most = f"epsilon {self.epsilon:g} at delta {self.delta:g} over all its runs"
+            raise Refusal(f"its policy allows {most}, but {what} would make it {found:.3g}")
 
     def check_step(self, step: Step, round: int) -> None:
         """Refuse a step that the owner does not allow."""
         _check_named("step", step.name, self.steps)
         if not -1 <= round < self.rounds:
-            raise Refusal(
-                f"its policy allows {self.rounds} rounds, but round {round + 1} was asked"
-            )
+            most = f"{self.rounds} rounds"
+            raise Refusal(f"its policy allows {most}, but round {round + 1} was asked")
 
     def check_reply(self, step: Step, names: Collection[str]) -> None:
         """Refuse to send a field that the step declares, unless the owner allows it."""
@@ -112,9 +105,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if size > self.reply_bytes:
             raise Refusal(f"its policy allows replies of {self.reply_bytes} bytes, not of {size}")
         if before + size > self.run_bytes:
-            raise Refusal(
-                f"its policy allows {self.run_bytes} bytes in a run, and they are used up"
-            )
+            most = f"{self.run_bytes} bytes in a run"
+            raise Refusal(f"its policy allows {most}, and they are used up")
 
 
 def _check_named(what: str, name: str, allowed: tuple[str, ...] | None) -> None:
@@ -144,9 +136,8 @@ def read_policy(path: Path | None) -> Policy:
     for name, below in (("noise", math.inf), ("epsilon", math.inf), ("delta", 1)):
         value = getattr(policy, name)
         if value is not None and not 0 < value < below:
-            raise ConfigError(
-                f"policy {path}: {name} is {value:g}; give a number between 0 and {below:g}"
-            )
+            hint = f"give a number between 0 and {below:g}"
+            raise ConfigError(f"policy {path}: {name} is {value:g}; {hint}")
     if policy.epsilon is not None:
         need_accountant()
     for name in policy.methods or ():
