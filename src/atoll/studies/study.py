@@ -54,12 +54,10 @@ def run_study(
         observer: Is notified of progress.
         federations: A cache of federations that the caller has already made.
         log: Further loggers (`experiment.loggers.LOGS`).
-        at_once: Whether neighbours that differ only in numbers are trained in one program; None
-            does so on a GPU. On a CPU it gains nothing.
+        at_once: Train neighbours that differ only in numbers in one program; None: on a GPU.
         adds: Whether runs of earlier calls stay part of the study.
         jobs: Number of processes; "auto" chooses. With 1, this process runs all in the given order.
-        dearest_first: Whether several processes begin with the longest runs, for the earliest end;
-            else with the shortest, for the most that is done in a limited time.
+        dearest_first: Several processes begin with the longest runs, or else with the shortest.
 
     Raises:
         Stopped: The user stopped it; everything done so far is saved.

@@ -87,11 +87,9 @@ class TableRecipe(_Part, frozen=True):
     reason: str = ""
 
 
-class FigureRecipe(_Part, frozen=True):
+class FigureRecipe(TableRecipe, frozen=True):
     """What a figure shows and how it is drawn from which runs, or why it is not."""
 
-    shows: str
-    reason: str = ""
     draw: str = ""
     datasets: tuple[str, ...] = ()
     setting: str = ""

@@ -130,12 +130,9 @@ def space_of(
 ) -> tuple[dict[str, Range], list[str]]:
     """The space of one method, and a sentence for each range that was left out.
 
-    Args:
-        asked: As the user gave it; a hyper-parameter that it sets is not searched.
-        config: The same, resolved.
-        task: The kind of item that is classified.
-        preset: One of the method's `grids`; None takes its `space`.
-        search: Ranges by the user, in the place of the method's or beside them.
+    A hyper-parameter that `asked`, the user's configuration, sets is not searched; `config` is the
+    same, resolved. `preset` names one of the method's `grids`; None takes its `space`. The user's
+    ranges in `search` replace the method's or stand beside them.
     """
     cls, name = method_class(config.method), config.method
     declared: Space = cls.space if preset is None else _grid(cls, name, preset)
