@@ -11,8 +11,7 @@ from atoll.data.archive import memory_needed
 from atoll.data.public.registry import dataset_info, plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, resolve, saved_header
 
-PROCESS = 1 << 30
-"""Bytes of a process with a small graph; 0.6 GiB were seen with Cora."""
+PROCESS = 1 << 30  # bytes of a process with a small graph; 0.6 GiB were seen with Cora
 COPIES = 6
 """How many times the features of a graph are in memory while clients train on it, at most."""
 

@@ -48,12 +48,9 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 WORTH = 20.0
 """Processor seconds below which a study is over before other processes have begun to help."""
-DEAR = 4.0
-"""A group that takes so many times the median is scheduled by itself."""
-TICK = 0.1
-"""Seconds between two looks at the files."""
-TRIES = 2
-"""Workers that may die before a run begins; then the run counts as failed."""
+DEAR = 4.0  # a group that takes so many times the median is scheduled by itself
+TICK = 0.1  # seconds between two looks at the files
+TRIES = 2  # workers that may die before a run begins; then the run counts as failed
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """The variables that torch, numpy and scipy read when they are loaded."""
 BOOT = (

@@ -31,8 +31,7 @@ from atoll.experiment.sweep import Parted, SeedFailed
 from atoll.studies.batch_runs import run_configs
 
 logger = logging.getLogger(__name__)
-Json = dict[str, Any]
-"""An object of a JSON file."""
+Json = dict[str, Any]  # an object of a JSON file
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,7 @@ class Judges(Protocol):
     curve: list[float]
 
 
-Observe = Callable[[StudyRun], Observer]
-"""Makes the observer of a run (`StudyObserver.run`)."""
+Observe = Callable[[StudyRun], Observer]  # makes the observer of a run (`StudyObserver.run`)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ FEATURES, CLASSES = 11, 3
 SIZES = (13, 17, 22, 9)
 
 Value = TypeVar("Value")
-MakeMethod = Callable[..., Method]
-"""A method's class, or a function: net -> method."""
+MakeMethod = Callable[..., Method]  # a method's class, or a function: net -> method
 
 
 class ContractBroken(AssertionError):

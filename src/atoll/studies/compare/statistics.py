@@ -29,16 +29,12 @@ from scipy import stats
 
 from atoll.experiment.metrics import spread
 
-DIGITS = 12
-"""Scores are means of many numbers: equal ones are ties, whatever their last bits are."""
+DIGITS = 12  # scores are means of many numbers: equal ones are ties, whatever their last bits are
 ALPHA = 0.05
 POWER = 0.8
-EXACT = 500
-"""Most pairs for which Wilcoxon's distribution is counted out; above, it is normal."""
-MOST_PAIRS = 1000
-"""More pairs than a study has: above it, only "more than" is reported."""
-FEWEST_BLOCKS = 10
-"""Friedman's distribution is an approximation, too rough with fewer blocks."""
+EXACT = 500  # most pairs for which Wilcoxon's distribution is counted out; above, it is normal
+MOST_PAIRS = 1000  # more pairs than a study has: above it, only "more than" is reported
+FEWEST_BLOCKS = 10  # Friedman's distribution is an approximation, too rough with fewer blocks
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from atoll.studies.reproduce.table import Wanted, named_run
 from atoll.studies.study_run import Json, RunOutcome, StudyRun
 
 Label = str | float | int
-COLUMNS = ("dataset", "clients", "method")
-"""The columns that `--only` can choose by."""
+COLUMNS = ("dataset", "clients", "method")  # the columns that `--only` can choose by
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from atoll.studies.reproduce.recipes import Paper
 from atoll.studies.reproduce.table import PaperStudy
 from atoll.studies.study_run import Json, RunOutcome
 
-ALONE = ("contribution",)
-"""Figures that do not come from runs of a study."""
+ALONE = ("contribution",)  # figures that do not come from runs of a study
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.table import COLUMNS, TOLERANCE, ReproducedRow, Reproduction
 from atoll.studies.study_run import Json
 
-WIDTH = 80
-"""Columns of the narrowest terminal that tables are made for."""
+WIDTH = 80  # columns of the narrowest terminal that tables are made for
 METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean"}
 METRIC_WORDS |= {"min_gain": "min gain", "ratio_improved": "improved"}
 _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed": "red"}

@@ -20,8 +20,7 @@ from atoll.studies.study_run import Json
 from atoll.studies.tune.plan import safe_name
 from atoll.studies.tune.result import Tuned, TuningResult, ranking
 
-SHOWN = 5
-"""Best trials that the table lists; trials.csv has all."""
+SHOWN = 5  # best trials that the table lists; trials.csv has all
 
 
 def trials_table(tuned: Tuned) -> Table:

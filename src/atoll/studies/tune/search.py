@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 PRUNERS = ("median", "none")
-STARTUP = 10
-"""Trials that are drawn blindly before the sampler learns from them."""
-PRUNE_AFTER = 5
-"""Finished trials that a median is made of, at least."""
-TRIES = 50
-"""How often another point is drawn where all were tried already."""
+STARTUP = 10  # trials that are drawn blindly before the sampler learns from them
+PRUNE_AFTER = 5  # finished trials that a median is made of, at least
+TRIES = 50  # how often another point is drawn where all were tried already
 
 
 def need_optuna() -> None:
