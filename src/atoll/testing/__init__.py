@@ -270,13 +270,9 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
         reply, after = step(graph, message, state, key)
         again, after_again = step(graph, message, state, key)
     where = f"step '{step.name}'"
-    _same_trees(
-        (reply, after),
-        (again, after_again),
-        f"{where} is not pure: the same call gave two answers (a global random call, or "
-        "state kept outside)",
-        tolerance=0.0,
-    )
+    problem = "the same call gave two answers (a global random call, or state kept outside)"
+    answers = (reply, after), (again, after_again)
+    _same_trees(*answers, f"{where} is not pure: {problem}", tolerance=0.0)
     _same_trees(inputs, before, f"{where} changed one of its inputs in place", tolerance=0.0)
     if {name: repr(value) for name, value in vars(step.owner).items()} != attributes:
         raise ContractBroken(f"{where} keeps something on self; return it as private state instead")
@@ -284,19 +280,18 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
 
 
 def _check_reply(step: Step, reply: Tree, state: Tree) -> None:
+    where, kind = f"step '{step.name}'", type(reply).__name__
     if not dataclasses.is_dataclass(reply) or isinstance(reply, type):
-        raise ContractBroken(
-            f"step '{step.name}' must reply with a record, not {type(reply).__name__}"
-        )
+        raise ContractBroken(f"{where} must reply with a record, not {kind}")
     for name, leaf in named_leaves(reply):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            raise ContractBroken(f"step '{step.name}': reply '{name}' is not finite")
+            raise ContractBroken(f"{where}: reply '{name}' is not finite")
         declared = name.split(".")[0] in step.discloses
         for private, kept in named_leaves(state):
             same = leaf.shape == kept.shape and leaf.numel() > 1 and torch.equal(leaf, kept)
             if same and bool(leaf.any()) and not declared:
                 raise ContractBroken(
-                    f"step '{step.name}': reply '{name}' is the private state '{private}'; if that "
+                    f"{where}: reply '{name}' is the private state '{private}'; if that "
                     "must leave, declare it with its reason (client_step(discloses=...))"
                 )
 

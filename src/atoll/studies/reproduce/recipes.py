@@ -16,13 +16,8 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import ConfigError, unknown
-from atoll.data.public.registry import (
-    data_root,
-    dataset_info,
-    is_present,
-    plain_name,
-    sets_of_group,
-)
+from atoll.data.public import registry
+from atoll.data.public.registry import plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
 
 PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
@@ -232,13 +227,13 @@ def _printed(row: dict[str, str], scale: float) -> Printed:
 def absent(data: str, root: str | None) -> str:
     """One sentence if the data are not here; else nothing."""
     name = plain_name(data).lower()
-    lacking = [one for one in sets_of_group(name) or (name,) if not is_present(one, root)]
+    lacking = [one for one in sets_of_group(name) or (name,) if not registry.is_present(one, root)]
     if not lacking:
         return ""
-    names = [dataset_info(one).name for one in lacking]
+    names = [registry.dataset_info(one).name for one in lacking]
     verb = "is" if len(names) == 1 else "are"
     return (
-        f"{', '.join(names)} {verb} not in {data_root(root)}; get with: "
+        f"{', '.join(names)} {verb} not in {registry.data_root(root)}; get with: "
         f"atoll data fetch {' '.join(names)}"
     )
 

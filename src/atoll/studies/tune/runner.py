@@ -21,16 +21,10 @@ from atoll.experiment.problem import Data, Division, Problem
 from atoll.experiment.result import Result
 from atoll.experiment.selection import weight_of
 from atoll.experiment.sweep import SeedFailed
+from atoll.studies import study_run
 from atoll.studies.parallel import Crew, run_parallel
 from atoll.studies.study import write_about
-from atoll.studies.study_run import (
-    RunOutcome,
-    StudyObserver,
-    StudyRun,
-    StudySettings,
-    read_outcome,
-    run_one,
-)
+from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, StudySettings
 from atoll.studies.tune.plan import SearchPlan
 from atoll.studies.tune.result import TuningRequest, ranking
 from atoll.studies.tune.search import Search
@@ -138,7 +132,7 @@ class Trials:
         self, runs: Sequence[StudyRun], settings: StudySettings, crew: Crew | None = None
     ) -> None:
         """Run several unfinished runs in other processes; this one reads them afterwards."""
-        open_runs = [run for run in runs if read_outcome(self.folder, run) is None]
+        open_runs = [run for run in runs if study_run.read_outcome(self.folder, run) is None]
         if len(open_runs) > 1:
             groups = [[replace(run, data=self.data)] for run in open_runs]
             observer = _Ahead(self.observer, self.seconds)
@@ -173,7 +167,7 @@ class Trials:
         """Run a trial, or continue it: its state and its problem."""
         outcome = self.failed.pop(run.name, None)
         if outcome is None:
-            outcome = run_one(run, lambda _: trial, self.settings)
+            outcome = study_run.run_one(run, lambda _: trial, self.settings)
         else:
             trial.extend(outcome.curve)
         if trial.pruned:
@@ -222,8 +216,8 @@ class Trials:
     def _test(self, plan: SearchPlan) -> None:
         """Run the best configuration once, on the whole data with fresh seeds."""
         run = replace(self.finals[plan.name], data=self.data)
-        outcome = read_outcome(self.folder, run) or self.failed.get(run.name)
-        outcome = outcome or run_one(run, self.observer.run, StudySettings(self.folder))
+        outcome = study_run.read_outcome(self.folder, run) or self.failed.get(run.name)
+        outcome = outcome or study_run.run_one(run, self.observer.run, StudySettings(self.folder))
         self.observer.ended(outcome)
         if outcome.error:
             self.notes.append(f"{plan.name}: the final test failed: {outcome.error}")
