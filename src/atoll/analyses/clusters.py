@@ -151,12 +151,8 @@ def study_clusters(
 ) -> ClusterStudy:
     """Read a GCFL run, and others on the same clients to compare it with.
 
-    Args:
-        folder: Of the run.
-        seed: Which of its seeds; None is the first.
-        against: Folder of the run over which clients gain, usually Local.
-        beside: Folders of more runs to show next to it.
-        data: What Python gave in place of a name.
+    Clients gain over the run in the folder `against`, usually Local; the runs in `beside` are shown
+    next to it. Without a `seed`, the tree is that of the first.
     """
     run = read_run(folder, data)
     config = run.config
@@ -198,8 +194,7 @@ def gains_of(runs: Sequence[FinishedRun], baseline: FinishedRun | None) -> list[
     """Every run's accuracies, and what its clients gain over the baseline's."""
     found, plain = [], [run_name(run) for run in runs]
     for run, name in zip(runs, plain, strict=True):
-        accuracy = run.result.of_clients()
-        gain = None
+        accuracy, gain = run.result.of_clients(), None
         if baseline is not None and run is not baseline:
             gain = accuracy.mean(0) - baseline.result.of_clients().mean(0)
         folder = run.result.out.name if run.result.out else "?"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.analyses.similarity import rank_correlation
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.federation import Federation
 from atoll.core.message import Message, ToAll
@@ -95,7 +96,9 @@ class Contribution:
         own, others = _own_and_others(self.class_homophily, self.client)
         train = self.train.mean(0)
         test = self.present.sum((1, 3)).mean(0)
-        present, absent = (_recall(counts.sum(1)) for counts in (self.present, self.absent))
+        arms = [arm.sum(1) for arm in (self.present, self.absent)]
+        hits = [np.diagonal(counts, axis1=-2, axis2=-1) for counts in arms]
+        present, absent = (_share(hit, arm.sum(-1)) for hit, arm in zip(hits, arms, strict=True))
         totals = zip(train[self.client], train.sum(0), test, own, others, strict=True)
         scores = zip(present.T, absent.T, strict=True)
         rows = enumerate(zip(totals, scores, strict=True))
@@ -109,10 +112,12 @@ class Contribution:
         rows = []
         for name, who in (("all", mine | True), (f"client {self.client}", mine), ("others", ~mine)):
             counts = [arm[:, who].sum(1) for arm in (self.present, self.absent)]
-            test = counts[0].sum((1, 2)).mean()
+            sizes = [arm.sum((1, 2)) for arm in counts]
+            hits = [np.trace(arm, axis1=1, axis2=2) for arm in counts]
             phi = (own[0], others[0]) if who.all() else (np.nan, np.nan)
             total = (train[mine & who].sum(), train[who].sum())
-            rows.append(Effect(name, *total, test, *phi, *(_accuracy(part) for part in counts)))
+            accuracies = map(_share, hits, sizes)
+            rows.append(Effect(name, *total, sizes[0].mean(), *phi, *accuracies))
         return rows
 
     def correlations(self) -> dict[str, dict[str, float]]:
@@ -127,7 +132,9 @@ class Contribution:
         own = np.array([row.homophily for row in rows])
         others = np.array([row.homophily_others for row in rows])
         causes = {"labels": share, "homophily": own, "homophily_advantage": own - others}
-        return {name: _spearman(gain, np.asarray(cause)) for name, cause in causes.items()}
+        # Equal shares differ in the last digit.
+        found = {k: rank_correlation(gain, np.round(cause, 12)) for k, cause in causes.items()}
+        return {name: {"rho": rho, "p": p} for name, (rho, p) in found.items()}
 
 
 def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -136,17 +143,8 @@ def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.nda
     return values[client], mean_over_clients(others, np.ones(others.shape[1]))
 
 
-def _recall(confusion: np.ndarray) -> np.ndarray:
-    """Share of each class's nodes that are labelled right, (..., C, C) -> (..., C)."""
-    return _share(np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1))
-
-
-def _accuracy(confusion: np.ndarray) -> np.ndarray:
-    """Share of all nodes that are labelled right, (..., C, C) -> (...,)."""
-    return _share(np.trace(confusion, axis1=-2, axis2=-1), confusion.sum((-1, -2)))
-
-
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """The part by the whole; NaN where there is none."""
     nothing = np.full(whole.shape, np.nan)
     return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0))
 
@@ -161,17 +159,6 @@ def std(values: np.ndarray) -> float | None:
     """Standard deviation over the seeds that have a number; None for one."""
     known = values[np.isfinite(values)]
     return float(known.std(ddof=1)) if known.size > 1 else None
-
-
-def _spearman(gain: np.ndarray, cause: np.ndarray) -> dict[str, float]:
-    from scipy.stats import spearmanr
-
-    known = np.isfinite(gain) & np.isfinite(cause)
-    gain, cause = gain[known], cause[known].round(12)  # equal shares differ in the last digit
-    if gain.size < 3 or np.ptp(gain) == 0 or np.ptp(cause) == 0:
-        return {"rho": float("nan"), "p": float("nan")}
-    found = spearmanr(gain, cause)
-    return {"rho": float(found.statistic), "p": float(found.pvalue)}
 
 
 @tuned_process()
@@ -293,16 +280,10 @@ def with_and_without(
     config: RunConfig | None = None,
     on_round: OnRound | None = None,
 ) -> tuple[ScoredTraining, ScoredTraining]:
-    """Train on all clients and on all but one; score both models on everybody's test nodes.
+    """Train on all clients and on all but one; score both models on all clients' test nodes.
 
-    Args:
-        method: With its hyper-parameters; it must deploy one model for all.
-        federation: All clients.
-        client: Number of the one in question.
-        rounds: How many.
-        seed: Root of all noise, the same in both trainings.
-        config: Engine, device, chunk and fraction of clients per round; None is the defaults.
-        on_round: Called after each round.
+    The method must deploy one model for all. Both trainings have the same `seed`; `config` gives
+    engine, device, chunk and fraction of clients per round.
     """
     check_client_number(federation, client)
     config = config or RunConfig()

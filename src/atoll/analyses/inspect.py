@@ -37,17 +37,11 @@ def _client_table(found: Heterogeneity) -> Table:
             f"({found.edges_lost_share:.1%}) lie between clients and are lost"
         )
     columns = ["nodes", "train", "val", "test", "edges", "degree", "isolated", "homophily"]
-    rows = [
-        [
-            f"{found.nodes[k]:,}",
-            *(f"{count:,}" for count in found.roles[k]),
-            f"{found.edges[k]:,}",
-            f"{found.mean_degree[k]:.2f}",
-            f"{found.isolated[k]:,}",
-            number_text(found.homophily[k], 3),
-        ]
-        for k in range(len(found.clients))
-    ]
+    rows = []
+    for k in range(len(found.clients)):
+        counts = [f"{count:,}" for count in (found.nodes[k], *found.roles[k], found.edges[k])]
+        shape = f"{found.mean_degree[k]:.2f}", f"{found.isolated[k]:,}"
+        rows.append([*counts, *shape, number_text(found.homophily[k], 3)])
     return _table(f"Clients of {found.name}", columns, rows, found, caption=lost)
 
 
@@ -57,10 +51,8 @@ def _label_table(found: Heterogeneity) -> Table:
         [f"{count:,} ({number_text(phi, 2)})" for count, phi in zip(counts, line, strict=True)]
         for counts, line in zip(found.labels, found.class_homophily, strict=True)
     ]
-    caption = (
-        "in brackets the class-wise homophily, FedTAD Eq. 2; – where no edge touches the class"
-    )
-    return _table("Nodes per class", columns, rows, found, caption=caption)
+    note = "in brackets the class-wise homophily, FedTAD Eq. 2; – where no edge touches the class"
+    return _table("Nodes per class", columns, rows, found, caption=note)
 
 
 def _pair_table(found: Heterogeneity) -> Table:
@@ -111,22 +103,18 @@ def _divergences(found: Heterogeneity) -> list[tuple[str, np.ndarray]]:
     ]
 
 
-def _pairs(matrix: np.ndarray) -> np.ndarray:
-    """The defined entries above the diagonal."""
-    upper = matrix[np.triu_indices(len(matrix), 1)]
-    return np.asarray(upper[np.isfinite(upper)])
-
-
 def _mean_std(matrix: np.ndarray) -> str:
-    upper = _pairs(matrix)
+    """Over the defined entries above the diagonal."""
+    upper = matrix[np.triu_indices(len(matrix), 1)]
+    upper = upper[np.isfinite(upper)]
     return f"{upper.mean():.3f} ± {upper.std():.3f}" if upper.size else "–"
 
 
 def _extreme_pairs(matrix: np.ndarray, clients: np.ndarray) -> tuple[str, str]:
     """The most and the least similar pair, as text."""
-    if not _pairs(matrix).size:
-        return "–", "–"
     above = np.where(np.triu(np.ones(matrix.shape, dtype=bool), 1), matrix, np.nan)
+    if not np.isfinite(above).any():
+        return "–", "–"
     least, most = (np.unravel_index(f(above), above.shape) for f in (np.nanargmin, np.nanargmax))
     first, second = (f"{clients[i]} and {clients[j]}: {matrix[i, j]:.3f}" for i, j in (least, most))
     return first, second

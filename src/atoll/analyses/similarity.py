@@ -32,7 +32,8 @@ class Similarities:
 
     def agreement(self, method: str, kind: str) -> float:
         """Rank correlation of a method's and the data's similarity over the pairs of clients."""
-        return _rank_correlation(_mean(self.methods[method]), self.data[kind])
+        pairs = np.triu_indices(len(self.clients), 1)
+        return rank_correlation(_mean(self.methods[method])[pairs], self.data[kind][pairs])[0]
 
 
 def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Similarities:
@@ -73,13 +74,14 @@ def _mean(matrix: np.ndarray) -> np.ndarray:
     return matrix if matrix.ndim == 2 else np.asarray(matrix.mean(0))
 
 
-def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
-    pairs = np.triu_indices(len(one), 1)
-    first, second = one[pairs], other[pairs]
-    defined = np.isfinite(first) & np.isfinite(second)
-    if defined.sum() < 3 or not (np.ptp(first[defined]) and np.ptp(second[defined])):
-        return float("nan")
-    return float(spearmanr(first[defined], second[defined]).statistic)
+def rank_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Spearman's ρ and its p-value where both are defined; NaN for fewer than three, or equal."""
+    known = np.isfinite(one) & np.isfinite(other)
+    one, other = one[known], other[known]
+    if one.size < 3 or not (np.ptp(one) and np.ptp(other)):
+        return float("nan"), float("nan")
+    found = spearmanr(one, other)
+    return float(found.statistic), float(found.pvalue)
 
 
 def similarity_table(found: Similarities) -> Table:

@@ -17,12 +17,9 @@ MAX_SIDE = 60
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """A chart of one heat map.
+    """A chart of one heat map, with a note below; `digits` are for a map without words.
 
-    Args:
-        chart: The names of its axes say what rows and columns are, such as "client".
-        digits: After the decimal point, where the map has no words.
-        note: A sentence below it.
+    The names of its axes say what rows and columns are, such as "client".
     """
     (heat,) = chart.marks
     assert isinstance(heat, Heat)

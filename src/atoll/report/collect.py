@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.config import RunConfig
@@ -170,17 +172,15 @@ def _chosen(
         if len(points) == 1 or not all("point" in one.labels for one in points):
             kept += points
             continue
-        best = max(points, key=lambda one: _validation(one, metric))
+        scores = [
+            one.run.summary["metrics"].get(f"val_{metric or one.metric}", {}) for one in points
+        ]
+        best = points[int(np.argmax([score.get("mean", -np.inf) for score in scores]))]
         kept.append(best)
         settings = " ".join(f"{k}={v}" for k, v in best.labels["point"].items())
         where = f"{best.labels['method']} on {_data(str(best.labels.get('data')))}"
         aside.append(f"{where}: validation chose {settings} of {len(points)} points of the grid.")
     return [one for one in shown if one in kept]
-
-
-def _validation(one: ReportedRun, metric: str | None) -> float:
-    known = one.run.summary["metrics"].get(f"val_{metric or one.metric}")
-    return float(known["mean"]) if known else float("-inf")
 
 
 def _read_verdicts(compared: Mapping[str, Any], verdicts: dict[str, list[str]]) -> None:
@@ -245,11 +245,8 @@ def _distinguish(same: list[ReportedRun], what: str) -> None:
     keys = _once(key for settings in every for key in settings)
     differ = [key for key in keys if len({settings.get(key) for settings in every}) > 1]
     # A setting that follows from the federation stands in its column, not in the row.
-    differ = (
-        _enough(differ, every)
-        if column
-        else [key for key in differ if _differs_inside(same, every, key)]
-    )
+    inside = [key for key in differ if _differs_inside(same, every, key)]
+    differ = _enough(differ, every) if column else inside
     for one, settings in zip(same, every, strict=True):
         known = [key for key in differ if settings.get(key) not in (None, "None")]
         parts = [f"{key}{' ' if column else '='}{settings[key]}" for key in known]
@@ -294,10 +291,9 @@ def main_table(found: Collection) -> ResultTable:
 
 def other_tables(found: Collection) -> list[ResultTable]:
     """What else was measured, as tables of the same form; cost has no spread, it is no sample."""
-    metrics = {(one.row, one.column): one.run.summary["metrics"] for one in found.shown}
+    summaries = {(one.row, one.column): one.run.summary for one in found.shown}
     traffic, time = {}, {}
-    for one in found.shown:
-        summary, place = one.run.summary, (one.row, one.column)
+    for place, summary in summaries.items():
         rounds = max(1, int(summary["rounds"] or 1) * int(summary["seeds"]))
         traffic[place] = Number(sum(summary["bytes"].values()) / rounds / 1e6)
         time[place] = Number(float(summary["seconds"]["per_round"]))
@@ -312,8 +308,8 @@ def other_tables(found: Collection) -> list[ResultTable]:
     ]
     made = []
     for metric, title, numbers, scale, digits in tables:
-        cells = numbers or {place: number_of(of, metric) for place, of in metrics.items()}
-        table = ResultTable(title, found.rows, found.columns, cells, metric=metric)
+        of_metric = {place: number_of(s["metrics"], metric) for place, s in summaries.items()}
+        table = ResultTable(title, found.rows, found.columns, numbers or of_metric, metric=metric)
         higher = True if scale == 100.0 else None
         made.append(replace(table, scale=scale, digits=digits, higher=higher))
     return made

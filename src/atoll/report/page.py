@@ -113,9 +113,8 @@ def page(found: Collection, title: str | None = None) -> str:
 
 def colours() -> str:
     """The colours as CSS variables, for both schemes and for the reader's choice."""
-    light, dark = (
-        "".join(f"--{name}:{value};" for name, value in kind.items()) for kind in (LIGHT, DARK)
-    )
+    schemes = (LIGHT, DARK)
+    light, dark = ("".join(f"--{name}:{value};" for name, value in s.items()) for s in schemes)
     classes = "".join(f".c{i}{{color:var(--c{i})}}" for i in range(8))
     # Paper is white, whatever the screen is.
     return (
@@ -135,7 +134,7 @@ def default_title(found: Collection) -> str:
         names = list(dict.fromkeys(one.method for one in found.tried))
         on = f" on {' and '.join(found.columns)}" if found.columns else ""
         return f"{' and '.join(names)}, tuned{on}"
-    methods, sets = list(dict.fromkeys(o.row for o in found.shown)), list(found.columns)
+    methods, sets = found.rows, found.columns
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     on = " and ".join(sets) if len(sets) < 4 else f"{len(sets)} federations"
     return f"{what} on {on}"

@@ -56,7 +56,7 @@ def _method(found: Collection, tried: Tried) -> str:
     key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
     history = chart_html(history_chart(tried, y), numbers=_best_so_far(tried))
     panels = [history, *(chart_html(chart) for chart in parameter_charts(tried, y))]
-    cut = any(100 * _reached(t) < (y.low or 0) for t in tried.trials if t.curve)
+    cut = any(_reached(t) < (y.low or 0) for t in tried.trials if t.curve)
     note = notes(["Marks on the lower edge lie below it."] if cut else [])
     charts = f'<div class="charts small">{"".join(panels)}</div>'
     return f"{head}{_best(found, tried)}{_best_trials(tried)}{key}{charts}{note}"
@@ -99,15 +99,16 @@ def _keys(tried: Tried) -> list[str]:
 
 
 def _reached(trial: Trial) -> float:
-    return trial.value if trial.value is not None else max(trial.curve, default=0.0)
+    """The score of a trial, or the best that an ended one had reached, in percent."""
+    return 100 * (trial.value if trial.value is not None else max(trial.curve, default=0.0))
 
 
 def _scores(tried: Tried, metric: str) -> Axis:
     """The common axis of scores; what is far below the middle lies on its lower edge."""
-    values = 100 * np.array([_reached(t) for t in tried.trials if t.value is not None or t.curve])
-    quarter = float(np.quantile([100 * (t.value or 0) for t in tried.complete], 0.25))
-    top = float(values.max())
-    low = max(float(values.min()), quarter - max(top - quarter, 1.0))
+    values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
+    quarter = float(np.quantile([_reached(t) for t in tried.complete], 0.25))
+    top = max(values)
+    low = max(min(values), quarter - max(top - quarter, 1.0))
     return numbers_axis(f"validation {metric}, %", [low, top])
 
 
@@ -118,7 +119,7 @@ def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list
     for trial in sorted(tried.trials, key=lambda t: (t is best, t.value is not None, t.number)):
         if trial.number not in place or (trial.value is None and not trial.curve):
             continue
-        score = 100 * _reached(trial)
+        score = _reached(trial)
         text = f"trial {trial.number}{words.get(trial.number, '')}: {score:.1f} %, {trial.state}"
         colour, shape = BEST if trial is best else COMPLETE if trial.value is not None else ENDED
         spot, size = ([place[trial.number]], [score]), 7 if shape == "cross" else 9
