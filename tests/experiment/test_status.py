@@ -21,7 +21,7 @@ from atoll.experiment.folder import NotFinished, open_run
 from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.run import Stopped
 from atoll.experiment.status import StatusReader
-from atoll.present.watch import follow, plain, seen_text
+from atoll.present.watch import follow, plain, status_text
 from atoll.studies.study import run_study
 from atoll.studies.study_run import StudyObserver, StudyRun
 
@@ -30,7 +30,7 @@ SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "se
 
 def text(watch: StatusReader) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(seen_text(watch.read()))
+    console.print(status_text(watch.read()))
     return console.export_text()
 
 

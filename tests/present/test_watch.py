@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from atoll.present.watch import sparkline, spoken
+from atoll.present.watch import sparkline, elapsed
 
 
 def test_sparklines_and_times() -> None:
@@ -17,7 +17,7 @@ def test_sparklines_and_times() -> None:
     assert len(long) <= 50
     assert long[-1] == "█"
     times = [5, 100, 3600, 7500, 200_000]
-    assert [spoken(t) for t in times] == ["5 s", "2 min", "1 h", "2 h 5 min", "2 d 7 h"]
+    assert [elapsed(t) for t in times] == ["5 s", "2 min", "1 h", "2 h 5 min", "2 d 7 h"]
 
 
 def test_watching_needs_no_torch() -> None:

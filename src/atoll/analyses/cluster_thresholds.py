@@ -228,7 +228,13 @@ def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
             "Rounds, counted from 0, in which the first split would come; – in none of these. The "
             "proposal is the fourth row and column."
         )
-        parts += ["", _grid_table(found), quiet(caption)]
+        first, second, rounds = found.grid()
+        lines = [
+            [f"{value:g}", *(number_text(number, 0) for number in line)]
+            for value, line in zip(first, rounds, strict=True)
+        ]
+        names = ["eps1 | eps2", *(f"{value:g}" for value in second)]
+        parts += ["", make_table(names, lines, left=0), quiet(caption)]
     return parts
 
 
@@ -263,15 +269,6 @@ def _norm_table(found: ThresholdProposal) -> Table:
     names = ("first round", "median, second half", "lowest", "highest")
     columns = [Column("norm of the update", "left"), *(Column(n, wrap=True) for n in names)]
     return make_table(columns, lines, sections=[len(rows)])
-
-
-def _grid_table(found: ThresholdProposal) -> Table:
-    first, second, rounds = found.grid()
-    lines = [
-        [f"{value:g}", *(number_text(number, 0) for number in line)]
-        for value, line in zip(first, rounds, strict=True)
-    ]
-    return make_table(["eps1 | eps2", *(f"{value:g}" for value in second)], lines, left=0)
 
 
 def threshold_files(found: ThresholdProposal) -> dict[str, object]:

@@ -218,7 +218,18 @@ def cluster_parts(found: ClusterStudy) -> list[Part]:
             "(nats). chance: share of random clusters of the same sizes that are at least as alike."
         )
         parts += [_heterogeneity_table(found), quiet(caption), ""]
-    return [*parts, _gain_table(found), quiet(_gain_caption(found))]
+    caption = (
+        "Test accuracy in percent, every client alike. ±: mean over clients of the standard "
+        "deviation over seeds."
+    )
+    if found.baseline is None:
+        caption += " Who gains: give the folder of a run of local with --against."
+    else:
+        caption += (
+            f" Gains are points over {found.baseline}, per client, of means over seeds; the "
+            "paper's ratio counts those that are not worse."
+        )
+    return [*parts, _gain_table(found), quiet(caption)]
 
 
 def title(found: ClusterStudy) -> str:
@@ -299,19 +310,6 @@ def _gain_table(found: ClusterStudy) -> Table:
             cells += [f"{gain.improved(ties=ties)}/{len(gain.gain)}" for ties in (False, True)]
         lines.append([*cells, *[""] * (3 + len(more) - len(cells))])
     return make_table((Column("run", "left", wrap=True), "accuracy", "±", *more), lines)
-
-
-def _gain_caption(found: ClusterStudy) -> str:
-    text = (
-        "Test accuracy in percent, every client alike. ±: mean over clients of the standard "
-        "deviation over seeds."
-    )
-    if found.baseline is None:
-        return text + " Who gains: give the folder of a run of local with --against."
-    return text + (
-        f" Gains are points over {found.baseline}, per client, of means over seeds; the paper's "
-        "ratio counts those that are not worse."
-    )
 
 
 def summary(found: ClusterStudy) -> dict[str, object]:

@@ -114,13 +114,13 @@ def demo(out: Path | None, **given: int) -> None:
 )
 def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
     """Watch the run or study in DIR from its files alone, until it is finished."""
-    from atoll.present.watch import follow, plain, seen_text
+    from atoll.present.watch import follow, plain, status_text
 
     watched = StatusReader(folder)
     if as_json:
         click.echo(json.dumps(plain(watched.read())))
     elif once:
-        common.make_console().print(seen_text(watched.read()))
+        common.make_console().print(status_text(watched.read()))
     else:
         with contextlib.suppress(KeyboardInterrupt):  # the user has seen enough
             follow(watched, common.make_console(), every)

@@ -1,4 +1,4 @@
-"""`atoll watch` for people: how far, how long, how good, in a few lines."""
+"""The human-readable lines of `atoll watch`: how far, how long, how good."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,9 +17,11 @@ from atoll.experiment.status import Status, StatusReader
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 34
-"""Columns of a sparkline; what stands beside it fills a terminal of 80."""
-BESIDE = 6
+"""Columns of a sparkline; the numbers beside it fill a terminal of 80."""
+MAX_OTHERS = 6
 """Most lines about cells that run beside the first."""
+MAX_BEST = 8
+"""Most lines about the best cells."""
 STATES = ("finished", "pruned", "failed", "stopped", "running", "left")
 
 
@@ -35,7 +37,7 @@ def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
     return "".join(" " if v is None else BARS[round((v - low) / step)] for v in points)
 
 
-def spoken(seconds: float) -> str:
+def elapsed(seconds: float) -> str:
     """`12 s`, `3 min`, `2 h 5 min`, `3 d 4 h`."""
     whole = round(seconds)
     if whole < 60:
@@ -50,53 +52,56 @@ def spoken(seconds: float) -> str:
     return f"{days} d" + (f" {hours} h" if hours else "")
 
 
-def seen_text(seen: Status) -> Group:
+def status_text(status: Status) -> Group:
     """Everything that is known, for a terminal of 80 columns."""
-    parts: list[Any] = [Text(f"{seen.title}  ({seen.folder})", style="bold")]
-    if seen.kind != "run":
-        parts.append(_bar(seen))
-    parts.append(_status(seen))
-    if seen.now is not None and not seen.finished:
-        parts += _current(seen.now, alone=seen.kind == "run")
-        parts += [_current(one, alone=False)[0] for one in seen.beside[:BESIDE]]
-        more = len(seen.beside) - BESIDE
+    parts: list[RenderableType] = [Text(f"{status.title}  ({status.folder})", style="bold")]
+    if status.kind != "run":
+        parts.append(_bar(status))
+    parts.append(_state(status))
+    if status.now is not None and not status.finished:
+        parts += _current(status.now, alone=status.kind == "run")
+        parts += [_current(one, alone=False)[0] for one in status.beside[:MAX_OTHERS]]
+        more = len(status.beside) - MAX_OTHERS
         parts += [Text(f"and {more} more")] if more > 0 else []
-    if seen.result:
-        parts += _result(seen.result)
-    if seen.best:
-        far = "" if seen.finished else " so far"
-        parts += [Text(f"Best{far}, by validation accuracy:"), _best(seen)]
-    for name, reason in seen.failures:
+    scores = status.result or {}
+    names = [name for name in ("val_accuracy", "test_accuracy") if name in scores]
+    words = [f"{n.partition('_')[0]} accuracy {scores[n]['mean']:.1%}" for n in names]
+    parts += [Text(", ".join(words))] if words else []
+    if status.best:
+        far = "" if status.finished else " so far"
+        grid = Table.grid(padding=(0, 2))
+        for whose, name, value in status.best[:MAX_BEST]:
+            grid.add_row(Text(f"  {whose}"), Text(f"{value:.1%}", justify="right"), Text(name))
+        if len(status.best) > MAX_BEST:
+            grid.add_row(Text(f"  and {len(status.best) - MAX_BEST} more"), Text(), Text())
+        parts += [Text(f"Best{far}, by validation accuracy:"), grid]
+    for name, reason in status.failures:
         parts.append(Text(f"failed: {name}: {reason}", style="red"))
     return Group(*parts)
 
 
-def _bar(seen: Status) -> Table:
-    total = sum(seen.cells.values())
-    done = sum(seen.cells.get(state, 0) for state in ("finished", "pruned", "failed"))
-    names = {"running": "running" if seen.silent is None else "without a sign"}
-    words = [f"{seen.cells[s]} {names.get(s, s)}" for s in STATES if seen.cells.get(s)]
+def _bar(status: Status) -> Table:
+    total = sum(status.cells.values())
+    done = sum(status.cells.get(state, 0) for state in ("finished", "pruned", "failed"))
+    names = {"running": "running" if status.silent is None else "without a sign"}
+    words = [f"{status.cells[s]} {names.get(s, s)}" for s in STATES if status.cells.get(s)]
     grid = Table.grid(padding=(0, 1))
-    bar = ProgressBar(
-        total=max(total, 1), completed=done, width=20, complete_style="cyan", finished_style="green"
-    )
+    bar = ProgressBar(max(total, 1), done, 20, complete_style="cyan", finished_style="green")
     grid.add_row(bar, Text(", ".join(words)))
     return grid
 
 
-def _status(seen: Status) -> Text:
-    if seen.finished:
+def _state(status: Status) -> Text:
+    if status.finished:
         return Text("finished", style="green")
-    if seen.silent is not None:
-        why = "; its process is gone" if seen.gone else ""
-        return Text(f"no sign for {spoken(seen.silent)}{why}", style="yellow")
-    if not seen.cells.get("running"):
-        if seen.cells.get("stopped"):
-            return Text("stopped", style="yellow")
-        begun = set(seen.cells) - {"left"}
-        return Text("between two cells, or stopped there" if begun else "not begun", style="yellow")
-    left = "" if seen.left is None else f", about {spoken(seen.left)} left"
-    return Text(f"running{left}")
+    if status.silent is not None:
+        why = "; its process is gone" if status.gone else ""
+        return Text(f"no sign for {elapsed(status.silent)}{why}", style="yellow")
+    if status.cells.get("running"):
+        left = "" if status.left is None else f", about {elapsed(status.left)} left"
+        return Text(f"running{left}")
+    begun = "between two cells, or stopped there" if set(status.cells) - {"left"} else "not begun"
+    return Text("stopped" if status.cells.get("stopped") else begun, style="yellow")
 
 
 def _current(now: Any, *, alone: bool) -> list[Text]:
@@ -114,51 +119,32 @@ def _current(now: Any, *, alone: bool) -> list[Text]:
     return lines
 
 
-def _result(metrics: Any) -> list[Text]:
-    words = [
-        f"{name.partition('_')[0]} accuracy {metrics[name]['mean']:.1%}"
-        for name in ("val_accuracy", "test_accuracy")
-        if name in metrics
-    ]
-    return [Text(", ".join(words))] if words else []
-
-
-def _best(seen: Status) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for whose, name, value in seen.best[:8]:
-        grid.add_row(Text(f"  {whose}"), Text(f"{value:.1%}", justify="right"), Text(name))
-    if len(seen.best) > 8:
-        grid.add_row(Text(f"  and {len(seen.best) - 8} more"), Text(), Text())
-    return grid
-
-
-def plain(seen: Status) -> dict[str, Any]:
+def plain(status: Status) -> dict[str, Any]:
     """The object that `--json` prints."""
-    return {**asdict(seen), "folder": str(seen.folder), "finished": seen.finished}
+    return {**asdict(status), "folder": str(status.folder), "finished": status.finished}
 
 
 def follow(
-    watch: StatusReader,
+    reader: StatusReader,
     console: Console,
     every: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Draw until there is nothing left to wait for; where nothing can be redrawn, what is new."""
+    """Draw until the run has finished; print only news where nothing can be redrawn."""
+    status, printed = reader.read(), None
     if console.is_terminal:
-        seen = watch.read()
-        with Live(seen_text(seen), console=console, auto_refresh=False) as live:
-            while not seen.finished:
+        with Live(status_text(status), console=console, auto_refresh=False) as live:
+            while not status.finished:
                 sleep(every)
-                seen = watch.read()
-                live.update(seen_text(seen), refresh=True)
+                status = reader.read()
+                live.update(status_text(status), refresh=True)
         return
-    told = None
     while True:
-        seen = watch.read()
-        news = (dict(seen.cells), seen.silent is None)
-        if news != told:
-            console.print(seen_text(seen))
-            told = news
-        if seen.finished:
+        news = (dict(status.cells), status.silent is None)
+        if news != printed:
+            console.print(status_text(status))
+            printed = news
+        if status.finished:
             return
         sleep(every)
+        status = reader.read()

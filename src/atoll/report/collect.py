@@ -202,7 +202,10 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
 def _name(shown: list[ReportedRun]) -> None:
     """Give runs short, distinct names, and each row a colour."""
     for one in shown:
-        one.row, one.column = _method(one), _data(one.config.data)
+        preset, scored = str(one.config.set.get("preset", "")), one.run.result.scored
+        one.row = str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
+        one.row += f" ({scored})" if scored in BASELINE_KINDS else ""
+        one.column = _data(one.config.data)
     # A name has a number of clients, a partition, ... only where two groups differ in it.
     for same in _by(shown, lambda one: one.column):
         _distinguish(same, "column")
@@ -214,13 +217,6 @@ def _name(shown: list[ReportedRun]) -> None:
     rows = _once(one.row for one in shown)
     for one in shown:
         one.style = rows.index(one.row)
-
-
-def _method(one: ReportedRun) -> str:
-    preset = str(one.config.set.get("preset", ""))
-    name = str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
-    scored = one.run.result.scored
-    return f"{name} ({scored})" if scored in BASELINE_KINDS else name
 
 
 def _data(name: str) -> str:
@@ -245,7 +241,9 @@ def _distinguish(same: list[ReportedRun], what: str) -> None:
     keys = _once(key for settings in every for key in settings)
     differ = [key for key in keys if len({settings.get(key) for settings in every}) > 1]
     # A setting that follows from the federation stands in its column, not in the row.
-    inside = [key for key in differ if _differs_inside(same, every, key)]
+    columns = [one.column for one in same]
+    pairs = {key: {*zip(columns, (own.get(key) for own in every), strict=True)} for key in differ}
+    inside = [key for key in differ if len(pairs[key]) > len(set(columns))]
     differ = _enough(differ, every) if column else inside
     for one, settings in zip(same, every, strict=True):
         known = [key for key in differ if settings.get(key) not in (None, "None")]
@@ -260,12 +258,6 @@ def _enough(keys: list[str], settings: list[dict[str, str]]) -> list[str]:
         parts = [{tuple(one.get(k) for k in ks) for one in settings} for ks in (kept, [*kept, key])]
         kept += [key] if len(parts[1]) > len(parts[0]) else []
     return kept
-
-
-def _differs_inside(same: list[ReportedRun], settings: list[dict[str, str]], key: str) -> bool:
-    """Whether two runs of one column differ in a setting."""
-    pairs = {(one.column, own.get(key)) for one, own in zip(same, settings, strict=True)}
-    return len(pairs) > len({column for column, _ in pairs})
 
 
 def main_table(found: Collection) -> ResultTable:

@@ -144,20 +144,13 @@ def results(found: Collection) -> str:
     rows = tuple((names.get(name.text, name), *rest) for name, *rest in plain.rows)
     page = html(replace(plain, rows=rows, caption=f"{table.caption} Best in bold."))
     details = by_federation(found, lambda column: _details(found.group(column)))
-    return page + csv_link([table], "results.csv") + _verdicts(found) + details
-
-
-def _verdicts(found: Collection) -> str:
-    """The sentences of the comparison's tests."""
-    if not found.verdicts:
-        return ""
-    rows = "".join(
-        f"<dt>{escape(name)}</dt><dd><ul>"
-        + "".join(f"<li>{escape(line)}</li>" for line in lines)
-        + "</ul></dd>"
-        for name, lines in found.verdicts.items()
-    )
-    return f'<h3>What can be told apart</h3><dl class="said">{rows}</dl>'
+    verdicts = ""
+    for name, lines in found.verdicts.items():
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        verdicts += f"<dt>{escape(name)}</dt><dd><ul>{items}</ul></dd>"
+    if verdicts:
+        verdicts = f'<h3>What can be told apart</h3><dl class="said">{verdicts}</dl>'
+    return page + csv_link([table], "results.csv") + verdicts + details
 
 
 def _details(group: Sequence[ReportedRun]) -> str:
@@ -232,19 +225,15 @@ def line_chart(title: str, lines: Sequence[Line], x_name: str, y_name: str, poin
     left = 0.0 if left < 0.05 * right else left
     ends = ", ".join(f"{line.name} {svg.last_value(line):.1f}%" for line in lines)
     alt = f"Line chart: {title}. At the end: {ends}."
-    x, y = plain_axis(x_name, left, right), _percent_axis(y_name, lines)
-    chart = Chart(title, x, y, tuple(lines), legend="ends", grid=True, alt=alt)
-    numbers = svg.line_numbers(title, lines, x_name)
-    return svg.chart_html(chart, height=250, points=points, numbers=numbers)
-
-
-def _percent_axis(name: str, lines: Sequence[Line]) -> Axis:
-    """The vertical axis of lines: the climb of the first tenth of the rounds may be cut off."""
-    lows, highs = ([getattr(line, edge) for line in lines] for edge in ("low", "high"))
+    # The climb of the first tenth of the rounds may be cut off.
+    lows, highs = ([np.asarray(getattr(line, edge)) for line in lines] for edge in ("low", "high"))
     low = float(np.nanmin(np.concatenate([edge[len(edge) // 10 :] for edge in lows])))
     high = max(float(np.nanmax(edge)) for edge in highs)
     room = max(0.04 * (high - low), 0.5)
-    return Axis(f"{name}, %", low - room, high + room)
+    x, y = plain_axis(x_name, left, right), Axis(f"{y_name}, %", low - room, high + room)
+    chart = Chart(title, x, y, tuple(lines), legend="ends", grid=True, alt=alt)
+    numbers = svg.line_numbers(title, lines, x_name)
+    return svg.chart_html(chart, height=250, points=points, numbers=numbers)
 
 
 def points_for(count: int) -> int:
@@ -294,7 +283,9 @@ def clients(found: Collection) -> str:
 
 
 def _clients(group: Sequence[ReportedRun]) -> str:
-    each = {one.row: 100 * _of_clients(one) for one in group}
+    seeds = {one.row: 100 * one.run.result.of_clients(one.metric) for one in group}
+    # The mean over the seeds that have a score.
+    each = {row: np.ma.masked_invalid(s).mean(0).filled(np.nan) for row, s in seeds.items()}
     known = np.concatenate([v[np.isfinite(v)] for v in each.values()])
     if not known.size:
         return ""
@@ -335,9 +326,3 @@ def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
         marks.append(Line([least, most], [0.5, 0.5], colour))
     median = Line([middle, middle], [0.12, 0.88], colour, width=2.5)
     return svg.strip_svg("strip tall", axis, [*marks, median])
-
-
-def _of_clients(one: ReportedRun) -> np.ndarray:
-    """Each client's score, mean over the seeds that have one."""
-    values = np.ma.masked_invalid(one.run.result.of_clients(one.metric))
-    return np.asarray(values.mean(0).filled(np.nan))

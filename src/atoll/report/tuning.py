@@ -11,7 +11,7 @@ from atoll.core.space import Value
 from atoll.experiment.metrics import LABELS
 from atoll.present.chart import Axis, Chart, Dots, Line, Mark, named, numbers_axis, short, steps
 from atoll.present.chart_svg import chart_html, key_html, thinned
-from atoll.present.tables import Number, ResultTable, Table, html, make_table, number_of
+from atoll.present.tables import Number, ResultTable, html, make_table, number_of
 from atoll.present.terminal import counted
 from atoll.report.collect import Collection
 from atoll.report.results import code, notes
@@ -54,7 +54,14 @@ def _method(found: Collection, tried: Tried) -> str:
     if len(tried.trials) > len(tried.complete):
         words[ENDED] = "pruned, failed: the best it had reached"
     key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
-    history = chart_html(history_chart(tried, y), numbers=_best_so_far(tried))
+    done, so_far = tried.complete, _so_far(tried)
+    places = thinned(len(done), 8).tolist()
+    numbers = make_table(
+        ["after trial", *(str(done[i].number) for i in places)],
+        [["best so far", *(f"{so_far[i]:.1f}" for i in places)]],
+        title=f"{tried.method}: best validation score so far, in percent",
+    )
+    history = chart_html(history_chart(tried, y), numbers=numbers)
     panels = [history, *(chart_html(chart) for chart in parameter_charts(tried, y))]
     cut = any(_reached(t) < (y.low or 0) for t in tried.trials if t.curve)
     note = notes(["Marks on the lower edge lie below it."] if cut else [])
@@ -130,16 +137,6 @@ def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list
 def _so_far(tried: Tried) -> np.ndarray:
     """The best score in percent after each complete trial."""
     return np.maximum.accumulate([100 * (trial.value or 0) for trial in tried.complete])
-
-
-def _best_so_far(tried: Tried) -> Table:
-    done, so_far = tried.complete, _so_far(tried)
-    marks = thinned(len(done), 8).tolist()
-    return make_table(
-        ["after trial", *(str(done[i].number) for i in marks)],
-        [["best so far", *(f"{so_far[i]:.1f}" for i in marks)]],
-        title=f"{tried.method}: best validation score so far, in percent",
-    )
 
 
 def history_chart(tried: Tried, y: Axis) -> Chart:
