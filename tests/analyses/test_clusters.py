@@ -6,7 +6,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +19,6 @@ from atoll.analyses.clusters import (
     inside,
     labels_by_round,
     study_clusters,
-    summary,
-)
-from atoll.analyses.clusters_charts import (
-    boxes,
-    cluster_charts,
-    cluster_files,
-    colours,
-    norm_charts,
-    rows,
 )
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import PairHeterogeneity
@@ -36,37 +26,14 @@ from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.checkpoint import load_checkpoint
 from atoll.experiment.folder import CHECKPOINT, read_run
 from atoll.methods.gcfl import Split, clusters
-from atoll.present.chart import Line
-from atoll.present.files import plain_json, write_all
 from atoll.present.layout import layout
-
-SPLITS = {"eps1": 1e9, "eps2": 0.0, "min_round": 2, "hidden": 8}
-OPTIONS: dict[str, Any] = {
-    "data": "lagoon:nodes=300", "clients": 6, "rounds": 6, "epochs": 1, "seeds": 2,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    atoll.run("gcfl", out=folder / "gcfl", set=SPLITS, **OPTIONS)
-    for name in ("local", "fedavg"):
-        atoll.run(name, out=folder / name, set={"hidden": 8}, **OPTIONS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def found(runs: Path) -> ClusterStudy:
-    return study_clusters(runs / "gcfl", against=runs / "local", beside=[runs / "fedavg"])
+from tests.analyses.conftest import OPTIONS, SPLITS
 
 
 def text_of(found: ClusterStudy) -> str:
     console = Console(file=io.StringIO(), width=80)
     console.print(layout(cluster_parts(found), gap=2))
     return console.file.getvalue()
-
-
-# Reading
 
 
 def test_a_saved_run_reports_what_it_reported(runs: Path) -> None:
@@ -82,25 +49,30 @@ def test_a_saved_run_reports_what_it_reported(runs: Path) -> None:
         assert reported["test_accuracy"]["per_seed"] == pytest.approx(means)
 
 
-def test_the_clusters_are_the_servers(found: ClusterStudy, runs: Path) -> None:
+def test_the_clusters_are_the_servers(cluster_study: ClusterStudy, runs: Path) -> None:
     server = load_checkpoint(runs / "gcfl" / "seed-0" / CHECKPOINT)["server"]
-    assert found.members == clusters(server)
-    assert len(found.splits) == len(found.members) - 1 > 1
-    assert found.norms.shape == found.together.shape == found.label.shape == (6, 6)
-    assert (found.label[:2] == 0).all()  # the first two rounds may not split
-    np.testing.assert_allclose(found.norms, server.trace[:, 0].numpy())
+    assert cluster_study.members == clusters(server)
+    assert len(cluster_study.splits) == len(cluster_study.members) - 1 > 1
+    assert (
+        cluster_study.norms.shape
+        == cluster_study.together.shape
+        == cluster_study.label.shape
+        == (6, 6)
+    )
+    assert (cluster_study.label[:2] == 0).all()  # the first two rounds may not split
+    np.testing.assert_allclose(cluster_study.norms, server.trace[:, 0].numpy())
     other = study_clusters(runs / "gcfl", seed=1)
     assert other.seed == 1
-    assert not np.array_equal(other.norms, found.norms)
+    assert not np.array_equal(other.norms, cluster_study.norms)
 
-
-# By hand
 
 HAND = [
     Split(3, (0, 1, 4), (2, 3, 5), 0.1, 0.5, 1.0),
     Split(5, (2, 5), (3,), 0.1, 0.5, 1.0),
     Split(5, (0,), (1, 4), 0.1, 0.5, 1.0),
 ]
+
+
 DISTANCE = np.abs(np.subtract.outer([0.0, 1, 4, 9, 2, 5], [0.0, 1, 4, 9, 2, 5]))
 
 
@@ -118,8 +90,8 @@ def test_labels_follow_the_splits() -> None:
     assert label[6].tolist() == [0, 3, 1, 2, 3, 1]
 
 
-def test_heterogeneity_inside_clusters_by_hand(found: ClusterStudy) -> None:
-    made = by_hand(found)
+def test_heterogeneity_inside_clusters_by_hand(cluster_study: ClusterStudy) -> None:
+    made = by_hand(cluster_study)
     assert [line[0] for line in made.within()] == [-1, 3, 5]
     # One cluster: 15 pairs. Then 0, 1, 4 at 0, 1, 2, and 2, 3, 5 at 4, 9, 5. Then 1, 4 and 2, 5.
     everything = DISTANCE[np.triu_indices(6, 1)].mean()
@@ -133,8 +105,8 @@ def test_heterogeneity_inside_clusters_by_hand(found: ClusterStudy) -> None:
     assert np.isnan(inside(matrix, np.zeros(3, dtype=int)))
 
 
-def test_chance_tells_found_clusters_from_any(found: ClusterStudy) -> None:
-    made = by_hand(found)
+def test_chance_tells_found_clusters_from_any(cluster_study: ClusterStudy) -> None:
+    made = by_hand(cluster_study)
     # Of the 45 ways to choose two pairs of six clients, 0-1 | 4-2 ... few are as close as this.
     assert made.chance(DISTANCE) < 0.15
     assert made.chance(-DISTANCE) > 0.85
@@ -151,12 +123,12 @@ def test_gains_by_hand() -> None:
     assert Gain("b", accuracy[:1], None).spread is None
 
 
-def test_gains_are_paired_by_client(found: ClusterStudy, runs: Path) -> None:
-    ours, average, local = found.gains
-    assert [gain.name for gain in found.gains] == ["gcfl", "fedavg", "local"]
+def test_gains_are_paired_by_client(cluster_study: ClusterStudy, runs: Path) -> None:
+    ours, average, local = cluster_study.gains
+    assert [gain.name for gain in cluster_study.gains] == ["gcfl", "fedavg", "local"]
     assert local.gain is None
     assert ours.gain == pytest.approx((ours.accuracy - local.accuracy).mean(0))
-    assert found.baseline == "local"
+    assert cluster_study.baseline == "local"
     assert average.accuracy == pytest.approx(read_run(runs / "fedavg").result.of_clients())
 
 
@@ -165,11 +137,8 @@ def test_runs_of_one_method_are_told_apart_by_their_folders(runs: Path) -> None:
     assert [gain.name for gain in found.gains] == ["gcfl (gcfl)", "gcfl (gcfl)", "fedavg"]
 
 
-# For people
-
-
-def test_the_tree_in_words(found: ClusterStudy) -> None:
-    lines = [line.rstrip() for line in text_of(by_hand(found)).splitlines()]
+def test_the_tree_in_words(cluster_study: ClusterStudy) -> None:
+    lines = [line.rstrip() for line in text_of(by_hand(cluster_study)).splitlines()]
     start = lines.index("all 6 clients, eps1 1e+09, eps2 0")
     assert lines[start + 1 : start + 6] == [
         "├── round 3: clients 2, 3, 5 leave (mean 0.1, largest 0.5, cut 1)",
@@ -183,59 +152,6 @@ def test_the_tree_in_words(found: ClusterStudy) -> None:
     assert f"all clients in one {DISTANCE[np.triu_indices(6, 1)].mean():.3f}" in text
     assert "after the splits of round 5 1.000 0.100" in text
     assert "points over local" in text
-
-
-def test_pictures_and_json(found: ClusterStudy, tmp_path: Path) -> None:
-    paths = write_all(tmp_path, cluster_files(found))
-    names = {path.name for path in paths}
-    assert names == {
-        "clusters.json", "tree.png", "norms.png", "heterogeneity.png", "losses.png",
-        "accuracy.png", "gains.png",
-    }  # fmt: skip
-    for path in paths[1:]:
-        assert path.read_bytes().startswith(b"\x89PNG")
-    saved = json.loads((tmp_path / "clusters.json").read_text())
-    assert saved == plain_json(summary(found))
-    assert saved["splits"][0]["round"] == found.splits[0].round
-    assert [one["members"] for one in saved["clusters"]] == found.members
-    assert saved["gains"][0]["not_worse"] >= saved["gains"][0]["better"]
-    assert np.array(saved["norms"]).shape == (6, 6)
-
-
-def test_the_picture_of_the_tree_puts_clusters_together(found: ClusterStudy) -> None:
-    made = by_hand(found)
-    assert rows(made) == [0, 1, 4, 2, 5, 3]
-    assert boxes(made) == [
-        ([0, 1, 2, 3, 4, 5], 0, 4), ([2, 3, 5], 4, 6), ([0, 1, 4], 4, 6), ([2, 5], 6, 6),
-        ([3], 6, 6), ([0], 6, 6), ([1, 4], 6, 6),
-    ]  # fmt: skip
-    colour = colours(made)
-    assert colour[0] == colour[3] != colour[1] == colour[4] != colour[2] == colour[5]
-
-
-def test_a_run_without_splits_or_baseline_can_be_shown(tmp_path: Path) -> None:
-    atoll.run("gcfl", out=tmp_path / "r", set={"hidden": 8}, **{**OPTIONS, "seeds": 1})
-    found = study_clusters(tmp_path / "r")
-    text = " ".join(text_of(found).split())
-    assert "0 splits, 1 cluster all 6 clients, eps1 0.05, eps2 0.1 └── at the end" in text
-    assert "heterogeneity" not in text
-    assert "give the folder of a run of local" in text
-    assert cluster_charts(found, "")["gains.png"] is None
-    (tmp_path / "gains.png").write_bytes(b"of an earlier comparison")
-    write_all(tmp_path, cluster_files(found))
-    assert not (tmp_path / "gains.png").exists()
-
-
-def test_absent_clients_have_no_norms(tmp_path: Path) -> None:
-    some = {**OPTIONS, "seeds": 1, "fraction": 0.5}
-    atoll.run("gcfl", out=tmp_path / "r", set={"hidden": 8}, **some)
-    found = study_clusters(tmp_path / "r")
-    assert np.isnan(found.norms).sum(1).tolist() == [3] * 6
-    ((chart,),) = norm_charts(found, "").rows
-    assert sum(isinstance(mark, Line) for mark in chart.marks) >= 6
-
-
-# Sets of graphs
 
 
 def shapes(kind: str, graphs: int, name: str) -> GraphSet:
@@ -262,9 +178,6 @@ def test_clients_with_data_sets_of_their_own(tmp_path: Path) -> None:
     assert "client 1 star1" in text_of(found)
     with pytest.raises(ConfigError, match="started in Python with a data object"):
         study_clusters(tmp_path / "r")
-
-
-# Refused
 
 
 def test_what_cannot_be_read_is_refused(runs: Path, tmp_path: Path) -> None:
