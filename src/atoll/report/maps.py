@@ -101,10 +101,7 @@ def heterogeneity(found: Collection) -> str:
             return f"<p>{escape(_not_measured(found.group(column)[0]))}</p>"
         measured = one.run.measures
         maps = _maps(measured) if column in found.columns[:MAX_FEDERATIONS] else ""
-        lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
-        text = f"{lost:,.0f} of {total:,.0f} edges ({lost / (total or 1):.1%}) lie between clients"
-        known = np.isfinite(lost) and total
-        return (f"<p>{text}: nobody has them.</p>" if known else "") + _sizes(measured) + maps
+        return _lost(measured) + _sizes(measured) + maps
 
     text = (
         "The first seed's clients, measured when the run was saved. Divergences are "
@@ -143,6 +140,16 @@ def _maps(measured: Measured) -> str:
             chart = heat_map(f"Divergence of {thing}", without_diagonal(matrix))
             figures.append(heat_html(chart, digits=2 if upper.max() >= 0.1 else 3, note=note))
     return f'<div class="maps">{"".join(figures)}</div>'
+
+
+def _lost(measured: Measured) -> str:
+    lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
+    if not np.isfinite(lost) or not total:
+        return ""
+    return (
+        f"<p>{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%}) lie between clients: nobody "
+        "has them.</p>"
+    )
 
 
 def _sizes(measured: Measured) -> str:
