@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from atoll.present.watch import sparkline, elapsed
+from atoll.present.watch import elapsed, sparkline
 
 
 def test_sparklines_and_times() -> None:
