@@ -66,17 +66,8 @@ class Training(Method):
     ) -> tuple[Tree, Tree]:
         """A client's model and moments after its epochs (`core.fit.fit`), by default on `loss`."""
         state = None if self.optimizer_state == "reset" else moments
-        return fit(
-            loss or self.loss,
-            model,
-            self.optimizer,
-            state,
-            self.epochs,
-            key,
-            graph,
-            adjust,
-            needs_whole=needs_whole,
-        )
+        start = model, self.optimizer, state, self.epochs
+        return fit(loss or self.loss, *start, key, graph, adjust, needs_whole=needs_whole)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every method, by its class's name in lower case. One file each.
+"""Every method, by its class's name in lower case, with "+" for "plus". One file each.
 
 Examples:
     >>> from atoll.methods import METHODS, FedAvg
@@ -15,34 +15,31 @@ from types import ModuleType
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.method import Method
-from atoll.methods.adafgl import AdaFGL
-from atoll.methods.fedath import FedATH
-from atoll.methods.fedavg import FedAvg
-from atoll.methods.feddc import FedDC
-from atoll.methods.fedgnn import FedGNN
-from atoll.methods.fedgta import FedGTA
-from atoll.methods.fediih import FedIIH
-from atoll.methods.fedopt import FedOpt
-from atoll.methods.fedper import FedPer
-from atoll.methods.fedproto import FedProto
-from atoll.methods.fedprox import FedProx
-from atoll.methods.fedpub import FedPUB
-from atoll.methods.fedsage import FedSage
-from atoll.methods.fedsage_plus import FedSagePlus
-from atoll.methods.fedtad import FedTAD
-from atoll.methods.fgssl import FGSSL
-from atoll.methods.gcfl import GCFL
-from atoll.methods.local import Local
-from atoll.methods.moon import MOON
-from atoll.methods.scaffold import Scaffold
+from atoll.methods.adafgl import AdaFGL as AdaFGL
+from atoll.methods.fedath import FedATH as FedATH
+from atoll.methods.fedavg import FedAvg as FedAvg
+from atoll.methods.feddc import FedDC as FedDC
+from atoll.methods.fedgnn import FedGNN as FedGNN
+from atoll.methods.fedgta import FedGTA as FedGTA
+from atoll.methods.fediih import FedIIH as FedIIH
+from atoll.methods.fedopt import FedOpt as FedOpt
+from atoll.methods.fedper import FedPer as FedPer
+from atoll.methods.fedproto import FedProto as FedProto
+from atoll.methods.fedprox import FedProx as FedProx
+from atoll.methods.fedpub import FedPUB as FedPUB
+from atoll.methods.fedsage import FedSage as FedSage
+from atoll.methods.fedsage_plus import FedSagePlus as FedSagePlus
+from atoll.methods.fedtad import FedTAD as FedTAD
+from atoll.methods.fgssl import FGSSL as FGSSL
+from atoll.methods.gcfl import GCFL as GCFL
+from atoll.methods.local import Local as Local
+from atoll.methods.moon import MOON as MOON
+from atoll.methods.scaffold import Scaffold as Scaffold
 
-FOR_ANY_DATA = (Local, FedAvg, FedProx, Scaffold, FedDC, FedOpt, MOON, FedProto, FedPer)
-FOR_GRAPHS = (
-    *(AdaFGL, FedATH, FedGNN, FedGTA, FedIIH, FedPUB),
-    *(FedSage, FedSagePlus, FedTAD, FGSSL, GCFL),
-)
+GENERAL = (Local, FedAvg, FedProx, Scaffold, FedDC, FedOpt, MOON, FedProto, FedPer)
+GRAPHS = (AdaFGL, FedATH, FedGNN, FedGTA, FedIIH, FedPUB, FedSage, FedSagePlus, FedTAD, FGSSL, GCFL)
 METHODS: dict[str, type[Method]] = {
-    cls.__name__.lower().replace("plus", "+"): cls for cls in (*FOR_ANY_DATA, *FOR_GRAPHS)
+    cls.__name__.lower().replace("plus", "+"): cls for cls in GENERAL + GRAPHS
 }
 
 
@@ -86,29 +83,3 @@ def _module(where: str) -> ModuleType:
         del sys.modules[path.stem]
         raise
     return module
-
-
-__all__ = [
-    "FGSSL",
-    "GCFL",
-    "METHODS",
-    "MOON",
-    "AdaFGL",
-    "FedATH",
-    "FedAvg",
-    "FedDC",
-    "FedGNN",
-    "FedGTA",
-    "FedIIH",
-    "FedOpt",
-    "FedPUB",
-    "FedPer",
-    "FedProto",
-    "FedProx",
-    "FedSage",
-    "FedSagePlus",
-    "FedTAD",
-    "Local",
-    "Scaffold",
-    "method_class",
-]
