@@ -238,7 +238,7 @@ def tables(
     to: Path | None,
 ) -> None:
     """The papers' tables under their own protocols and under `strict`."""
-    from atoll.engines.checkpoint import write_atomically
+    from atoll.core.files import write_atomically
     from atoll.studies.reproduce.table import needed, unique
     from atoll.studies.study_run import read_outcome
 

@@ -24,7 +24,7 @@ from atoll.analyses.cluster_thresholds import (
     two_digits,
 )
 from atoll.core.errors import ConfigError
-from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.codec import load_checkpoint
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import CHECKPOINT
 from atoll.methods.gcfl import cluster_tree

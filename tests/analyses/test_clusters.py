@@ -23,7 +23,7 @@ from atoll.analyses.clusters import (
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import PairHeterogeneity
 from atoll.data.source import GraphGroup, GraphSet
-from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.codec import load_checkpoint
 from atoll.experiment.folder import CHECKPOINT, read_run
 from atoll.methods.gcfl import Split, clusters
 from atoll.present.layout import layout

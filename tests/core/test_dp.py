@@ -16,7 +16,7 @@ from atoll.core.message import ToAll
 from atoll.core.method import Method, client_step
 from atoll.core.random import make_key
 from atoll.core.tree import leaves, norm, tree_map
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.methods import METHODS, FedAvg
 from atoll.nn import NETS
 from atoll.testing import (

@@ -18,11 +18,9 @@ from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
-from atoll.engines.checkpoint import load_checkpoint
-from atoll.engines.clients import Participants
-from atoll.engines.codec import decode, encode
+from atoll.engines.clients import Participants, Simulation
+from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import Packet, SitesFailed
-from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config
 from atoll.experiment.privacy import epsilon, release

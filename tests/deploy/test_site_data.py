@@ -19,7 +19,7 @@ def test_a_site_that_lacks_a_class_numbers_the_others_as_all_do(tmp_path, tables
 
 
 def test_a_file_that_is_no_clients_data_is_refused(tmp_path):
-    from atoll.engines.checkpoint import save_checkpoint
+    from atoll.engines.codec import save_checkpoint
 
     save_checkpoint(tmp_path / "x.atoll", {"server": 1})
     with pytest.raises(DataError, match="is not a client's data"):

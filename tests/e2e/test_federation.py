@@ -25,7 +25,7 @@ from atoll.deploy.coordinator import Order
 from atoll.deploy.kits import provision, site_command
 from atoll.deploy.local import Demo, free_port
 from atoll.deploy.supervise import write_job
-from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
+from atoll.engines.codec import load_checkpoint, save_checkpoint
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.privacy import epsilon, release
 

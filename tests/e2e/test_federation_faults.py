@@ -11,7 +11,7 @@ import torch
 
 from atoll.core.tree import leaves
 from atoll.deploy.local import Demo
-from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.codec import load_checkpoint
 from tests.deploy.test_coordinator import without
 from tests.e2e.test_federation import SMALL, Trial, lagoon, processes, serial
 

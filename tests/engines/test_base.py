@@ -13,9 +13,9 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.core.tree import stack
 from atoll.engines.base import ENGINES, Recordable, choose_engine, engine_factory, runs_at_once
+from atoll.engines.clients import Simulation
 from atoll.engines.prepare import EngineInputs, prepared
 from atoll.engines.serial import Serial
-from atoll.engines.simulation import Simulation
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg
 from atoll.nn import GCN

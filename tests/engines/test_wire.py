@@ -16,7 +16,7 @@ from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import client_step
 from atoll.core.task import NODES
 from atoll.core.tree import Empty, Tree, record
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.engines.wire import Probe, make_probe
 from atoll.methods import FedAvg
 from atoll.nn import GraphGIN, nets_for

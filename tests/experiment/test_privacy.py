@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import atoll
 from atoll.cli import main
 from atoll.core.errors import ConfigError
-from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.codec import load_checkpoint
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import make_config
 from atoll.experiment.privacy import epsilon, privacy_report, release, spent

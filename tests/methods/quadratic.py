@@ -18,7 +18,7 @@ from atoll.core.graph import Graph, View, make_graph
 from atoll.core.method import Method
 from atoll.core.optim import Adam
 from atoll.core.tree import Tree, leaves
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.nn import GCN
 from atoll.testing import CLASSES, FEATURES, small_federation

@@ -19,7 +19,7 @@ from atoll.core.optim import Adam
 from atoll.core.random import make_key
 from atoll.core.tree import Empty, Tree, leaves, num_bytes
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import AdaFGL, FedAvg
 from atoll.methods.adafgl import (

@@ -15,7 +15,7 @@ from atoll.core.federation import Federation
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves, take, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment

@@ -20,7 +20,7 @@ from atoll.core.optim import SGD, Adam
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import leaves, take, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg, FedGNN
 from atoll.methods.fedgnn import (

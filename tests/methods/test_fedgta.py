@@ -19,7 +19,7 @@ from atoll.core.method import client_step
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedGTA, Local
 from atoll.methods.fedgta import Update, personal_weights

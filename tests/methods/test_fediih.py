@@ -14,7 +14,7 @@ from atoll.core.method import client_step
 from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RECIPES, make_config, read_config, resolve
 from atoll.methods.fedavg import FedAvg

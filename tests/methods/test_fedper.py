@@ -17,7 +17,7 @@ from atoll.core.optim import SGD
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, named_leaves
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedPer, FedTAD, Local
 from atoll.methods.fedper import cut, rejoin

@@ -17,7 +17,7 @@ from atoll.core.losses import cross_entropy
 from atoll.core.optim import SGD
 from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedProto, FedTAD, Local
 from atoll.methods.fedproto import class_means, nearness, pull

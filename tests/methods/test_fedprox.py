@@ -9,7 +9,7 @@ from atoll.core.federation import Federation
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.methods import FedAvg, FedProx
 from atoll.testing import double_precision
 from tests.methods.quadratic import NET, Quadratic, owner, run, same

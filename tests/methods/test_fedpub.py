@@ -20,7 +20,7 @@ from atoll.core.optim import SGD
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment

@@ -16,8 +16,7 @@ from atoll.core.graph import Graph, make_graph
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Empty, Tree, leaves, named_leaves, stack, structure, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.clients import Participants
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Participants, Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run

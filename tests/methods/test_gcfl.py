@@ -18,7 +18,7 @@ from atoll.core.graph import Graph, View, make_graph
 from atoll.core.optim import SGD
 from atoll.core.tree import Tree, leaves, named_leaves, take, tree_map
 from atoll.engines.base import ENGINES
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RECIPES, make_config, read_config, resolve
 from atoll.experiment.rounds import Experiment, Run

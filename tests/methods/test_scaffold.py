@@ -22,8 +22,8 @@ from atoll.core.private_layers import join_parts
 from atoll.core.random import make_key
 from atoll.core.tree import Tree, leaves, stack, tree_map
 from atoll.engines.base import ENGINES
+from atoll.engines.clients import Simulation
 from atoll.engines.prepare import prepared
-from atoll.engines.simulation import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run

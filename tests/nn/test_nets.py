@@ -20,8 +20,7 @@ from atoll.core.method import Net, embedder
 from atoll.core.random import fold, make_key
 from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
-from atoll.engines.buckets import make_buckets, outline
-from atoll.engines.stacking import stack_graphs
+from atoll.engines.stacking import make_buckets, outline, stack_graphs
 from atoll.nn import nets_for
 from atoll.nn.views import sparse_features
 

@@ -27,7 +27,7 @@ import numpy as np
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.engines.base import choose_engine
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.command import run_command
 from atoll.experiment.config import RunConfig

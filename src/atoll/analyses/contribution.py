@@ -37,7 +37,7 @@ from atoll.data.isolate import RATIO, VARY, check_client_number, vary_federation
 from atoll.data.load import as_one_graph
 from atoll.data.measure.heterogeneity import describe
 from atoll.engines.base import choose_engine
-from atoll.engines.simulation import Simulation
+from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
 from atoll.experiment.evaluate import Evaluator

@@ -19,7 +19,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, Sparse, with_views
 from atoll.core.tree import num_bytes
 from atoll.data.measure.heterogeneity import embedding_distance
-from atoll.engines.checkpoint import load_checkpoint, unpack_states
+from atoll.engines.codec import load_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
 from atoll.experiment.build import build_method
 from atoll.experiment.folder import RunFolder

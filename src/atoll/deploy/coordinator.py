@@ -28,8 +28,8 @@ from atoll.core.task import task_named
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.site import check_name, owners
 from atoll.engines import fleet as remote
-from atoll.engines.checkpoint import load_checkpoint
 from atoll.engines.clients import Backend
+from atoll.engines.codec import load_checkpoint
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve

@@ -31,11 +31,10 @@ from atoll.deploy.audit import Audit, Json
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
-from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
-from atoll.engines.codec import decode, encode
+from atoll.engines.clients import Simulation
+from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
 from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
 from atoll.engines.prepare import prepared
-from atoll.engines.simulation import Simulation
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, make_config

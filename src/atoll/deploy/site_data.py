@@ -15,7 +15,7 @@ from atoll.core.graph import Graph
 from atoll.data.client_graph import InducedSubgraphs
 from atoll.data.divide import check_client
 from atoll.data.split import split as assign_roles
-from atoll.engines.checkpoint import load_checkpoint, save_checkpoint
+from atoll.engines.codec import load_checkpoint, save_checkpoint
 
 KIND = "atoll client"
 SUFFIX = ".atoll"

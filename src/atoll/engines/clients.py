@@ -1,4 +1,4 @@
-"""A round's view of its clients: it maps steps on them, draws some, and counts the traffic."""
+"""Clients behind one engine, and a round's view of them: it maps steps, draws, counts traffic."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from atoll.core.batching import Batching
 from atoll.core.errors import ConfigError, ServerDiverged, StepError
+from atoll.core.federation import Federation
 from atoll.core.message import Message
-from atoll.core.method import Step
-from atoll.core.random import fold
+from atoll.core.method import Method, Step
+from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes, take, tree_map
-from atoll.engines.base import Engine, Recordable
+from atoll.engines.base import Engine, EngineFactory, Recordable, engine_factory
 from atoll.engines.ledger import Ledger
+from atoll.engines.prepare import EngineInputs
 from atoll.engines.recording import ROUND, KeyPart, NotRecordable, Tape, filled
 
 
@@ -142,3 +145,39 @@ def client_diverged(position: int, step: str, number: int, name: str) -> StepErr
     """The error for a client with a number that is not finite."""
     problem = f"training diverged ('{name}' is not finite: the loss is nan); lower the learning "
     return StepError(position, step, number, f"{problem}rate or check the features")
+
+
+class Simulation(Backend):
+    """Clients on this machine, behind one engine (a name among `ENGINES`, or a factory).
+
+    The method names the views that they precompute. A batching of None leaves it to the federation.
+    The other options are those of `EngineInputs`.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        method: Method,
+        *,
+        engine: str | EngineFactory = "fused",
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        chunk: int = 0,
+        runs_per_device: int = 1,
+        batching: Batching | None = None,
+    ) -> None:
+        batching = federation.batching if batching is None else batching
+        views = dict(method.views)
+        inputs = EngineInputs(federation, views, device, chunk, runs_per_device, batching)
+        numbers = torch.tensor(federation.numbers, device=device)
+        super().__init__(
+            federation, numbers, make_key(seed, device), engine_factory(engine)(inputs)
+        )
+
+    def private_states(self) -> list[Tree]:
+        states: list[Tree] = self.engine.export_states()
+        return states
+
+    def clients(self, round: int) -> Participants:
+        everyone = torch.arange(len(self.federation), device=self.root.device)
+        return Participants(self, round, everyone)

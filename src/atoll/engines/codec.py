@@ -1,14 +1,17 @@
-"""Trees to bytes and back, without pickle.
+"""Trees to bytes and back, without pickle, for the wire and for checkpoints.
 
 The arrays travel as safetensors; the structure as JSON in the same file. Only the record types that
 Atoll and the method declared can be decoded into, so bytes can never run code.
+A checkpoint is the SHA-256 of its content, then the content, written in one step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from atoll.core.errors import WireError
-from atoll.core.tree import RECORDS, Tree, named_leaves, structure
+from atoll.core.errors import DataError, WireError
+from atoll.core.files import write_atomically
+from atoll.core.tree import RECORDS, Tree, named_leaves, stack, structure, unstack
+from atoll.engines.recording import shapes
 
 LIMIT = 1 << 30
 """Largest message accepted, in bytes."""
@@ -149,3 +154,53 @@ def _plain(value: object) -> object:
     if value is not None and type(value) not in (bool, int, float, str):
         raise TypeError(f"{type(value).__name__} is not a plain value")
     return value
+
+
+def save_checkpoint(path: Path, tree: Tree) -> None:
+    """Write a checkpoint."""
+    data = encode(tree)
+    write_atomically(path, hashlib.sha256(data).digest() + data)
+
+
+def load_checkpoint(path: Path) -> Tree:
+    """Read a checkpoint; a damaged one is refused."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        raise DataError(
+            f"checkpoint {path} is damaged (its checksum does not match); delete it to start this "
+            "seed again from round 0"
+        )
+    try:
+        return decode(data[32:], limit=1 << 40, finite=False)
+    except WireError as error:
+        raise DataError(f"checkpoint {path} was written by another version of Atoll") from error
+
+
+def pack_states(states: Tree) -> Tree:
+    """Private states for a checkpoint: those of one shape stacked, so that many cost little.
+
+    An engine whose clients keep their states elsewhere exports no list; that stays unchanged.
+    """
+    if not isinstance(states, list):
+        return states
+    alike: dict[object, list[int]] = {}
+    for position, state in enumerate(states):
+        alike.setdefault(shapes(state), []).append(position)
+    return [
+        {"clients": torch.tensor(group), "states": stack([states[p] for p in group])}
+        for group in alike.values()
+    ]
+
+
+def unpack_states(packed: Tree) -> Tree:
+    """The argument of `pack_states`."""
+    if not isinstance(packed, list):
+        return packed
+    found: dict[int, Tree] = {}
+    for group in packed:
+        clients = group["clients"].tolist()
+        found |= zip(clients, unstack(group["states"], len(clients)), strict=True)
+    return [found[position] for position in range(len(found))]

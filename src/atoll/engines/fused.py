@@ -1,6 +1,6 @@
 """All clients at once in one tensor program: `vmap` of the step over padded, stacked graphs.
 
-Clients of similar size share a bucket (`engines.buckets`); a bucket of one runs the step without
+Clients of similar size share a bucket (`engines.stacking`); a bucket of one runs the step without
 `vmap`. Buckets run in parallel where the process may use several threads.
 """
 
@@ -26,11 +26,18 @@ from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, inside_transform, take, tree_map
 from atoll.core.vmap.varied import Undecided
 from atoll.engines.base import Members
-from atoll.engines.buckets import CHUNK, MOST_NODES, Outline, make_buckets, outline
 from atoll.engines.programs import MOST_KEPT, Derived, PrivateStates, RecordedSteps, at_once
 from atoll.engines.recording import NotRecordable
 from atoll.engines.serial import Serial
-from atoll.engines.stacking import on_disk, stack_graphs
+from atoll.engines.stacking import (
+    CHUNK,
+    MOST_NODES,
+    Outline,
+    make_buckets,
+    on_disk,
+    outline,
+    stack_graphs,
+)
 
 log = logging.getLogger(__name__)
 

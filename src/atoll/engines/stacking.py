@@ -1,4 +1,4 @@
-"""Clients' graphs as one graph with a leading axis for the clients, padded to a common size.
+"""Which clients share a program, and their graphs as one graph with a leading axis for the clients.
 
 A step that is written for one client is `vmap`ped over that axis. Padding must change no number: a
 padded node has no role and no label that counts, and a padded edge has weight zero.
@@ -6,18 +6,72 @@ padded node has no role and no label that counts, and a padded edge has weight z
 
 from __future__ import annotations
 
+import math
 import mmap
 import tempfile
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_nodes
-from atoll.core.tree import Tree, leaves, stack, tree_map
+from atoll.core.tree import Tree, leaves, stack, structure, tree_map
+from atoll.engines.base import Members
+
+CHUNK = 256
+"""Clients per program unless the user chooses another number."""
+
+MOST_NODES = 1 << 15
+"""Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
 
 _ALIGNED = 64
+
+
+class Outline(NamedTuple):
+    """The properties of a client that decide which clients share a program."""
+
+    kind: int  # number of the graph's structure; only graphs of one kind can be stacked
+    nodes: int
+    alone: bool  # with mini-batches, each client takes its own number of steps
+
+
+def outline(graphs: Sequence[Graph]) -> list[Outline]:
+    """All clients' outlines; the order of the clients does not change the numbers of kinds."""
+    found = [(structure(graph), graph.num_nodes, graph.batching.cuts) for graph in graphs]
+    kinds = {spec: i for i, spec in enumerate(sorted({spec for spec, *_ in found}, key=str))}
+    return [Outline(kinds[spec], nodes, alone) for spec, nodes, alone in found]
+
+
+def make_buckets(
+    outlines: Sequence[Outline], positions: Sequence[int], chunk: int, nodes: float = math.inf
+) -> list[Members]:
+    """Group clients so that padding wastes at most a quarter, or too little to matter.
+
+    A bucket has at most `chunk` clients; one of several clients has at most `nodes` nodes.
+    """
+    buckets: list[list[int]] = []
+    total = 0
+    for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):
+        kind, size, alone = outlines[position]
+        current = buckets[-1] if buckets else []
+        waste = (len(current) + 1) * size - (total + size)
+        fits = (
+            current
+            and len(current) < chunk
+            and total + size <= nodes
+            and not alone
+            and outlines[current[0]].kind == kind
+            and waste <= max(0.25 * (total + size), 4096)
+        )
+        if fits:
+            current.append(position)
+            total += size
+        else:
+            buckets.append([position])
+            total = size
+    return [tuple(sorted(bucket)) for bucket in buckets]
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:

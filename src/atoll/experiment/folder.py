@@ -35,7 +35,7 @@ from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.tree import Tree
 from atoll.data.measure.heterogeneity import describe
-from atoll.engines.checkpoint import load_checkpoint
+from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
 from atoll.experiment.columns import read_history, read_ledger, read_table
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config

@@ -30,8 +30,7 @@ from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
 from atoll.core.private_layers import private_names
 from atoll.core.tree import Tree, num_bytes, tree_map, unstack
-from atoll.engines.checkpoint import pack_states, unpack_states
-from atoll.engines.codec import decode, encode
+from atoll.engines.codec import decode, encode, pack_states, unpack_states
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import History

@@ -25,11 +25,10 @@ from atoll.core.method import Method, task_of
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.base import EngineFactory, Recordable
-from atoll.engines.checkpoint import load_checkpoint, pack_states, save_checkpoint, unpack_states
-from atoll.engines.clients import Backend, Participants
+from atoll.engines.clients import Backend, Participants, Simulation
+from atoll.engines.codec import load_checkpoint, pack_states, save_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
 from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
-from atoll.engines.simulation import Simulation
 from atoll.experiment.evaluate import Evaluator, Outcome, score_numbers
 from atoll.experiment.history import History, empty_history
 from atoll.experiment.metrics import METRICS

@@ -35,8 +35,8 @@ from atoll.core.random import fold, make_key, uniform
 from atoll.core.task import NODES, Task, task_named
 from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.base import ENGINES
+from atoll.engines.clients import Simulation
 from atoll.engines.prepare import EngineInputs
-from atoll.engines.simulation import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.nn import NETS
 

@@ -18,7 +18,7 @@ from atoll.analyses.contribution_view import chart as contribution_chart
 from atoll.analyses.similarity import read_similarities, similarity_charts
 from atoll.core.graph import with_views
 from atoll.data.measure.heterogeneity import compare_graphs, embedding_distance
-from atoll.engines.checkpoint import load_checkpoint, unpack_states
+from atoll.engines.codec import load_checkpoint, unpack_states
 from atoll.experiment.folder import FinishedRun, RunFolder, read_run
 from atoll.present import chart as charts
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, Panels, Rule, Texts, named
