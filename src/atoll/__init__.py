@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from atoll.core.space import OneOf as OneOf
     from atoll.core.space import Real as Real
     from atoll.core.space import Whole as Whole
+    from atoll.core.training import Averaging as Averaging
     from atoll.core.tree import Empty as Empty
     from atoll.core.tree import Tree as Tree
     from atoll.core.tree import leaves as leaves
@@ -103,6 +104,7 @@ _NAMES = {
     "core.private_layers": "Private fit_received init_shared",
     "core.random": "fold",
     "core.space": "USUAL OneOf Real Whole",
+    "core.training": "Averaging",
     "core.tree": "Empty Tree leaves record tree_map",
     "core.wrapper": "Wrapper",
     "experiment.rounds": "Experiment",
