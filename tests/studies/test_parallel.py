@@ -24,7 +24,7 @@ from atoll.experiment.hardware import cores
 from atoll.experiment.observers import Observer
 from atoll.methods import FedAvg
 from atoll.nn import GCN
-from atoll.studies import parallel
+from atoll.studies import parallel, study_run
 from atoll.studies.costs import PROCESS
 from atoll.studies.parallel import RunGroup, Schedule, check_jobs, choose_jobs
 from atoll.studies.study import run_study
@@ -312,7 +312,7 @@ LONG = [make_config(method=name, data="cora", rounds=1000) for name in ("fedavg"
 def _a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 4)
     monkeypatch.setattr(parallel, "available_memory", lambda: 100 * PROCESS)
-    monkeypatch.setattr(parallel, "on_gpu", lambda config: config.device == "cuda")
+    monkeypatch.setattr(study_run, "on_gpu", lambda config: config.device == "cuda")
 
 
 @pytest.mark.usefixtures("_a_machine")

@@ -40,7 +40,6 @@ from atoll.experiment.loggers import share_logs
 from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.run import Stopped
 from atoll.studies import study_run
-from atoll.studies.batch_runs import on_gpu
 from atoll.studies.costs import cost_of, memory_of
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, StudySettings
 
@@ -73,7 +72,11 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
-    if len(configs) < 2 or any(map(on_gpu, configs)) or sum(map(cost_of, configs)) < WORTH:
+    if (
+        len(configs) < 2
+        or any(map(study_run.on_gpu, configs))
+        or sum(map(cost_of, configs)) < WORTH
+    ):
         return 1
     room = available_memory() // max(map(memory_of, configs))
     return max(1, min(cores(), len(configs), room))

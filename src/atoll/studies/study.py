@@ -1,9 +1,9 @@
 """A study: many runs in one folder, each run to its end once, whatever happens in between.
 
 `STUDY/study.json` describes the study; `studies.study_run` describes the folder of each run. Runs
-that differ only in numbers, as points of a grid do, share one program where that gains time
-(`studies.batch_runs`). Several processes may share the work (`studies.parallel`). Each run still
-has the folder, the events and the errors that it would have by itself.
+that differ only in numbers, as points of a grid do, share one program where that gains time, and
+several processes may share the work (`studies.parallel`). Each run still has the folder, the events
+and the errors that it would have by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import read_json
 from atoll.experiment.loggers import check_logs
 from atoll.studies import study_run
-from atoll.studies.batch_runs import on_gpu, why_apart
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
@@ -132,10 +131,10 @@ def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> lis
     groups: list[list[StudyRun]] = []
     alone = True
     for run in runs:
-        wished = on_gpu(run.config) if at_once is None else at_once
+        wished = study_run.on_gpu(run.config) if at_once is None else at_once
         given = run.method is not None or run.data is not None or run.watch is not None
         before, alone = alone, not wished or given or read_outcome(folder, run) is not None
-        if before or alone or why_apart(groups[-1][0].config, run.config):
+        if before or alone or study_run.why_apart(groups[-1][0].config, run.config):
             groups.append([run])
         else:
             groups[-1].append(run)

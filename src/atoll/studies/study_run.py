@@ -1,4 +1,4 @@
-"""One run of a study: its folder, its events, and how it ends.
+"""One run of a study, or several in one program: folders, events, and how they end.
 
 `STUDY/cells/NAME/` is the ordinary folder of a run, so every command that reads a run also reads a
 run of a study. A run is finished when its result.json is there; it is then only read. A stopped run
@@ -9,6 +9,7 @@ continues at its last checkpoint, and one with fewer seeds than requested runs t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,19 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from atoll.core.errors import AtollError
+import msgspec
+
+from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
+from atoll.core.task import GRAPHS, NODES
+from atoll.core.vmap.varied import Undecided, points
 from atoll.experiment.baseline import AnyBaseline, Baseline, run_baseline
-from atoll.experiment.config import RunConfig, config_text
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, config_text, resolve
 from atoll.experiment.events import append_event
+from atoll.experiment.federation_cache import FederationCache
 from atoll.experiment.folder import read_json
-from atoll.experiment.hardware import device_answers
+from atoll.experiment.hardware import choose_device, device_answers, tuned_process
 from atoll.experiment.observers import Observer
-from atoll.experiment.problem import Data, Divide
-from atoll.experiment.run import RunPlan, Stopped, name_configuration
-from atoll.experiment.sweep import Parted, SeedFailed
-from atoll.studies.batch_runs import run_configs
+from atoll.experiment.problem import Data, Divide, Problem
+from atoll.experiment.result import Result
+from atoll.experiment.run import SAVE_EVERY, RunPlan, Stopped, name_configuration
+from atoll.experiment.sweep import Parted, SeedFailed, run_together, why_one_by_one
 
 logger = logging.getLogger(__name__)
 Json = dict[str, Any]  # an object of a JSON file
@@ -179,7 +186,12 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
     judge = observer if isinstance(observer, Judges) else None
     try:
         write_atomically(to / "asked.toml", asked_text(run).encode())
-        _run(run, observer, settings)
+        shared: Json = {"divide": settings.divide, "log": settings.log}
+        if isinstance(run.method, Baseline):
+            run_baseline(run.config, run.method, out=to, observer=observer, data=run.data, **shared)
+        else:
+            plan = RunPlan(run.config, to, observer, run.method, run.data, resuming=True, **shared)
+            plan.run()
     except (Stopped, KeyboardInterrupt) as stop:
         if isinstance(stop, KeyboardInterrupt) or judge is None or not judge.pruned:
             note(folder, "stopped", run.name)
@@ -195,15 +207,6 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
         note(folder, "pruned", run.name)
         return RunOutcome(run, to, pruned=True)
     return _ended(run, settings)
-
-
-def _run(run: StudyRun, observer: Observer, settings: StudySettings) -> None:
-    to, divide, log = settings.folder_of(run), settings.divide, settings.log
-    config, method, data = run.config, run.method, run.data
-    if isinstance(method, Baseline):
-        run_baseline(config, method, out=to, observer=observer, data=data, divide=divide, log=log)
-    else:
-        RunPlan(config, to, observer, method, data, resuming=True, divide=divide, log=log).run()
 
 
 def _ended(run: StudyRun, settings: StudySettings) -> RunOutcome:
@@ -248,3 +251,69 @@ def stop_without_device(outcome: RunOutcome) -> None:
             f"the GPU no longer answers this process after {outcome.run.name} failed; everything "
             "that is finished is kept: call the same command again to go on with the others"
         )
+
+
+def on_gpu(config: RunConfig) -> bool:
+    """Whether a configuration runs on a GPU, where points at once cost little more than one."""
+    try:
+        return choose_device(config.device).type == "cuda"
+    except ConfigError:
+        return False  # running it gives the error
+
+
+def why_apart(one: RunConfig, other: RunConfig) -> str:
+    """Why two configurations cannot be one program; "" if nothing is known against it yet."""
+    if one.objects:
+        return "they are made of Python objects"
+    try:
+        one, other = resolve(one)[0], resolve(other)[0]
+        if msgspec.structs.replace(other, set=one.set) != one:
+            return "they differ in more than hyper-parameters"
+        task = (NODES if one.batch_size is None else GRAPHS).name
+        points([build_method(config, task=task) for config in (one, other)])
+    except (ConfigError, Undecided) as reason:
+        return str(reason)
+    return ""
+
+
+@tuned_process()
+def run_configs(
+    configs: Sequence[RunConfig],
+    outs: Sequence[Path],
+    observers: Sequence[Observer],
+    *,
+    log: str | Sequence[str] = (),
+    divide: Divide | None = None,
+) -> list[Result]:
+    """Run all seeds of configurations that differ only in numbers, in one program.
+
+    Each has the results, files and checkpoints that `RunPlan.run` would give it in its folder, and
+    its own observer. A folder may contain a stopped run, which continues. `Parted` means that they
+    cannot be one program, and that `RunPlan.run` continues from the saved state. `SeedFailed` names
+    the `place` of the failed run, where each configuration has as many places as seeds.
+    """
+    # The runs are in memory together, so their federations need no limit.
+    shared = FederationCache(sys.maxsize, make=divide or Problem.divide)
+    plans = [
+        RunPlan(config, out, observer, resuming=True, log=log, divide=shared)
+        for config, out, observer in zip(configs, outs, observers, strict=True)
+    ]
+    rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
+    experiments = [experiment for _, experiment in rows]
+    if reason := why_one_by_one(experiments):
+        raise Parted(reason)
+    runs = run_together(
+        experiments,
+        checkpoints=[plan.checkpoint(experiment) for plan, experiment in rows],
+        every_seconds=SAVE_EVERY,
+        on_round=lambda at, history: rows[at][0].observers.round(experiments[at].seed, history),
+        should_stop=lambda: True in [plan.observers.should_stop() for plan in plans],  # all note it
+        or_not_at_all=True,
+    )
+    results = []
+    for plan in plans:
+        own = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]
+        if len(own) < plan.config.seeds:  # they were stopped before its turn came
+            raise Stopped(plan.out, plan.config.seed, 0)
+        results.append(plan.result([plan.seed_result(run) for run in own]))
+    return results

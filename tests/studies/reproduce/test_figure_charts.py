@@ -9,7 +9,7 @@ import pytest
 from atoll.present.chart import Area, Bars, Chart, Dots, Heat, Line, Panels, Rule
 from atoll.present.chart_png import png
 from atoll.present.tables import Table
-from atoll.studies.reproduce import figure_charts, figure_plan, recipes
+from atoll.studies.reproduce import figure_charts, figures, recipes
 from atoll.studies.reproduce.table import Wanted
 
 
@@ -34,7 +34,7 @@ def read_made_up(folder: Path, like: object = None) -> SimpleNamespace:
 @pytest.fixture
 def draw(monkeypatch):
     """Draws a figure of a paper with two seeds of every run."""
-    for module in (recipes, figure_plan):
+    for module in (recipes, figures):
         monkeypatch.setattr(module, "absent", lambda data, root: "")
     pair = SimpleNamespace(structure=np.array([[0, 0.3], [0.3, 0]]))
     made_up = SimpleNamespace(mean=60.0, std=1.5, seeds=2)
@@ -48,11 +48,11 @@ def draw(monkeypatch):
 
     def draw(name: str, number: str):
         paper, wanted = recipes.read_paper(name), Wanted()
-        points, _ = figure_plan.Figure(paper, number, "", wanted).plan()
+        points, _ = figures.Figure(paper, number, "", wanted).plan()
         base = SimpleNamespace(folder=Path("base"))
         bases = {(point.dataset, point.x.label): base for point in points}
         rules = paper.recipe.protocol
-        drawing = figure_plan.Drawing(paper, number, rules, wanted, tuple(points), bases)
+        drawing = figures.Drawing(paper, number, rules, wanted, tuple(points), bases)
         pictures, table = figure_charts.DRAW[paper.recipe.figures[number].draw](drawing)
         (picture,) = pictures.values()
         assert isinstance(picture, Panels)

@@ -1,12 +1,60 @@
-"""A figure without data is not drawn, and says what it lacks."""
+"""The runs of a figure, the choices that a figure refuses, and what it lacks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.studies.reproduce.figures import reproduce_figure
-from atoll.studies.reproduce.recipes import read_paper
-from atoll.studies.reproduce.table import PaperStudy, Wanted
+import pytest
+
+from atoll.core.errors import ConfigError
+from atoll.studies.reproduce import figures
+from atoll.studies.reproduce.figures import Figure, reproduce_figure
+from atoll.studies.reproduce.recipes import STRICT, read_paper
+from atoll.studies.reproduce.table import PaperStudy, Wanted, parse_only
+
+
+@pytest.fixture
+def all_data(monkeypatch: pytest.MonkeyPatch, everything_here: None) -> None:
+    monkeypatch.setattr(figures, "absent", lambda data, root: "")
+
+
+def figure(paper: str, number: str, *only: str, rules: str = "") -> Figure:
+    return Figure(read_paper(paper), number, rules, Wanted(parse_only(only)))
+
+
+@pytest.mark.parametrize(
+    ("only", "sentence"),
+    [("metric=acc", "is for tables; a figure has dataset, clients, method"),
+     ("dataset=Coar", "did you mean 'Cora'"), ("clients=999", "number of clients of this figure")],
+)  # fmt: skip
+def test_wrong_choices_are_one_sentence(only: str, sentence: str, all_data: None) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        figure("fedath", "7", only).plan()
+
+
+def test_a_figure_that_is_a_drawing_says_so() -> None:
+    paper = read_paper("fedath")
+    number = next(n for n, one in paper.recipe.figures.items() if one.reason)
+    with pytest.raises(ConfigError, match=f"figure {number} of fedath is not drawn"):
+        figure("fedath", number).plan()
+
+
+def test_only_gains_have_baselines_and_these_have_no_settings(all_data: None) -> None:
+    gains = figure("gcfl", "6")
+    points, reasons = gains.plan()
+    assert not reasons
+    bases = gains.baselines(points)
+    assert {run.config.method for run in bases.values()} == {"local"}
+    assert set(bases) == {(point.dataset, point.x.label) for point in points}
+    curves = figure("fedath", "7")
+    assert curves.baselines(curves.plan()[0]) == {}
+
+
+def test_protocols_have_different_runs_of_the_same_points(all_data: None) -> None:
+    own, strict = (figure("fedath", "7", "dataset=Cora", rules=r).plan()[0] for r in ("", STRICT))
+    assert [point.method for point in own] == [point.method for point in strict]
+    assert not {point.run.name for point in own} & {point.run.name for point in strict}
+    assert {point.run.labels["protocol"] for point in strict} == {STRICT}
 
 
 def test_absent_data_leave_nothing_to_draw(tmp_path: Path) -> None:

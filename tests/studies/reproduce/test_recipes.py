@@ -13,8 +13,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import resolve
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.studies.costs import estimate_seconds
-from atoll.studies.reproduce.figure_plan import Figure
-from atoll.studies.reproduce.figures import ALONE
+from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import (
     AVERAGE,
     GAINS,
@@ -76,7 +75,7 @@ def test_every_printed_cell_has_a_run_or_says_why_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_table_and_figure_is_run_or_says_why_not(name: str, monkeypatch) -> None:
-    for module in ("recipes", "figure_plan"):  # as if all data were here
+    for module in ("recipes", "figures"):  # as if all data were here
         monkeypatch.setattr(f"atoll.studies.reproduce.{module}.absent", lambda data, root: "")
     paper = read_paper(name)
     for number, table in paper.recipe.tables.items():

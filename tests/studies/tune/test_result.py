@@ -1,14 +1,26 @@
-"""The trials of a tuning, ranked, and read from a folder without Optuna."""
+"""The trials of a tuning: ranked, read from a folder without Optuna, and printed."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from atoll.studies.tune.result import Trial, TuningResult, ranking, read_tried
+from atoll.present.tables import rich_table
+from atoll.studies.tune.result import (
+    Trial,
+    TuningResult,
+    final_table,
+    ranking,
+    read_tried,
+    trials_table,
+)
+from tests.studies.tune.conftest import tune
 
 
 def test_the_best_comes_first_and_of_equals_the_earlier() -> None:
@@ -37,3 +49,15 @@ def test_a_folder_gives_the_trials_that_have_ended(whole: TuningResult, tmp_path
     (folder / "events.jsonl").write_text("\n".join(kept) + "\n")
     (open_one,) = read_tried(folder)
     assert (len(open_one.trials), open_one.budget) == (7, 8)
+
+
+def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: TuningResult) -> None:
+    assert whole.methods["fedavg"].defaults
+    console = Console(width=80, record=True, file=io.StringIO())
+    elsewhere = {"rounds": 1, "set": {"hidden": 8}, "search": {"lr": "0.1..0.3"}}
+    found = tune(clients=2, trials=2, **elsewhere)
+    assert not found.methods["fedavg"].defaults
+    console.print(rich_table(trials_table(found.methods["fedavg"])))
+    console.print(rich_table(final_table(found)))
+    assert "(its own defaults)" not in console.export_text(clear=False)
+    assert re.search(r"^fedavg +2 +– ", console.export_text(), re.MULTILINE)

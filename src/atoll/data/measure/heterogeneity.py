@@ -30,7 +30,7 @@ from torch import Tensor
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse
-from atoll.data.measure.structure import Comparison, anonymous_walks, compare_with_random
+from atoll.data.measure.structure import StructureGap, anonymous_walks, compare_with_random
 from atoll.data.source import undirected_pairs
 
 WALK_STEPS = 5  # steps of an anonymous walk; there are 52 such walks
@@ -62,7 +62,7 @@ class Heterogeneity:
     structure_divergence: ndarray  # between anonymous-walk embeddings, (K, K)
     similarity: ndarray  # histogram of the feature similarity from -1 to 1, (K, B); rows sum to 1
     walks: ndarray  # anonymous-walk embeddings, (K, 52), in the order of `walk_patterns(5)`
-    shape: Comparison  # GCFL's Table 1 and the random graphs, (K, 4) each
+    shape: StructureGap  # GCFL's Table 1 and the random graphs, (K, 4) each
 
     @property
     def edges_lost_share(self) -> float:
@@ -142,7 +142,7 @@ def describe(
         structure_divergence=jensen_shannon(np.stack(walked)),
         similarity=similarity,
         walks=np.stack(walked),
-        shape=Comparison(*np.stack(shapes, axis=1)),
+        shape=StructureGap(*np.stack(shapes, axis=1)),
     )
 
 

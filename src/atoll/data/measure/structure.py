@@ -107,7 +107,7 @@ def random_pairs(nodes: int, count: int, rng: np.random.Generator) -> ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class StructureGap:
     """A graph's `STATISTICS` next to mean and std over random graphs of as many nodes and edges.
 
     Arrays are (4,) for one graph and (K, 4) for the clients of a federation. `p` is a two-sided
@@ -125,7 +125,7 @@ class Comparison:
 
 def compare_with_random(
     pairs: ndarray, nodes: int, graphs: int, path_sources: int, rng: np.random.Generator
-) -> Comparison:
+) -> StructureGap:
     """Compare a graph with `graphs` random ones of as many nodes and edges (GCFL Table 1)."""
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
     samples = np.full((graphs, real.size), np.nan)
@@ -134,14 +134,14 @@ def compare_with_random(
         row[:] = structure_statistics(other, nodes, path_sources=path_sources, rng=rng)
     if graphs < 2:
         unknown = np.full(real.size, np.nan)
-        return Comparison(real, samples[0] if graphs else unknown, unknown, unknown, unknown)
+        return StructureGap(real, samples[0] if graphs else unknown, unknown, unknown, unknown)
     mean, std = samples.mean(axis=0), samples.std(axis=0, ddof=1)
     # Equal numbers can have a mean that differs from them in the last digit.
     varies = std > 1e-12
     z = np.divide(real - mean, std, out=np.full(real.size, np.nan), where=varies)
     farther = np.abs(samples - mean) >= np.abs(real - mean) - 1e-12
     p = (1 + farther.sum(axis=0)) / (graphs + 1)
-    return Comparison(real, mean, std, z, np.where(np.isfinite(real + mean), p, np.nan))
+    return StructureGap(real, mean, std, z, np.where(np.isfinite(real + mean), p, np.nan))
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,8 +24,10 @@ from atoll.experiment.folder import FinishedRun, RunFolder, read_run
 from atoll.present import chart as charts
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, Panels, Rule, Texts, named
 from atoll.present.tables import Table, make_table, record_table
-from atoll.studies.reproduce.figure_plan import Drawing, Point
 from atoll.studies.reproduce.table import Ours, ours_of
+
+if TYPE_CHECKING:
+    from atoll.studies.reproduce.figures import Drawing, Point
 
 Illustration = tuple[Mapping[str, Panels], Table]
 """Pictures by the ending of their file's name, and the numbers behind them."""
@@ -32,8 +35,9 @@ COLUMNS = {
     "rounds": "dataset method round mean protocol",
     "similarity": "dataset of client other similarity",
     "distance": "dataset method distance std seeds protocol",
-    "contribution": "dataset variation class train_nodes_of_client homophily_at_client "
-    "with without",
+    "contribution": (
+        "dataset variation class train_nodes_of_client homophily_at_client with without"
+    ),
     "norms": "dataset method client round norm norm_of_cluster_mean cluster",
     "heterogeneity": "dataset method after_round structure features",
     "losses": "dataset method round mean std_over_clients",
@@ -60,17 +64,16 @@ def _folder(point: Point) -> Path:
 
 def _scores(drawing: Drawing) -> Table:
     """Every run's score as a line of the CSV."""
-    recipe, rows = drawing.recipe, []
-    row: dict[str, object]
+    recipe, rows = drawing.recipe, list[dict[str, object]]()
     for point in drawing.points:
-        own = _ours(point, drawing)
-        axes = {recipe.x_name: point.x.label, recipe.y_name: point.y.label}
-        clients, method = point.run.config.clients, point.method
-        row = {"dataset": point.dataset, "clients": clients, "method": method}
-        row |= {name: label for name, label in axes.items() if name and name != "clients"}
-        row |= {"metric": drawing.metric(point.dataset), "mean": round(own.mean, 3)}
-        row |= {"std": None if own.std is None else round(own.std, 3), "seeds": own.seeds}
-        rows.append({**row, "protocol": drawing.rules, "cell": point.run.name})
+        own, axes = _ours(point, drawing), {recipe.x_name: point.x.label}
+        axes[recipe.y_name] = point.y.label
+        start = {"dataset": point.dataset, "clients": point.run.config.clients}
+        varied = {name: label for name, label in axes.items() if name and name != "clients"}
+        std = None if own.std is None else round(own.std, 3)
+        found = {"mean": round(own.mean, 3), "std": std, "seeds": own.seeds}
+        row = {**start, "method": point.method, **varied, "metric": drawing.metric(point.dataset)}
+        rows.append({**row, **found, "protocol": drawing.rules, "cell": point.run.name})
     return record_table(rows)
 
 
@@ -85,15 +88,13 @@ def _panels(
     """The only picture of a figure."""
     rows = charts.in_rows(panels)
     wide = len(rows[0])
-    lines = [textwrap.wrap(line, int(13 * width * wide)) for line in drawing.title().splitlines()]
-    title = "\n".join(part for line in lines for part in line)
-    size = (width * wide, height * len(rows) + 0.9)
-    return {"": Panels(title, rows, size, legend=legend)}
+    room = int(13 * width * wide)
+    title = "\n".join(textwrap.fill(line, room) for line in drawing.title().splitlines())
+    return {"": Panels(title, rows, (width * wide, height * len(rows) + 0.9), legend=legend)}
 
 
 def _score_axis(drawing: Drawing, dataset: str) -> Axis:
-    metric = "AUC" if drawing.metric(dataset) == "auc" else "accuracy"
-    return Axis(f"test {metric}, %")
+    return Axis(f"test {drawing.metric(dataset).replace('auc', 'AUC')}, %")
 
 
 def _line(
@@ -142,10 +143,8 @@ def draw_rounds(drawing: Drawing) -> Illustration:
             curve = 100 * run.result.curve(drawing.metric(dataset)).mean(0)
             rounds = np.arange(1, len(curve) + 1)
             lines.append(_line(point.method, methods, rounds, curve, shape=""))
-            rows += [
-                (dataset, point.method, number, round(float(value), 3), drawing.rules)
-                for number, value in enumerate(curve, start=1)
-            ]
+            for number, value in enumerate(curve.tolist(), start=1):
+                rows.append((dataset, point.method, number, round(value, 3), drawing.rules))
         x = Axis("round", whole=True)
         panels.append(Chart(dataset, x, _score_axis(drawing, dataset), tuple(lines)))
     return _panels(drawing, panels, legend=len(methods) > 1), _table(drawing, rows)
@@ -156,8 +155,7 @@ def draw_bars(drawing: Drawing) -> Illustration:
     groups = list(dict.fromkeys(point.group for point in drawing.points))
     several = len({p.x.methods for p in drawing.points}) > 1
     methods, ticks, low = drawing.methods(), [], 100.0
-    marks: list[Mark] = []
-    shown: set[str] = set()
+    marks, shown = list[Mark](), set[str]()
     for group in groups:
         own = [point for point in drawing.points if point.group == group]
         for place, point in enumerate(own):

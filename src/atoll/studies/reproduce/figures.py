@@ -5,19 +5,142 @@ Printed figures have no numbers to compare with: only their shape can be compare
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.core.errors import unknown
+from atoll.core.errors import ConfigError, unknown
+from atoll.core.task import TASKS
+from atoll.data.public.registry import dataset_info, plain_name, task_of_data
 from atoll.present.files import check_output, write_all
 from atoll.present.layout import Part, heading, quiet
-from atoll.studies.reproduce.figure_charts import DRAW
-from atoll.studies.reproduce.figure_plan import Drawing, Figure
-from atoll.studies.reproduce.recipes import Paper
-from atoll.studies.reproduce.table import PaperStudy
-from atoll.studies.study_run import Json, RunOutcome
+from atoll.present.terminal import counted
+from atoll.studies.reproduce import figure_charts
+from atoll.studies.reproduce.recipes import FigureRecipe, Paper, Variant, absent
+from atoll.studies.reproduce.table import PaperStudy, Wanted, named_run
+from atoll.studies.study_run import Json, RunOutcome, StudyRun
 
+Label = str | float | int
+COLUMNS = ("dataset", "clients", "method")  # the columns that `--only` can choose by
 ALONE = ("contribution",)  # figures that do not come from runs of a study
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a figure, with the paper's names of data and method."""
+
+    dataset: str
+    clients: int | None  # None is the protocol's number
+    method: str
+    x: Variant  # its place on the first axis
+    y: Variant
+    run: StudyRun
+    outcome: RunOutcome | None = None
+    group: int = 0  # number of the place on the first axis, which may have a label twice
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a paper under one protocol; "" is the paper's own."""
+
+    paper: Paper
+    number: str
+    rules: str
+    wanted: Wanted
+
+    @property
+    def recipe(self) -> FigureRecipe:
+        return self.paper.recipe.figures[self.number]
+
+    def plan(self) -> tuple[list[Point], list[str]]:
+        """The runs of the figure, and why some parts of it have none."""
+        paper, recipe, root = self.paper, self.recipe, self.wanted.root
+        if recipe.reason:
+            raise ConfigError(f"figure {self.number} of {paper.name} is not drawn: {recipe.reason}")
+        for key in (key for key, _ in self.wanted.only if key not in COLUMNS):
+            raise ConfigError(f"--only {key}=... is for tables; a figure has {', '.join(COLUMNS)}")
+        datasets = self._kept(recipe.datasets, "dataset")
+        lacking = {one: paper.why_not(one, recipe.methods[0], root) for one in datasets}
+        points: list[Point] = []
+        for dataset, clients in itertools.product(datasets, recipe.clients or (None,)):
+            if lacking[dataset]:
+                continue
+            for place, (x, y) in enumerate(itertools.product(recipe.x, recipe.y)):
+                for method in self._kept(x.methods or recipe.methods, "method", check=False):
+                    run = self._run(dataset, method, clients, (x, y))
+                    if x.beside and (partner := absent(x.beside, root)):
+                        lacking[x.beside] = partner
+                    else:
+                        points.append(Point(dataset, clients, method, x, y, run, group=place))
+        numbers = {str(point.run.config.clients) for point in points}
+        only = [value for key, value in self.wanted.only if key == "clients"]
+        for value in only:
+            if points and value not in numbers:
+                raise unknown("number of clients of this figure", value, numbers)
+        kept = [point for point in points if not only or str(point.run.config.clients) in only]
+        return kept, [f"{one}: {reason}" for one, reason in lacking.items() if reason]
+
+    def _kept(self, names: Sequence[str], column: str, *, check: bool = True) -> tuple[str, ...]:
+        """The names that `--only` asks for, in the recipe's order."""
+        only = {value.lower(): value for key, value in self.wanted.only if key == column}
+        for low, value in only.items():
+            if check and low not in {name.lower() for name in names}:
+                raise unknown(f"{column} of this figure", value, names)
+        return tuple(name for name in names if not only or name.lower() in only)
+
+    def _run(
+        self, dataset: str, method: str, clients: int | None, variants: tuple[Variant, ...]
+    ) -> StudyRun:
+        setting = self.recipe.setting or next(iter(self.paper.recipe.settings))
+        how: Json = {"clients": clients, "rules": self.rules, "variants": variants}
+        config = self.paper.config(dataset, setting, method, **how, **self.wanted.options())
+        labels: Json = {"method": method, "data": dataset, "clients": config.clients}
+        labels["variant"] = ", ".join(str(one.label) for one in variants if one.label != "")
+        labels["protocol"] = self.rules or self.paper.recipe.protocol
+        return named_run(config, labels)
+
+    def baselines(self, points: Sequence[Point]) -> dict[tuple[str, Label], StudyRun]:
+        """The runs over which clients gain, where the figure shows gains."""
+        found = {}
+        for point in points if self.recipe.draw == "violins" else ():
+            # The baseline has the same clients and none of the method's hyper-parameters.
+            options = {key: value for key, value in point.x.run.items() if key != "set"}
+            plain = Variant(label=point.x.label, data=point.x.data, run=options)
+            run = self._run(point.dataset, self.paper.recipe.baseline, point.clients, (plain,))
+            found[point.dataset, point.x.label] = run
+        return found
+
+
+@dataclass(frozen=True)
+class Drawing(Figure):
+    """A figure with its finished runs; methods and data sets are in the recipe's order."""
+
+    points: tuple[Point, ...]
+    baseline_runs: Mapping[tuple[str, Label], RunOutcome]  # by data set and label of x
+
+    def of(self, dataset: str) -> list[Point]:
+        return [point for point in self.points if point.dataset == dataset]
+
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(point.method for point in self.points))
+
+    def datasets(self) -> list[str]:
+        return list(dict.fromkeys(point.dataset for point in self.points))
+
+    def metric(self, dataset: str) -> str:
+        """The score of the data: "accuracy" or "auc"."""
+        name = plain_name(self.paper.data_name(dataset))
+        return "accuracy" if TASKS[task_of_data(name)].many_graphs else dataset_info(name).metric
+
+    def title(self) -> str:
+        """What the picture shows and how it was run."""
+        rounds = self.wanted.rounds
+        short = f", only {counted(rounds, 'round')}" if rounds is not None else ""
+        return (
+            f"{self.paper.name}, figure {self.number}: {self.recipe.shows}\n"
+            f"protocol {self.rules}, {counted(self.wanted.seeds, 'seed')}{short}"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,8 +177,8 @@ def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:
     figures = [Figure(paper, number, rules, wanted) for rules in wanted.rules(paper)]
     plans = [figure.plan() for figure in figures]
     kind, reasons = figures[0].recipe.draw, plans[0][1]
-    if kind not in DRAW:
-        raise unknown("way to draw in a recipe", kind, DRAW)
+    if kind not in figure_charts.DRAW:
+        raise unknown("way to draw in a recipe", kind, figure_charts.DRAW)
     bases = [one.baselines(points) for one, (points, _) in zip(figures, plans, strict=True)]
     found: dict[str, RunOutcome] = {}
     if kind not in ALONE:
@@ -76,7 +199,7 @@ def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:
 
 def _write(drawing: Drawing, folder: Path) -> list[Path]:
     """Every picture as PNG and SVG, and the numbers as CSV."""
-    pictures, numbers = DRAW[drawing.recipe.draw](drawing)
+    pictures, numbers = figure_charts.DRAW[drawing.recipe.draw](drawing)
     own = drawing.rules == drawing.paper.recipe.protocol
     stem = f"figure-{drawing.number}" + ("" if own else f"-{drawing.rules}")
     stem += f"-rounds-{drawing.wanted.rounds}" if drawing.wanted.rounds else ""

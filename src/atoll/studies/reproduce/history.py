@@ -1,9 +1,8 @@
 """Every call of `atoll reproduce` in one folder, and the tables that they make together.
 
-A call asks for a table, perhaps for some of its cells, with so many seeds. study.json lists all
-calls under "looks". So a call for a part leaves the files of a table complete, and `atoll report`
-finds everything that was reproduced, finished or not. Calls with fewer rounds than published make
-separate tables.
+study.json lists all calls under "looks". So a call for a part leaves the files of a table complete,
+and `atoll report` finds everything that was reproduced, finished or not. Calls with fewer rounds
+than published make separate tables.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> R
     done = {path.parent.name for path in folder.glob("cells/*/result.json")}
     for wanted in calls:
         for row in tables.plan_table(paper, table, wanted, done):
-            found = {run.name: _outcome(folder, run, failed) for run in tables.needed(row)}
-            known = {name: outcome for name, outcome in found.items() if outcome is not None}
-            new = tables.filled(row, known, gains)
+            found = [_outcome(folder, run, failed) for run in tables.needed(row)]
+            new = tables.filled(row, {one.run.name: one for one in found if one}, gains)
             rows[row.printed] = _joined(rows.get(row.printed, new), new)
     ordered = [rows[one] for one in tables.in_order(paper.cells(table)) if one in rows]
     shown = [row for row in ordered if row.ours or row.errors or row.reason]

@@ -8,7 +8,7 @@ from atoll.present.layout import Part, heading, quiet
 from atoll.present.tables import DASH, Column, Table, make_table
 from atoll.present.terminal import duration
 from atoll.studies.costs import estimate_seconds
-from atoll.studies.reproduce.figure_plan import Figure
+from atoll.studies.reproduce.figures import Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun
@@ -22,20 +22,16 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> tuple[list[Ta
         for name in ("what", "it shows", "cells", "data", "rough time")
     ]
     tables = [
-        make_table(columns, _rows(paper, wanted), title=f"{paper.name}: {paper.recipe.title}")
-        for paper in map(read_paper, names)
+        make_table(columns, _rows(one, wanted), title=f"{one.name}: {one.recipe.title}")
+        for one in map(read_paper, names)
     ]
-    one = read_paper(names[0])
-    first = next(number for number, table in one.recipe.tables.items() if not table.reason)
-    example = (
-        f"atoll reproduce {one.name} table{first} --only dataset={next(iter(one.recipe.data))}"
-    )
-    caption = (
+    paper = read_paper(names[0])
+    first = next(number for number, table in paper.recipe.tables.items() if not table.reason)
+    return tables, (
         "cells: printed numbers of a table, runs of a figure. Data in brackets are not here. "
-        f"Rough time: {seeds} seeds of what is here, one protocol, one core. "
-        f"For example: {example}"
+        f"Rough time: {seeds} seeds of what is here, one protocol, one core. For example: "
+        f"atoll reproduce {paper.name} table{first} --only dataset={next(iter(paper.recipe.data))}"
     )
-    return tables, caption
 
 
 def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
@@ -55,27 +51,25 @@ def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
         names = dict.fromkeys(row.printed.dataset for row in rows)
         sets = [name for name in names if name in paper.recipe.data]
         runs = unique(run for row in rows for run in needed(row))
-        yield *start, len(rows), _data(paper, sets, wanted.root), _time(runs)
+        yield *start, len(rows), *_data_and_time(paper, sets, runs, wanted.root)
     for number, figure in paper.recipe.figures.items():
         start = f"fig{number}", figure.shows
         if figure.reason:
-            reason = "no numbers" if "drawing" in figure.reason else "not drawn"
-            yield *start, DASH, reason, DASH
+            yield *start, DASH, "no numbers" if "drawing" in figure.reason else "not drawn", DASH
             continue
         plan = Figure(paper, number, "", wanted)
         points, _ = plan.plan()
         runs = unique([*(point.run for point in points), *plan.baselines(points).values()])
-        yield *start, len(runs), _data(paper, figure.datasets, wanted.root), _time(runs)
+        yield *start, len(runs), *_data_and_time(paper, figure.datasets, runs, wanted.root)
 
 
-def _data(paper: Paper, sets: Sequence[str], root: str | None) -> str:
-    """The data sets of a table, absent ones in brackets."""
-    return ", ".join(f"({one})" if absent(paper.data_name(one), root) else one for one in sets)
-
-
-def _time(runs: Sequence[StudyRun]) -> str:
+def _data_and_time(
+    paper: Paper, sets: Sequence[str], runs: Sequence[StudyRun], root: str | None
+) -> tuple[str, str]:
+    """The data sets of a table, absent ones in brackets, and the time that its runs take here."""
+    words = [f"({one})" if absent(paper.data_name(one), root) else one for one in sets]
     seconds = sum(estimate_seconds(run.config) for run in runs)
-    return duration(seconds).removeprefix("about ") if seconds else DASH  # nothing of it is here
+    return ", ".join(words), duration(seconds).removeprefix("about ") if seconds else DASH
 
 
 def items(paper: Paper, text: str) -> list[tuple[str, str]]:

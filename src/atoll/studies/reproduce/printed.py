@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,34 +88,22 @@ def terminal_tables(found: Reproduction) -> list[Table]:
     lines = [line for block in blocks.values() for line in block]
     wide = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     columns = [Column(n, _align(n), width=w) for n, w in zip(head, wide, strict=True)]
-    every = list(range(len(head)))
+
+    def cells(line: Sequence[str], left_out: Sequence[int] = ()) -> list[Cell]:
+        kept = [(n, text) for n, text in enumerate(line) if n not in left_out]
+        return [Cell(t, style=_COLOURS.get(t, "") if n == place else "") for n, t in kept]
+
     if sum(wide) + 2 * (len(wide) - 1) <= WIDTH:
-        return [_block("", columns, every, list(blocks.values()))]
+        ends = list(itertools.accumulate(map(len, blocks.values())))[:-1]
+        return [make_table(columns, map(cells, lines), sections=ends)]
     common = [n for n, name in enumerate(names) if name in ("dataset", "setting", "clients")]
-    left = [n for n in every if n not in common]
+    own = [column for n, column in enumerate(columns) if n not in common]
     tables = []
     for block in blocks.values():
         words = [f"{block[0][n]} clients" if names[n] == "clients" else block[0][n] for n in common]
-        title = ", ".join(word for word in words if word)
-        tables.append(_block(title, columns, left, [block]))
+        rows = [cells(line, common) for line in block]
+        tables.append(make_table(own, rows, title=", ".join(filter(None, words))))
     return tables
-
-
-def _block(
-    title: str,
-    columns: Sequence[Column],
-    places: Sequence[int],
-    blocks: Sequence[Sequence[Sequence[str]]],
-) -> Table:
-    """Some columns of some blocks of lines, with a line between two blocks."""
-    ends = [sum(map(len, blocks[:n])) for n in range(1, len(blocks))]
-    verdict = [column.name for column in columns].index("verdict")
-    rows = [
-        [Cell(line[n], style=_COLOURS.get(line[n], "") if n == verdict else "") for n in places]
-        for block in blocks
-        for line in block
-    ]
-    return make_table([columns[n] for n in places], rows, title=title, sections=ends)
 
 
 def _align(name: str) -> Align:
@@ -157,13 +146,9 @@ def how(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
 def summary_lines(found: Reproduction) -> list[str]:
     """How many cells agree, and each reason for a missing one."""
     verdicts = Counter(map(found.verdict, found.rows))
-    reasons = {verdict: count for verdict, count in verdicts.items() if ": " in verdict}
-    notes = {row.printed.method: row.note for row in found.rows if row.note and row.ours}
-    return [
-        _summary_sentence(found),
-        *(f"{counted(count, 'cell')} {reason}" for reason, count in reasons.items()),
-        *(f"{method}: {note}" for method, note in notes.items()),
-    ]
+    reasons = [f"{counted(n, 'cell')} {reason}" for reason, n in verdicts.items() if ": " in reason]
+    notes = [f"{row.printed.method}: {row.note}" for row in found.rows if row.note and row.ours]
+    return [_summary_sentence(found), *reasons, *dict.fromkeys(notes)]
 
 
 def _summary_sentence(found: Reproduction) -> str:

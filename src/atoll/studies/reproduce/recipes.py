@@ -8,6 +8,7 @@ run, is made of other cells (an average), or has one sentence that says why it h
 from __future__ import annotations
 
 import csv
+import string
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -153,22 +154,15 @@ class Paper:
         variants: tuple[Variant, ...] = (),
         **more: Any,
     ) -> RunConfig:
-        """The run behind a cell, by the paper's names of data, setting and method.
+        """The run behind a cell, by the paper's names; a setting has parts joined by ";".
 
-        A setting has parts joined by ";". `clients` None leaves their number to the protocol.
-        `rules` is `strict`, or else the paper's protocol. `variants` are places on the axes of a
-        figure, and `more` are seeds, rounds and data_root.
+        `clients` None leaves their number to the protocol. `rules` is `strict`, or else the paper's
+        protocol. `variants` are places on a figure's axes; `more` are seeds, rounds and data_root.
         """
-        own = self._method(method)
-        names = setting.split(";")
+        own, names, data = self._method(method), setting.split(";"), self.data_name(dataset)
         parts = [self.recipe.settings[part] for part in names if part]
-        data = self.data_name(dataset)
-        options: Options = {
-            "data": data,
-            "protocol": self.recipe.protocol,
-            "clients": clients,
-            "ratios": self.recipe.data[dataset].ratios,
-        }
+        options: Options = {"data": data, "protocol": self.recipe.protocol, "clients": clients}
+        options["ratios"] = self.recipe.data[dataset].ratios
         layers = [part.run for part in parts]
         layers += [_of_file(part.file, data, own.settings_of_file) for part in parts]
         layers += [own.run, *(own.with_.get(part, {}) for part in names)]
@@ -228,13 +222,15 @@ def absent(data: str, root: str | None) -> str:
     """One sentence if the data are not here; else nothing."""
     name = plain_name(data).lower()
     lacking = [one for one in sets_of_group(name) or (name,) if not registry.is_present(one, root)]
-    if not lacking:
-        return ""
     names = [registry.dataset_info(one).name for one in lacking]
     verb = "is" if len(names) == 1 else "are"
     return (
-        f"{', '.join(names)} {verb} not in {registry.data_root(root)}; get with: "
-        f"atoll data fetch {' '.join(names)}"
+        ""
+        if not names
+        else (
+            f"{', '.join(names)} {verb} not in {registry.data_root(root)}; get with: "
+            f"atoll data fetch {' '.join(names)}"
+        )
     )
 
 
@@ -260,18 +256,18 @@ def _under_strict(given: RunConfig, division: Options, more: Options) -> RunConf
     """The same method, hyper-parameters and budget, scored and divided by the rules of `strict`."""
     config, _ = resolve(given)
     names = ("method", "data", "rounds", "epochs", "fraction", "set", "batch_size")
-    kept: Options = {name: getattr(config, name) for name in names}
+    options: Options = {name: getattr(config, name) for name in names}
     grouped = sets_of_group(plain_name(config.data))
-    kept["clients"] = None if grouped else given.clients or config.clients
-    options = {**kept, "ratios": given.ratios, "protocol": STRICT, **division}
+    options["clients"] = None if grouped else given.clients or config.clients
+    options |= {"ratios": given.ratios, "protocol": STRICT, **division}
     return make_config(**{**{k: v for k, v in options.items() if v is not None}, **more})
 
 
 def find_item(paper: Paper, text: str) -> tuple[str, str]:
     """The table or figure that a word names, by kind and number (1, table1, T1, fig4, F4)."""
     word = text.lower().replace(" ", "").replace(".", "").replace("-", "")
-    number = word.lstrip("abcdefghijklmnopqrstuvwxyz")
-    short = word[: len(word) - len(number)]
+    number = word.lstrip(string.ascii_lowercase)
+    short = word.removesuffix(number)
     kinds = dict.fromkeys(("", "t", "tab", "table"), "table")
     kinds |= dict.fromkeys(("f", "fig", "figure"), "figure")
     tables, figures = paper.recipe.tables, paper.recipe.figures

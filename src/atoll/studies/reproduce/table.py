@@ -130,7 +130,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class PaperStudy:
-    """The study of a paper's tables and figures: one request, one folder."""
+    """The study of a paper's tables and figures."""
 
     paper: Paper
     wanted: Wanted
@@ -141,10 +141,8 @@ class PaperStudy:
     def run(self, item: str, runs: Iterable[StudyRun]) -> dict[str, RunOutcome]:
         """Run what an item ("table1", "fig4") lacks; outcomes by name."""
         about = about_study(self.paper, item, self.wanted, self.folder)
-        todo, observer, jobs = unique(runs), self.observer, self.jobs
-        outcomes = run_study(
-            self.folder, todo, about=about, observer=observer, adds=True, jobs=jobs
-        )
+        how: Json = {"observer": self.observer, "jobs": self.jobs, "adds": True}
+        outcomes = run_study(self.folder, unique(runs), about=about, **how)
         return {outcome.run.name: outcome for outcome in outcomes}
 
 
@@ -167,9 +165,8 @@ def chosen(paper: Paper, cells: Sequence[Printed], wanted: Wanted) -> list[Print
     """The cells that `--only` asks for; a value that occurs nowhere is refused."""
     kept = list(cells)
     for column in dict.fromkeys(key for key, _ in wanted.only):
-        names: set[str] = set()
-        for value in (value for key, value in wanted.only if key == column):
-            names |= _printed_names(paper, cells, column, value)
+        values = [value for key, value in wanted.only if key == column]
+        names = set[str]().union(*(_printed_names(paper, cells, column, v) for v in values))
         kept = [one for one in kept if getattr(one, column) in names]
     if not kept:
         only = ", ".join(f"{key}={value}" for key, value in wanted.only)
@@ -178,17 +175,17 @@ def chosen(paper: Paper, cells: Sequence[Printed], wanted: Wanted) -> list[Print
 
 
 def _printed_names(paper: Paper, cells: Sequence[Printed], column: str, value: str) -> set[str]:
-    """The printed names that a value asks for: the same, or else those that Atoll calls so."""
+    """The printed names that a value asks for: the same, or else those with such an alias."""
     names = dict.fromkeys(str(getattr(one, column)) for one in cells)
-    same = {name for name in names if _plain(name) == _plain(value)}
-    same = same or {n for n in names if _plain(value) in map(_plain, _aliases(paper, n, column))}
+
+    def is_it(name: str) -> bool:
+        return name.lower().replace(" ", "") == value.lower().replace(" ", "")
+
+    same = {name for name in names if is_it(name)}
+    same = same or {name for name in names if any(map(is_it, _aliases(paper, name, column)))}
     if not same:
         raise unknown(f"{column} of this table", value, names)
     return same
-
-
-def _plain(text: str) -> str:
-    return text.lower().replace(" ", "")
 
 
 def _aliases(paper: Paper, name: str, column: str) -> list[str]:
@@ -204,8 +201,7 @@ def plan_table(
     paper: Paper, table: str, wanted: Wanted, done: Collection[str] = ()
 ) -> list[ReproducedRow]:
     """The rows of a table before anything is run; runs in `done` need no data any more."""
-    reason = paper.recipe.tables[table].reason
-    if reason:
+    if reason := paper.recipe.tables[table].reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
     kept = set(chosen(paper, cells, wanted))
@@ -229,11 +225,9 @@ def _planned(
         if not done or _run(paper, part, own, wanted).name not in done
     }
     lacking = [name for name, reason in reasons.items() if reason]
-    if lacking and one.metric == AVERAGE:
-        reason = f"a mean over data sets that are not all here: {', '.join(lacking)}"
-        return ReproducedRow(one, reason=reason)
     if lacking:
-        return ReproducedRow(one, reason=reasons[one.dataset])
+        whole = f"a mean over data sets that are not all here: {', '.join(lacking)}"
+        return ReproducedRow(one, reason=whole if one.metric == AVERAGE else reasons[one.dataset])
     gains = one.metric in GAINS
     runs = {
         rules: tuple(_run(paper, part, rules, wanted) for part in parts)
@@ -241,9 +235,9 @@ def _planned(
         # Clients differ from seed to seed under strict, so that none of them gains.
         if rules != STRICT or not gains
     }
-    base = replace(one, method=paper.recipe.baseline) if gains else None
+    base = replace(one, method=paper.recipe.baseline)
+    base_run = _run(paper, base, own, wanted) if gains else None
     metrics = tuple(PRINTED_METRICS.get(part.metric, part.metric) for part in parts)
-    base_run = _run(paper, base, own, wanted) if base else None
     near, note = tolerance(paper, one.metric, one.std), paper.recipe.methods[one.method].note
     return ReproducedRow(one, runs, metrics, base_run, tolerance=near, note=note)
 
@@ -272,8 +266,7 @@ def _run(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> StudyRun:
 def named_run(config: RunConfig, labels: Json) -> StudyRun:
     """A run with a readable name that is different for every configuration.
 
-    Not part of it are the folder of the data, the clients that would be accepted, and the number of
-    seeds: more of them continue a run.
+    The data's folder, `allow` and the number of seeds do not change it: more seeds continue a run.
     """
     text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1, allow=()))
     words = [plain_name(config.data).lower(), config.clients, config.method, config.protocol]
@@ -317,8 +310,7 @@ def reproduce_table(study: PaperStudy, table: str) -> Reproduction:
 
 def needed(row: ReproducedRow) -> list[StudyRun]:
     """Every run that a row needs."""
-    own = [run for runs in row.runs.values() for run in runs]
-    return own if row.baseline is None else [*own, row.baseline]
+    return [run for runs in (*row.runs.values(), (row.baseline,)) for run in runs if run]
 
 
 def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) -> ReproducedRow:
@@ -352,22 +344,18 @@ def ours_of(outcome: RunOutcome, metric: str) -> Ours:
     return Ours(100 * found["mean"], std, len(values), values)
 
 
-class Gains:
-    """Gains of clients over the baseline's clients; a run is read once."""
+class Gains(dict[Path, np.ndarray]):
+    """Gains of clients over the baseline's; holds each run's accuracy by client, read once."""
 
-    def __init__(self) -> None:
-        self.clients: dict[Path, np.ndarray] = {}
+    def __missing__(self, folder: Path) -> np.ndarray:
+        self[folder] = open_run(folder).result.of_clients()
+        return self[folder]
 
     def of(self, outcome: RunOutcome, base: RunOutcome, metric: str) -> Ours:
         """The least gain in points, or the number of clients that lose nothing."""
-        accuracy = self._of_clients(outcome.folder)
-        gain = Gain("", accuracy, accuracy.mean(0) - self._of_clients(base.folder).mean(0))
+        accuracy = self[outcome.folder]
+        gain = Gain("", accuracy, accuracy.mean(0) - self[base.folder].mean(0))
         assert gain.gain is not None
         least = metric == "min_gain"
         value = 100 * float(np.nanmin(gain.gain)) if least else float(gain.improved(ties=True))
         return Ours(value, None, len(accuracy))
-
-    def _of_clients(self, folder: Path) -> np.ndarray:
-        if folder not in self.clients:
-            self.clients[folder] = open_run(folder).result.of_clients()
-        return self.clients[folder]

@@ -21,7 +21,7 @@ from atoll.experiment.problem import Data, task_of_object
 from atoll.experiment.selection import BEST_CACHED, select_rule
 from atoll.methods import METHODS, method_class
 from atoll.studies.study_run import StudyRun
-from atoll.studies.tune.result import TuningRequest
+from atoll.studies.tune.result import TuningRequest, safe_name
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ class SearchPlan:
 
     def _with(self, settings: Mapping[str, Value]) -> RunConfig:
         return msgspec.structs.replace(self.asked, set={**self.asked.set, **settings})
-
-
-def safe_name(name: str) -> str:
-    """A method's name as a folder's; one's own may be a path."""
-    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in name)
 
 
 def make_plan(method: str, request: TuningRequest, data: Data | None) -> SearchPlan:
@@ -130,9 +125,8 @@ def space_of(
 ) -> tuple[dict[str, Range], list[str]]:
     """The space of one method, and a sentence for each range that was left out.
 
-    A hyper-parameter that `asked`, the user's configuration, sets is not searched; `config` is the
-    same, resolved. `preset` names one of the method's `grids`; None takes its `space`. The user's
-    ranges in `search` replace the method's or stand beside them.
+    A hyper-parameter that `asked` sets is not searched; `config` is the same, resolved. `preset`
+    names one of the method's `grids`. The user's ranges in `search` replace or extend the method's.
     """
     cls, name = method_class(config.method), config.method
     declared: Space = cls.space if preset is None else _grid(cls, name, preset)

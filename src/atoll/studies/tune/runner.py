@@ -26,10 +26,9 @@ from atoll.studies.parallel import Crew, run_parallel
 from atoll.studies.study import write_about
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, StudySettings
 from atoll.studies.tune.plan import SearchPlan
-from atoll.studies.tune.result import TuningRequest, ranking
+from atoll.studies.tune.result import Tuned, TuningRequest, ranking
 from atoll.studies.tune.search import Search
 
-STORE = "optuna.db"
 DIVERGED = {error.__name__ for error in (StepError, ServerDiverged, SeedFailed)}
 RAISED = {error.__name__: error for error in (ConfigError, DataError)}
 """Errors of another process that are raised again here."""
@@ -66,8 +65,8 @@ class Trials:
         self.searches: dict[str, Search] = {}
         for plan in self.plans:
             about = plan.name, plan.space, plan.asked.seed, plan.config.rounds or 1
-            search = Search(self.folder / STORE, *about, self.request.pruner, plan.first)
-            self.searches[plan.name] = search
+            store = self.folder / "optuna.db"
+            self.searches[plan.name] = Search(store, *about, self.request.pruner, plan.first)
 
     def run(self) -> None:
         """Bring every method to its final test."""
@@ -79,8 +78,7 @@ class Trials:
             self._spend(plan, plan.trials)
         tested = [plan for plan in self.plans if self._choose(plan)]
         if self.jobs > 1:
-            finals = [self.finals[plan.name] for plan in tested]
-            self._run_ahead(finals, StudySettings(self.folder))
+            self._run_ahead(list(self.finals.values()), StudySettings(self.folder))
         for plan in tested:
             self._test(plan)
         self._describe()
@@ -113,16 +111,13 @@ class Trials:
         self.blinded(Problem.of(first.asked, self.data), first.asked.seed)
         with Crew(self.settings, self.observer, self.jobs) as crew:
             while waiting := [plan for plan in self.plans if self._is_open(plan)]:
-                ahead: list[StudyRun] = []
-                until = {}
+                ahead, until = list[StudyRun](), dict[str, int]()
                 for plan in waiting:
                     search = self.searches[plan.name]
                     known, done = search.known(plan.trials), len(search.frozen)
                     watch = WatchAhead(plan, self.blinded, search if len(known) == 1 else None)
-                    ahead += [
-                        replace(plan.trial(done + n, settings), watch=watch)
-                        for n, settings in enumerate(known)
-                    ]
+                    trials = [plan.trial(done + n, values) for n, values in enumerate(known)]
+                    ahead += [replace(trial, watch=watch) for trial in trials]
                     until[plan.name] = done + max(1, len(known))
                 self._run_ahead(ahead, self.settings, crew)
                 for plan in waiting:
@@ -143,8 +138,7 @@ class Trials:
         """Run and judge a method's trials, up to so many in all."""
         search = self.searches[plan.name]
         while len(search.frozen) < trials and plan.name not in self.spent:
-            settings = search.ask()
-            if settings is None:
+            if (settings := search.ask()) is None:
                 self.spent.add(plan.name)
                 self.notes.append(f"{plan.name}: nothing untried was left in the space")
                 break
@@ -222,6 +216,14 @@ class Trials:
         if outcome.error:
             self.notes.append(f"{plan.name}: the final test failed: {outcome.error}")
         self.tests[plan.name] = outcome
+
+    def tuned(self, plan: SearchPlan) -> Tuned:
+        """The best configuration of a method, and its test."""
+        search, tested = self.searches[plan.name], self.tests.get(plan.name)
+        defaults = not plan.whole and set(plan.first[0]) == set(plan.space)
+        test, redivided = None if tested is None else tested.summary, plan.redivides(self.data)
+        found = search.trials, self.chosen[plan.name], test, search.importance()
+        return Tuned(plan.name, plan.space, *found, redivided, defaults)
 
 
 @dataclass

@@ -26,10 +26,9 @@ from atoll.experiment.folder import read_json
 from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import lock_folder
-from atoll.studies.study_run import StudyObserver
-from atoll.studies.tune.plan import SearchPlan, make_plan
-from atoll.studies.tune.printed import write_tuning
-from atoll.studies.tune.result import SEEDS, TRIALS, Tuned, TuningRequest, TuningResult
+from atoll.studies.study_run import Json, StudyObserver
+from atoll.studies.tune.plan import make_plan
+from atoll.studies.tune.result import SEEDS, TRIALS, TuningRequest, TuningResult, write_tuning
 from atoll.studies.tune.runner import Blinded, Trials
 from atoll.studies.tune.search import PRUNERS, need_optuna
 
@@ -76,10 +75,18 @@ def tune(
         >>> tuned.test["seeds"]  # fresh ones, for the best configuration alone
         5
     """
+    for taken in ("seeds", "method"):
+        if taken in options:
+            raise unknown("option", taken, ("methods", "trial_seeds"))
+    names = (methods,) if isinstance(methods, str) else tuple(methods)
+    if not all(isinstance(name, str) for name in names) or not names:
+        raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
     given = None if isinstance(data, str) else data
+    options |= {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
+    config = make_config(method=names[0], seeds=trial_seeds, **options)
     ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
-    budget = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
-    request = _make_request(methods, data, {"seeds": trial_seeds}, options, search=ranges, **budget)
+    budget: Json = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
+    request = TuningRequest(methods=names, config=config, search=ranges, **budget)
     folder = None if out is None else Path(out)
     with contextlib.ExitStack() as stack:
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -87,25 +94,6 @@ def tune(
     if folder is not None:
         write_tuning(found, folder)
     return replace(found, folder=folder)
-
-
-def _make_request(
-    methods: str | Sequence[str],
-    data: str | Data,
-    trial: Mapping[str, int],
-    options: Mapping[str, object],
-    **how: Any,
-) -> TuningRequest:
-    """The request, checked."""
-    for taken in ("seeds", "method"):
-        if taken in options:
-            raise unknown("option", taken, ("methods", "trial_seeds"))
-    names = (methods,) if isinstance(methods, str) else tuple(methods)
-    if not all(isinstance(name, str) for name in names) or not names:
-        raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
-    given = {"data": data} if isinstance(data, str) else {"data": data.name, "objects": ["data"]}
-    config = make_config(method=names[0], **given, **trial, **options)
-    return TuningRequest(methods=names, config=config, **how)
 
 
 def read_request(folder: Path) -> TuningRequest:
@@ -130,11 +118,7 @@ def run_tuning(
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
 ) -> TuningResult:
-    """Bring a tuning to its end, from wherever it is.
-
-    Raises:
-        Stopped: The user stopped it; all that was done is saved.
-    """
+    """Bring a tuning to its end, from wherever it is; `Stopped` if the user stops it."""
     need_optuna()
     check_jobs(jobs)
     _check(request)
@@ -149,16 +133,13 @@ def run_tuning(
         blinded(Problem.of(first.asked, data), first.asked.seed)
     with lock_folder(folder):
         _check_same(request, folder)
-        about = {
-            "kind": "tune",
-            "command": tune_command(request, folder),
-            "asked": msgspec.to_builtins(request),
-        }
+        about = {"kind": "tune", "command": tune_command(request, folder)}
+        about["asked"] = msgspec.to_builtins(request)
         count = choose_jobs(jobs, [plan.asked for plan in plans for _ in range(plan.trials)])
         observer = observer or StudyObserver()
         trials = Trials(folder, about, request, plans, data, observer, blinded, count)
         trials.run()
-        found = {plan.name: _tuned(plan, trials) for plan in plans if plan.name in trials.chosen}
+        found = {plan.name: trials.tuned(plan) for plan in plans if plan.name in trials.chosen}
         notes = [note for plan in plans for note in plan.notes]
         return TuningResult(request, found, [*notes, *trials.notes], folder)
 
@@ -174,14 +155,6 @@ def tune_command(request: TuningRequest, folder: Path) -> str:
     more |= {"pruner": request.pruner, "search": request.search}
     words += option_words({k: v for k, v in more.items() if v != usual.get(k)})
     return shlex.join(["atoll", "tune", *request.methods, *words])
-
-
-def _tuned(plan: SearchPlan, trials: Trials) -> Tuned:
-    search, tested = trials.searches[plan.name], trials.tests.get(plan.name)
-    test = None if tested is None else tested.summary
-    defaults = not plan.whole and set(plan.first[0]) == set(plan.space)
-    found = search.trials, trials.chosen[plan.name], test, search.importance()
-    return Tuned(plan.name, plan.space, *found, plan.redivides(trials.data), defaults)
 
 
 def _check(request: TuningRequest) -> None:
