@@ -15,10 +15,15 @@ import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.graph import Graph, Sparse
 from atoll.core.minibatch import is_cut
-from atoll.data.client_graph import InducedSubgraphs
-from atoll.data.divide import federate
+from atoll.data.divide import (
+    InducedSubgraphs,
+    federate,
+    largest_component,
+    row_normalized,
+    words_normalized,
+)
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source
-from atoll.data.synthetic import Lagoon, make_lagoon
+from atoll.data.synthetic import Archipelago, Lagoon, make_lagoon
 
 EVERYTHING = ("no-edge", "single-class")
 
@@ -338,3 +343,78 @@ def test_partition_in_python() -> None:
     assert len(atoll.partition(toy_set(200))) == 5
     assert len(atoll.partition(toy_set(60), "random", clients=3, batch_size=0)) == 3
     assert len(atoll.partition(group())) == 2
+
+
+def test_subgraphs_keep_edges_and_their_order_also_where_clients_overlap() -> None:
+    source = make_lagoon(Archipelago(own_library=0.5), 3, 1)
+    numbers = np.arange(source.edges.shape[1], dtype=np.float32)
+    rng = np.random.default_rng(0)
+    induced = InducedSubgraphs(replace(source, weight=numbers))
+    for _ in range(5):
+        ids = rng.permutation(source.num_nodes)[: source.num_nodes // 2]
+        inside = np.isin(source.edges, ids).all(0)
+        part = induced.part(ids)
+        np.testing.assert_array_equal(part.weight, np.flatnonzero(inside))
+        np.testing.assert_array_equal(ids[part.edges], source.edges[:, inside])
+
+
+def graph(n: int, edges: list[tuple[int, int]], **more) -> Source:
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+    return Source("toy", x, ends, np.arange(n) % 2, 2, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    edges=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
+    data=st.data(),
+)
+def test_induced_keeps_exactly_the_edges_inside(n, edges, data) -> None:
+    source = graph(n, [(u % n, v % n) for u, v in edges])
+    ids = np.array(data.draw(st.permutations(range(n))))[: data.draw(st.integers(1, n))]
+    found = InducedSubgraphs(source).part(ids)
+    wanted = [(u, v) for u, v in source.edges.T.tolist() if u in ids and v in ids]
+    assert [(int(ids[u]), int(ids[v])) for u, v in found.edges.T] == wanted
+    assert np.array_equal(found.y, source.y[ids])
+
+
+def test_largest_component_renumbers_and_takes_everything_along() -> None:
+    source = graph(
+        6,
+        [(0, 1), (2, 3), (3, 4)],
+        split=np.int8([0, 1, 2, 0, 1, 2]),
+        weight=np.float32([1, 2, 3]),
+        columns={"bank": np.array(list("aabbcc"))},
+    )
+    found = largest_component(source)
+    assert found.edges.T.tolist() == [[0, 1], [1, 2]]
+    assert np.array_equal(found.x, source.x[2:5])
+    assert found.y.tolist() == [0, 1, 0]
+    assert found.split.tolist() == [2, 0, 1]
+    assert found.weight.tolist() == [2, 3]
+    assert found.columns["bank"].tolist() == ["b", "b", "c"]
+
+
+def test_largest_component_of_equals_is_the_first() -> None:
+    found = largest_component(graph(4, [(2, 3), (0, 1)]))
+    assert found.x[:, 0].tolist() == [0, 2]
+
+
+def test_row_normalized_sums_to_one_and_leaves_zero_rows() -> None:
+    x = np.float32([[1, 3], [0, 0], [2, 2]])
+    source = Source("toy", x, np.zeros((2, 0), np.int64), np.zeros(3, np.int64), 1)
+    expected = [[0.25, 0.75], [0, 0], [0.5, 0.5]]
+    assert row_normalized(source).x.tolist() == expected
+    sparse = Source("toy", sp.csr_array(x), source.edges, source.y, 1)
+    found = row_normalized(sparse).x
+    assert sp.issparse(found)
+    assert found.dtype == np.float32
+    assert found.toarray().tolist() == expected
+
+
+def test_only_counts_of_words_are_normalized_for_fedpub() -> None:
+    words = replace(graph(1, []), x=np.array([[2.0, 6.0]], np.float32), name="Cora")
+    assert words_normalized(words).x.tolist() == [[0.25, 0.75]]
+    other = replace(words, name="minesweeper")
+    assert words_normalized(other) is other

@@ -1,18 +1,36 @@
-"""From data to a federation: who owns what, and the role of every node or graph."""
+"""From data to a federation: preparations, each client's part and roles, and its tensors.
+
+The sets of a group differ in features and classes. All clients then have as many columns as the
+widest set and as many classes as the richest; `Graph.has_features` and `Graph.has_classes` mark
+those of a client.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
+import scipy.sparse as sp
+import torch
+from scipy.sparse.csgraph import connected_components
 
 from atoll.core.batching import WHOLE, batching_of
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph
-from atoll.data.client_graph import InducedSubgraphs, joined_graphs
+from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.data.partition import Partition, divide
-from atoll.data.source import GraphGroup, GraphSet, Source, check_graph_set, check_source
+from atoll.data.public.registry import SPARSE_BELOW
+from atoll.data.source import (
+    TEST,
+    TRAIN,
+    VAL,
+    GraphGroup,
+    GraphSet,
+    Source,
+    check_graph_set,
+    check_source,
+)
 from atoll.data.spec import Value
 from atoll.data.split import Parts, Ratios
 from atoll.data.split import split as assign_roles
@@ -22,6 +40,8 @@ Options = dict[str, Value]
 DEGENERATE = ("no-edge", "single-class")  # clients that are refused unless the user allows them
 BY_SET = "by-set"  # the partition of a group: one set for each client
 BATCH_SIZE = 128  # training graphs in one step unless the user says otherwise; GCFL's number
+WORDS = ("cora", "citeseer", "pubmed", "computers", "photo")
+"""Planetoid and Amazon: data sets whose features are counts of words."""
 
 
 def federate(
@@ -55,7 +75,7 @@ def federate(
     else:
         roles = draw(source, parts.parts)
     graphs = _graphs(source, parts.parts, roles)
-    sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(roles)
+    sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(graphs)
     for number, (one, ids, graph) in enumerate(zip(sets, parts.parts, graphs, strict=True)):
         items = f"{ids.size} {graph.task.plural} of '{one.name}'"
         check_client(f"client {number} of {len(graphs)} ({items})", graph, one.y[ids], allow)
@@ -110,18 +130,149 @@ def _divided(
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:
     """Refuse a client that cannot take part; `labels` are -1 where unknown."""
+    advice = "use fewer clients or another partition, or accept such clients with --allow"
     if not bool(graph.train.any()):
         raise DataError(
             f"{who} has no training {graph.task}; use fewer clients, another partition or split, "
             "or a larger training share"
         )
     if graph.edges.shape[1] == 0 and "no-edge" not in allow:
-        raise DataError(
-            f"{who} has no edge; use fewer clients or another partition, or accept such clients "
-            "with --allow no-edge"
-        )
+        raise DataError(f"{who} has no edge; {advice} no-edge")
     if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:
-        raise DataError(
-            f"{who} has {graph.task.plural} of a single class; use fewer clients or another "
-            "partition, or accept such clients with --allow single-class"
+        raise DataError(f"{who} has {graph.task.plural} of a single class; {advice} single-class")
+
+
+class InducedSubgraphs:
+    """Subgraphs that sets of nodes induce, each at the cost of its own nodes and their edges.
+
+    Edges keep the order that they have in the whole graph.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        begins = source.edges[0]
+        self.by_source = np.argsort(begins, kind="stable")
+        degree = np.bincount(begins, minlength=source.num_nodes)
+        self.first = np.concatenate([[0], np.cumsum(degree)])
+        self.place = np.full(source.num_nodes, -1, dtype=np.int64)
+
+    def part(self, ids: np.ndarray) -> Source:
+        """The subgraph with the nodes `ids`, numbered in that order."""
+        source = self.source
+        leaving = _runs(self.first[ids], self.first[ids + 1] - self.first[ids])
+        numbers = np.unique(self.by_source[leaving])
+        self.place[ids] = np.arange(ids.size)
+        ends = self.place[source.edges[:, numbers]]
+        self.place[ids] = -1
+        inside = ends[1] >= 0
+        return replace(
+            source,
+            x=source.x[ids],
+            edges=np.ascontiguousarray(ends[:, inside]),
+            y=source.y[ids],
+            weight=None if source.weight is None else source.weight[numbers[inside]],
+            split=None if source.split is None else source.split[ids],
+            columns={name: values[ids] for name, values in source.columns.items()},
         )
+
+    def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
+        """The subgraph as tensors."""
+        part = self.part(ids)
+        train, val, test = _masks(roles, part.y)
+        return make_graph(
+            _features(part.x),
+            torch.from_numpy(part.edges),
+            torch.from_numpy(part.y),
+            train=train,
+            val=val,
+            test=test,
+            edge_weight=None if part.weight is None else torch.from_numpy(part.weight),
+            ids=torch.from_numpy(ids.astype(np.int32)),
+        )
+
+
+def _masks(roles: np.ndarray, y: np.ndarray) -> list[torch.Tensor]:
+    return [torch.from_numpy((roles == role) & (y >= 0)) for role in (TRAIN, VAL, TEST)]
+
+
+def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
+    if not sp.issparse(x):
+        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    entries = sp.coo_array(x)
+    row, column = (torch.from_numpy(index.astype(np.int64)) for index in entries.coords)
+    values = torch.from_numpy(entries.data.astype(np.float32))
+    return sparse_matrix(row, column, values, x.shape, square=False)
+
+
+def joined_graphs(
+    source: GraphSet, ids: np.ndarray, roles: np.ndarray, width: int, classes: int
+) -> Graph:
+    """Some graphs of a set end to end; the first node, the root, has a graph's label and role."""
+    sizes = np.diff(source.node_ptr)[ids]
+    starts = np.cumsum(sizes) - sizes
+    nodes = _runs(source.node_ptr[ids], sizes)
+    y, role = np.full((2, nodes.size), -1)  # no label, and UNUSED
+    y[starts], role[starts] = source.y[ids], roles
+    train, val, test = _masks(role, y)
+    graph_of_edge = source.graph_of_node()[source.edges[0]]
+    order = np.argsort(graph_of_edge, kind="stable")
+    counts = np.bincount(graph_of_edge, minlength=source.num_graphs)
+    chosen = order[_runs((np.cumsum(counts) - counts)[ids], counts[ids])]
+    # Nodes are counted from where their graph starts at the client.
+    moved = np.repeat(starts - source.node_ptr[ids], counts[ids])
+    x = source.x[nodes]
+    if np.count_nonzero(x) >= SPARSE_BELOW * nodes.size * width:
+        x = np.pad(x, ((0, 0), (0, width - x.shape[1])))
+    else:
+        x = sp.csr_array(x)
+        x.resize(nodes.size, width)
+    return make_graph(
+        _features(x),
+        torch.from_numpy(np.ascontiguousarray(source.edges[:, chosen] + moved)),
+        torch.from_numpy(y),
+        train=train,
+        val=val,
+        test=test,
+        ids=torch.from_numpy(nodes.astype(np.int32)),
+        root=torch.from_numpy(np.repeat(starts, sizes)),
+        has_features=torch.arange(width) < source.num_features,
+        has_classes=torch.arange(classes) < source.classes,
+    )
+
+
+def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ... for sizes[0] numbers, then from starts[1] on, and so forth."""
+    before = np.cumsum(sizes) - sizes
+    return np.asarray(np.arange(int(sizes.sum())) + np.repeat(starts - before, sizes))
+
+
+def largest_component(source: Source) -> Source:
+    """Only the largest connected component; the lowest node number decides between equals."""
+    n = source.num_nodes
+    ones = np.ones(source.edges.shape[1], dtype=np.int8)
+    adjacency = sp.coo_array((ones, tuple(source.edges)), shape=(n, n))
+    _, label = connected_components(adjacency, directed=False)
+    largest = np.flatnonzero(label == np.bincount(label).argmax())
+    return InducedSubgraphs(source).part(largest)
+
+
+def row_normalized(source: Source) -> Source:
+    """Features divided by their row's sum (a row of zeros stays)."""
+    total = np.asarray(source.x.sum(axis=1)).reshape(-1)
+    scale = np.divide(1.0, total, out=np.zeros(total.shape), where=total != 0).astype(np.float32)
+    if sp.issparse(source.x):
+        return replace(source, x=sp.csr_array(sp.diags_array(scale) @ source.x))
+    return replace(source, x=source.x * scale[:, None])
+
+
+def words_normalized(source: Source) -> Source:
+    """`row_normalized` for the data sets that FED-PUB normalises, and no others."""
+    return row_normalized(source) if source.name.lower() in WORDS else source
+
+
+PREPARATIONS: dict[str, Callable[[Source], Source]] = {
+    "undirected": Source.undirected_simple,
+    "largest-component": largest_component,
+    "row-normalized": row_normalized,
+    "words-normalized": words_normalized,
+}

@@ -12,8 +12,7 @@ import torch
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
-from atoll.data.client_graph import InducedSubgraphs
-from atoll.data.divide import check_client
+from atoll.data.divide import InducedSubgraphs, check_client
 from atoll.data.split import split as assign_roles
 from atoll.engines.codec import load_checkpoint, save_checkpoint
 

@@ -13,9 +13,8 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.task import GRAPHS, NODES
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
-from atoll.data.divide import BATCH_SIZE, federate
+from atoll.data.divide import BATCH_SIZE, PREPARATIONS, federate
 from atoll.data.load import load
-from atoll.data.prepare import PREPARATIONS
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.config import RunConfig, resolve, saved_header, with_own_partition
 from atoll.experiment.hardware import available_memory

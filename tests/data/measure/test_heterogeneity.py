@@ -11,8 +11,7 @@ from scipy.spatial.distance import jensenshannon
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph, sparse_matrix
-from atoll.data.client_graph import InducedSubgraphs
-from atoll.data.divide import federate
+from atoll.data.divide import InducedSubgraphs, federate
 from atoll.data.measure.heterogeneity import (
     compare_graphs,
     describe,
