@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import DataError
-from atoll.data.source import GraphSet, Source, check_graph_set
+from atoll.data.source import GraphSet, Source
 
 
 def graph(n: int, edges: list[tuple[int, int]], **more) -> Source:
@@ -74,9 +74,9 @@ def test_sets_that_cannot_be_used(change: dict, problem: str) -> None:
         "tiny", np.ones((3, 1), np.float32), np.array([[0, 1], [1, 0]]), np.array([0, 2, 3]),
         np.array([0, 1]), 2,
     )  # fmt: skip
-    assert check_graph_set(good) is good
+    assert good.checked() is good
     with pytest.raises(DataError, match=problem):
-        check_graph_set(replace(good, **change))
+        replace(good, **change).checked()
 
 
 def test_undirected_graphs_have_both_directions_once() -> None:

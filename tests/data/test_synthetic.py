@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import ConfigError
-from atoll.data.source import Source, check_source
+from atoll.data.source import Source
 from atoll.data.synthetic import Archipelago, Lagoon, built_in, make_lagoon, parse_lagoon
 
 
@@ -114,7 +114,7 @@ def test_every_possible_lagoon_is_a_usable_graph(nodes, classes, share, owners, 
         with pytest.raises(ConfigError, match=f"cannot have {owners} clients"):
             make_lagoon(knobs, owners, seed)
         return
-    source = check_source(make_lagoon(knobs, owners, seed))
+    source = make_lagoon(knobs, owners, seed).checked()
     assert source.x.shape == (nodes, 30)
     assert source.classes == classes
     assert set(np.unique(source.x.data)) <= {1.0}
@@ -159,7 +159,7 @@ def test_an_archipelago_has_owners_of_the_wished_sizes_and_no_edge_between_them(
     assert (len(sizes), sizes.min(), sizes.max()) == (200, 20, 30)
     assert (owner[source.edges[0]] == owner[source.edges[1]]).all()
     assert isinstance(source.x, np.ndarray)
-    assert check_source(source).name == "archipelago"
+    assert source.checked().name == "archipelago"
     assert built_in("archipelago:least=20") is Archipelago
     assert built_in("cora") is None
 

@@ -21,16 +21,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.data.partition import Partition, divide
 from atoll.data.public.registry import SPARSE_BELOW
-from atoll.data.source import (
-    TEST,
-    TRAIN,
-    VAL,
-    GraphGroup,
-    GraphSet,
-    Source,
-    check_graph_set,
-    check_source,
-)
+from atoll.data.source import TEST, TRAIN, VAL, GraphGroup, GraphSet, Source
 from atoll.data.spec import Value
 from atoll.data.split import Parts, Ratios
 from atoll.data.split import split as assign_roles
@@ -110,11 +101,9 @@ def _divided(
     source: Data, partition: str | None, clients: int | None, seed: int, options: Options
 ) -> Partition:
     """Who owns what; every set of a group goes whole to one client."""
-    if isinstance(source, Source):
-        return divide(check_source(source), partition or "louvain", clients, seed, **options)
-    if isinstance(source, GraphSet):
-        recipe = partition or "gcfl-oneds"
-        return divide(check_graph_set(source), recipe, clients, seed, **options)
+    if not isinstance(source, GraphGroup):
+        usual = "louvain" if isinstance(source, Source) else "gcfl-oneds"
+        return divide(source.checked(), partition or usual, clients, seed, **options)
     if partition not in (None, BY_SET):
         raise ConfigError(
             f"group '{source.name}' has one client for each data set; leave out --partition"
@@ -124,8 +113,7 @@ def _divided(
             f"group '{source.name}' has {len(source.sets)} data sets and one client for each; "
             f"leave out --clients {clients}"
         )
-    parts = tuple(np.arange(check_graph_set(one).num_graphs) for one in source.sets)
-    return Partition(BY_SET, parts)
+    return Partition(BY_SET, tuple(np.arange(one.checked().num_graphs) for one in source.sets))
 
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:

@@ -7,9 +7,8 @@
                     between a node of the client's "own" classes and one of another class; the
                     classes are dealt round, class j to client j mod K
 
-Random edges lower the homophily of all classes alike, so that under `topology` no client is strong
-in one class and weak in another. The paper's Fig. 1(c) shows a client that is, and the text does
-not say how its edges were drawn; `class-topology` is one way.
+Random edges lower the homophily of all classes alike. The client in the paper's Fig. 1(c) is strong
+in one class and weak in another; the text does not say how: `class-topology` is one way.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.data.source import undirected_pairs
@@ -37,11 +36,10 @@ def vary_federation(
 ) -> Federation:
     """The federation with only one kind of variation, or unchanged for "none".
 
-    The graphs list both directions of each edge. For the topology variations everybody gets the
-    nodes of `client`, and `ratio` times its edges at random, by the seed and the clients' numbers.
+    For the topology variations all clients get the nodes of `client`, and `ratio` times its edges
+    at random, by the seed and the clients' numbers.
     """
-    if vary not in VARY:
-        raise unknown("value of --vary", vary, VARY)
+    check_name("value of --vary", vary, VARY)
     if not 0 <= ratio < np.inf:
         raise ConfigError(f"ratio is {ratio}; give a finite number that is not negative")
     check_client_number(federation, client)
@@ -67,9 +65,8 @@ def vary_federation(
 def check_client_number(federation: Federation, client: int) -> None:
     """Refuse a client that is not there, or that is alone."""
     if len(federation) < 2:
-        raise DataError(
-            "a federation of one client has nobody left without it; give two clients or more"
-        )
+        fault = "a federation of one client has nobody left without it"
+        raise DataError(f"{fault}; give two clients or more")
     if client not in federation.numbers:
         raise ConfigError(
             f"client {client} is not among the {len(federation)} clients; give a number from "

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import NODES
 from atoll.data.own.schema import OwnOptions
 from atoll.data.public import registry
@@ -43,7 +43,11 @@ def load(
         source, report = load_own(Path(name).expanduser(), schema, parse_own_options(own or {}))
         return source, list(report.messages)
     if not _is_public(name):
-        raise _no_such_data(name)
+        names = {key.lower(): key for key in (*DATASETS, *GROUPS, *BUILT_IN)}
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        hint = "`atoll datasets` lists the names, and a graph of your own is given by its path"
+        hint = f"did you mean '{names[near[0]]}'?" if near else hint
+        raise ConfigError(f"unknown data set '{name}'; {hint}")
     plain, options = registry.parse_name(name)
     features, max_degree = _graph_set_options(plain, options)
     if sets_of_group(plain):
@@ -63,8 +67,7 @@ def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, in
     for option in options:
         if is_node_set:
             raise ConfigError(f"data set '{name}' takes no options, but got '{option}'")
-        if option not in ("features", "max_degree"):
-            raise unknown("option of a set of graphs", option, ("features", "max_degree"))
+        check_name("option of a set of graphs", option, ("features", "max_degree"))
     largest = options.get("max_degree")
     if largest is not None and not (isinstance(largest, int) and largest >= 0):
         raise ConfigError(f"max_degree is {largest}; give a whole number from 0 on")
@@ -86,23 +89,13 @@ def _is_public(text: str) -> bool:
     return known or name.startswith("tu:")
 
 
-def _no_such_data(name: str) -> ConfigError:
-    names = {key.lower(): key for key in (*DATASETS, *GROUPS, *BUILT_IN)}
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = "`atoll datasets` lists the names, and a graph of your own is given by its path"
-    if near:
-        hint = f"did you mean '{names[near[0]]}'?"
-    return ConfigError(f"unknown data set '{name}'; {hint}")
-
-
 def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     """Options from the command line's words."""
     known = [field.name for field in fields(OwnOptions)]
     options: dict[str, Any] = dict(given)  # each value gets the type of its field
     for key, value in given.items():
         word = str(value).lower()
-        if key not in known:
-            raise unknown("option of your own data", key, known)
+        check_name("option of your own data", key, known)
         if key == "max_categories":
             if not word.isdigit():
                 raise ConfigError(f"max_categories is '{value}'; give a whole number")

@@ -1,7 +1,7 @@
 """The result of a loader: one whole graph, or one set of small graphs, still undivided.
 
-A `Source` is plain NumPy and SciPy, checked once by `check_source`; partitions and splits read it
-and `data/divide.py` turns it into the tensors of a `Federation`.
+A `Source` is plain NumPy and SciPy, checked once by `checked`; partitions and splits read it.
+`data/divide.py` turns it into the tensors of a `Federation`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,38 @@ def both_directions(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarr
     return doubled[:, order], np.concatenate([first, first])[order]
 
 
-class _Features:
-    """The feature matrix that a graph and a set of graphs have."""
+class _Labelled:
+    """The features and labels that a graph and a set of graphs have."""
 
+    name: str
     x: np.ndarray | sp.csr_array
+    y: np.ndarray
+    classes: int
 
     @property
     def num_features(self) -> int:
         return int(self.x.shape[1])
 
+    def _check_values(self, kind: str) -> None:
+        """Refuse features that are not finite, and labels outside the classes."""
+        entries = sp.coo_array(self.x) if sp.issparse(self.x) else None
+        bad = np.argwhere(~np.isfinite(self.x if entries is None else entries.data))
+        if bad.size:
+            row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
+            raise DataError(
+                f"data '{self.name}' has a NaN or infinite feature at node {row}, column {column} "
+                f"({len(bad)} in all); replace such values before training"
+            )
+        wrong = np.flatnonzero((self.y >= self.classes) | (self.y < -1))
+        if wrong.size:
+            raise DataError(
+                f"data '{self.name}': {kind} {wrong[0]} has label {self.y[wrong[0]]}; labels are "
+                f"0 to {self.classes - 1}, or -1 where unknown"
+            )
+
 
 @dataclass(frozen=True, eq=False)
-class Source(_Features):
+class Source(_Labelled):
     """One whole graph, before it is divided among owners."""
 
     name: str
@@ -86,9 +106,25 @@ class Source(_Features):
         weight = None if self.weight is None else self.weight[first]
         return replace(self, edges=edges, weight=weight)
 
+    def checked(self) -> Source:
+        """Refuse a graph that no method could use; each refusal is one sentence."""
+        name, n = self.name, self.num_nodes
+        if n == 0:
+            raise DataError(f"data '{name}' has no nodes; give a graph with at least one node")
+        if self.y.shape != (n,):
+            raise DataError(f"data '{name}' has {self.y.shape[0]} labels for {n} nodes")
+        self._check_values("node")
+        if self.edges.shape[1] and (self.edges.min() < 0 or self.edges.max() >= n):
+            outside = self.edges[(self.edges < 0) | (self.edges >= n)]
+            raise DataError(
+                f"data '{name}' has an edge to node {int(outside[0])}, but its nodes are numbered "
+                f"0 to {n - 1}"
+            )
+        return self
+
 
 @dataclass(frozen=True, eq=False)
-class GraphSet(_Features):
+class GraphSet(_Labelled):
     """A set of small graphs with one label each, stored end to end."""
 
     name: str
@@ -111,6 +147,25 @@ class GraphSet(_Features):
         """The same graphs with edges in both directions, without self-loops and duplicates."""
         return replace(self, edges=both_directions(self.edges, len(self.x))[0])
 
+    def checked(self) -> GraphSet:
+        """Refuse a set of graphs that no method could use; each refusal is one sentence."""
+        name = self.name
+        if self.num_graphs == 0:
+            raise DataError(f"data '{name}' has no graphs; give a set with at least one graph")
+        empty = np.flatnonzero(np.diff(self.node_ptr) < 1)
+        if empty.size:
+            raise DataError(
+                f"data '{name}': graph {int(empty[0])} has no nodes ({empty.size} such graphs in "
+                "all); leave them out"
+            )
+        self._check_values("graph")
+        owner = self.graph_of_node()
+        if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= owner.size):
+            raise DataError(f"data '{name}' has an edge to a node that is not there")
+        if (owner[self.edges[0]] != owner[self.edges[1]]).any():
+            raise DataError(f"data '{name}' has an edge from one graph to another; leave it out")
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class GraphGroup:
@@ -122,58 +177,3 @@ class GraphGroup:
     def undirected_simple(self) -> GraphGroup:
         """Every set with edges in both directions, without self-loops and duplicates."""
         return replace(self, sets=tuple(one.undirected_simple() for one in self.sets))
-
-
-def check_graph_set(source: GraphSet) -> GraphSet:
-    """Refuse a set of graphs that no method could use; each refusal is one sentence."""
-    name = source.name
-    if source.num_graphs == 0:
-        raise DataError(f"data '{name}' has no graphs; give a set with at least one graph")
-    empty = np.flatnonzero(np.diff(source.node_ptr) < 1)
-    if empty.size:
-        raise DataError(
-            f"data '{name}': graph {int(empty[0])} has no nodes ({empty.size} such graphs in all); "
-            "leave them out"
-        )
-    _check_values(source, "graph")
-    owner = source.graph_of_node()
-    if source.edges.size and (source.edges.min() < 0 or source.edges.max() >= owner.size):
-        raise DataError(f"data '{name}' has an edge to a node that is not there")
-    if (owner[source.edges[0]] != owner[source.edges[1]]).any():
-        raise DataError(f"data '{name}' has an edge from one graph to another; leave it out")
-    return source
-
-
-def check_source(source: Source) -> Source:
-    """Refuse a graph that no method could use; each refusal is one sentence."""
-    name, n = source.name, source.num_nodes
-    if n == 0:
-        raise DataError(f"data '{name}' has no nodes; give a graph with at least one node")
-    if source.y.shape != (n,):
-        raise DataError(f"data '{name}' has {source.y.shape[0]} labels for {n} nodes")
-    _check_values(source, "node")
-    if source.edges.shape[1] and (source.edges.min() < 0 or source.edges.max() >= n):
-        outside = source.edges[(source.edges < 0) | (source.edges >= n)]
-        raise DataError(
-            f"data '{name}' has an edge to node {int(outside[0])}, but its nodes are numbered 0 to "
-            f"{n - 1}"
-        )
-    return source
-
-
-def _check_values(source: Source | GraphSet, kind: str) -> None:
-    """Refuse features that are not finite, and labels outside the classes."""
-    entries = sp.coo_array(source.x) if sp.issparse(source.x) else None
-    bad = np.argwhere(~np.isfinite(source.x if entries is None else entries.data))
-    if bad.size:
-        row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
-        raise DataError(
-            f"data '{source.name}' has a NaN or infinite feature at node {row}, column {column} "
-            f"({len(bad)} in all); replace such values before training"
-        )
-    wrong = np.flatnonzero((source.y >= source.classes) | (source.y < -1))
-    if wrong.size:
-        raise DataError(
-            f"data '{source.name}': {kind} {wrong[0]} has label {source.y[wrong[0]]}; labels are "
-            f"0 to {source.classes - 1}, or -1 where unknown"
-        )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
 from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
@@ -36,8 +36,7 @@ def split(
     """Give every node (or graph) of every client a role."""
     recipe, named = parse_recipe(recipe)
     options = {**named, **options}
-    if recipe not in SPLITS:
-        raise unknown("split", recipe, SPLITS)
+    check_name("split", recipe, SPLITS)
     shares = options.pop("ratios", ratios)
     for option in options:
         if option not in options_of(SPLITS[recipe]):
@@ -45,7 +44,14 @@ def split(
     check_seed(seed)
     if shares is None:
         shares = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
-    _check_ratios(shares)
+    listed = (shares,) if isinstance(shares, int | float | str) else tuple(shares)
+    valid = [share for share in listed if isinstance(share, int | float) and 0 <= share <= 1]
+    usable = len(listed) == len(valid) == 3 and valid[0] > 0
+    if not usable or abs(sum(valid) - 1) > 1e-6:
+        raise ConfigError(
+            f"ratios {listed} are not usable; give three shares for training, validation "
+            f"and testing that sum to 1, the first above 0"
+        )
     roles = SPLITS[recipe](source, parts, seed, shares, **options)
     return [
         np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8)
@@ -56,11 +62,10 @@ def split(
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """The strict default: per client and class, without the drift of per-class rounding.
 
-    A client's nodes stand in a row, class after class, shuffled inside a class, and the roles are
-    spread evenly along the row: each class gets its share to within about one node and the client's
-    totals are the rounded ratios. A client whose row is too short for a training node gets one. A
-    node that several clients hold has the same role at all of them, so that no client
-    trains on a test node of another.
+    A client's nodes stand in a row, class after class, shuffled inside a class. Roles are spread
+    evenly along the row: each class gets its share to within about one node, and the totals are the
+    rounded ratios, with at least one training node. A node that several clients hold has the same
+    role at all of them, so that no client trains on a test node of another.
     """
     role_of = np.full(len(source.y), UNUSED, dtype=np.int8)
     for client, ids in enumerate(parts):
@@ -70,21 +75,15 @@ def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
         # In a random order of classes, or the first class would round down at every client.
         rank = rng.permutation(source.classes)
         row = fresh[np.argsort(rank[source.y[fresh]], kind="stable")]
-        role_of[row] = _spread(len(row), ratios)
+        role_of[row] = TEST
+        train, other = _evenly(len(row), ratios[0]), ratios[1] + ratios[2]
+        role_of[row[train]] = TRAIN
+        if other > 0:
+            rest = row[~train]
+            role_of[rest[_evenly(len(rest), ratios[1] / other)]] = VAL
         if len(row) and not (role_of[ids] == TRAIN).any():
             role_of[row[0]] = TRAIN
     return [role_of[ids] for ids in parts]
-
-
-def _spread(count: int, ratios: Ratios) -> np.ndarray:
-    """Roles for a row of `count` places: each role at even distances, totals rounded."""
-    roles = np.full(count, TEST, dtype=np.int8)
-    train = _evenly(count, ratios[0])
-    rest, other = np.flatnonzero(~train), ratios[1] + ratios[2]
-    roles[train] = TRAIN
-    if other > 0:
-        roles[rest[_evenly(len(rest), ratios[1] / other)]] = VAL
-    return roles
 
 
 def _evenly(count: int, share: float) -> np.ndarray:
@@ -94,14 +93,12 @@ def _evenly(count: int, share: float) -> np.ndarray:
 
 def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client and class: cut at int(train · n) and int((train + validation) · n)."""
-    result = []
-    for client, ids in enumerate(parts):
+    result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
+    for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         rng = np.random.default_rng([seed, client])
-        roles = np.full(len(ids), UNUSED, dtype=np.int8)
         for places in _by_class(source.y[ids]):
             cuts = int(ratios[0] * len(places)), int((ratios[0] + ratios[1]) * len(places))
             roles[rng.permutation(places)] = _three_runs(len(places), *cuts)
-        result.append(roles)
     return result
 
 
@@ -112,14 +109,12 @@ def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     partition of Cora these are the very roles that FedTAD and FedATH published their numbers on.
     """
     rng = python_random.Random(seed)
-    result = []
-    for ids in parts:
-        roles = np.full(len(ids), UNUSED, dtype=np.int8)
+    result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
+    for ids, roles in zip(parts, result, strict=True):
         for places in _by_class(source.y[ids]):
             rng.shuffle(places)
             train = int(ratios[0] * len(places))
             roles[places] = _three_runs(len(places), train, train + int(ratios[1] * len(places)))
-        result.append(roles)
     return result
 
 
@@ -136,14 +131,12 @@ def _three_runs(count: int, first: int, second: int) -> np.ndarray:
 
 def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """Per client: one shuffle, classes ignored, cut at the rounded ratios (FedGTA, AdaFGL)."""
-    result = []
-    for client, ids in enumerate(parts):
-        roles = np.full(len(ids), UNUSED, dtype=np.int8)
+    result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
+    for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         labelled = np.flatnonzero(source.y[ids] >= 0)
         order = np.random.default_rng([seed, client]).permutation(labelled)
         cuts = round(ratios[0] * len(order)), round((ratios[0] + ratios[1]) * len(order))
         roles[order] = _three_runs(len(order), *cuts)
-        result.append(roles)
     return result
 
 
@@ -202,17 +195,6 @@ def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
             f"use split 'stratified'"
         )
     return [source.split[ids] for ids in parts]
-
-
-def _check_ratios(ratios: Value) -> None:
-    given = (ratios,) if isinstance(ratios, int | float | str) else tuple(ratios)
-    shares = [share for share in given if isinstance(share, int | float) and 0 <= share <= 1]
-    usable = len(given) == len(shares) == 3 and shares[0] > 0
-    if not usable or abs(sum(shares) - 1) > 1e-6:
-        raise ConfigError(
-            f"ratios {given} are not usable; give three shares for training, validation "
-            f"and testing that sum to 1, the first above 0"
-        )
 
 
 _RECIPES = (stratified, openfgl, fedtad, gcfl, random, global_, given)

@@ -25,7 +25,7 @@ from atoll.data.own.columns import Column, Nodes, Rows
 from atoll.data.own.edges import Ends, check_weights, clean_edges, no_dangling, read_edges
 from atoll.data.own.schema import OWNERS, Loading, OwnOptions, OwnReport, Schema
 from atoll.data.own.tables import find_parts, read_nodes
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, check_source, compact
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, compact
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -97,7 +97,7 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     if edges.shape[1] == 0:
         report.note("the graph has no edges")
     source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, nodes.columns)
-    return check_source(replace(source, class_names=nodes.classes)), report
+    return replace(source, class_names=nodes.classes).checked(), report
 
 
 def from_networkx(

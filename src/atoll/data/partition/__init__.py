@@ -1,9 +1,7 @@
 """How one graph, or one set of graphs, is divided among clients.
 
-`divide` is the only entry: a pure function of (source, recipe, clients, seed, options). A recipe
-draws from a separate generator and leaves Python's, NumPy's and torch's global ones alone.
-A recipe named after a public code reproduces it; a known fault of that code comes back only with
-its named `compat` option.
+A recipe draws from a separate generator and leaves the global ones alone. One that is named after
+a public code reproduces it; a known fault of that code comes back only with its `compat` option.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.errors import ConfigError, DataError, check_name, unknown
 from atoll.data.partition import communities, plain
 from atoll.data.source import GraphSet, Source
 from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
@@ -67,23 +65,7 @@ def divide(
     else:
         name, named = parse_recipe(recipe)
         options = {**named, **options}
-    function = _recipe_for(source, name)
-    allowed = options_of(function)
-    for option in options:
-        if option not in allowed:
-            if not allowed:
-                raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
-            raise unknown(f"option of partition '{name}'", option, allowed)
-    check_seed(seed)
-    if name != "column":
-        _check_clients(source, recipe, clients)
-    found = function(source, clients, int(seed), **options)
-    return Partition(recipe, tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found))
-
-
-def _recipe_for(source: Source | GraphSet, name: str) -> Recipe:
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+    check_name("partition", name, PARTITIONS)
     is_set = isinstance(source, GraphSet)
     table = GRAPH_PARTITIONS if is_set else NODE_PARTITIONS
     if name not in table:
@@ -93,15 +75,19 @@ def _recipe_for(source: Source | GraphSet, name: str) -> Recipe:
             f"partition '{name}' divides {divides}, but '{source.name}' is {given}; "
             f"choose one of: {', '.join(sorted(table))}"
         )
-    return table[name]
-
-
-def _check_clients(source: Source | GraphSet, recipe: str, clients: int | None) -> None:
-    check_whole(f"the number of clients for partition '{recipe}'", clients, 1)
-    count = len(source.y)
-    if clients is not None and clients > count:
-        things = "graphs" if isinstance(source, GraphSet) else "nodes"
+    allowed, count = options_of(table[name]), len(source.y)
+    for option in options:
+        if option not in allowed:
+            if not allowed:
+                raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
+            raise unknown(f"option of partition '{name}'", option, allowed)
+    check_seed(seed)
+    if name != "column":
+        check_whole(f"the number of clients for partition '{recipe}'", clients, 1)
+    if name != "column" and clients is not None and clients > count:
         raise DataError(
-            f"data '{source.name}' has {count} {things}, too few for {clients} clients; "
-            f"use at most {count} clients"
+            f"data '{source.name}' has {count} {'graphs' if is_set else 'nodes'}, too few for "
+            f"{clients} clients; use at most {count} clients"
         )
+    found = table[name](source, clients, int(seed), **options)
+    return Partition(recipe, tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found))

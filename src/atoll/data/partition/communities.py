@@ -1,30 +1,41 @@
 """Partitions along communities: Louvain and METIS, packed, cut in halves or grouped by labels.
 
-`louvain` is the default of the strict protocol: symmetrised simple graph, seeded, for any number of
-clients up to the number of nodes. The others follow one public code each. Edge weights are not
-used: the recipes are defined on the plain graph.
+`louvain` is the default of the strict protocol; the others follow one public code each. Edge
+weights are not used: the recipes are defined on the plain graph.
 """
 
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.partition import packing
-from atoll.data.partition.packing import PackingRule, members, pack, top_up
 from atoll.data.source import Source
 from atoll.data.spec import check_compat, check_flag, check_whole
 
 Parts = list[np.ndarray]
+NoRoom = Callable[[np.ndarray, np.ndarray, int], int]
+"""(sizes of all clients, open clients, cursor) -> the client that takes what fits nowhere."""
+
+
+@dataclass(frozen=True)
+class PackingRule:
+    """The numbers in which the public packings differ."""
+
+    piece: int  # no group is larger; a larger community is cut first
+    room: int  # a group fits while client and group together hold at most this many
+    full: int  # a client with this many gets nothing more
+    no_room: NoRoom  # who takes a group that fits nowhere
+    least: int = 1  # a client with fewer is topped up in the end
+    duplicates: bool = False  # such a group is stored twice (the fault of FedGTA's code)
 
 
 def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Parts:
-    """Seeded Louvain of scikit-network, packed to about N/K ± delta nodes per client.
+    """Seeded Louvain on the undirected simple graph, packed to about N/K ± delta per client.
 
     The first clients may take more than their share; each gets at least half of it.
     """
@@ -33,7 +44,7 @@ def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Part
     # The public rule never ends once N/K <= delta; within a quarter it also cuts few communities.
     slack = min(delta, target // 4)
     groups = groups_of(scikit_louvain(source.undirected_simple(), seed))
-    return pack(groups, clients, replace(_about(target, slack), least=max(1, target // 2)))
+    return pack(groups, clients, replace(even_rule(target, slack), least=max(1, target // 2)))
 
 
 def louvain_openfgl(
@@ -63,13 +74,8 @@ def louvain_fedgta(source: Source, clients: int, seed: int, *, compat: str | Non
     """
     check_compat(compat, "duplicates")
     target = source.num_nodes // clients
-    rule = PackingRule(target, target + 1, target + 1, packing.stay, duplicates=compat is not None)
+    rule = PackingRule(target, target + 1, target + 1, stay, duplicates=compat is not None)
     return pack(groups_of(networkx_louvain(source, seed)), clients, rule)
-
-
-def _about(target: int, slack: int, compat: str | None = None) -> PackingRule:
-    no_room = packing.smallest if compat is None else packing.mistaken_smallest
-    return PackingRule(target - slack, max(target + slack - 1, target), target, no_room)
 
 
 def _public_rule(
@@ -86,7 +92,7 @@ def _public_rule(
             f"'{source.name}' has {source.num_nodes} nodes for {clients} clients; "
             f"{fewer}a smaller delta or partition 'louvain'"
         )
-    return _about(target, delta, compat)
+    return even_rule(target, delta, smallest if compat is None else mistaken_smallest)
 
 
 def louvain_plus(source: Source, clients: int, seed: int) -> Parts:
@@ -213,14 +219,8 @@ def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
 
     # The library knows csr_matrix, not csr_array.
     adjacency = sp.csr_matrix((np.ones(count), tuple(source.edges)), shape=(nodes, nodes))
-    algorithm = Louvain(
-        resolution=1,
-        modularity="newman",
-        shuffle_nodes=seed is not None,
-        return_probs=False,
-        return_aggregate=False,
-        random_state=np.random.RandomState(seed or 0),
-    )
+    stream, shuffle = np.random.RandomState(seed or 0), seed is not None
+    algorithm = Louvain(1, "newman", shuffle_nodes=shuffle, random_state=stream)
     return np.asarray(algorithm.fit_predict(adjacency), dtype=np.int64)
 
 
@@ -269,6 +269,95 @@ def groups_of(labels: np.ndarray) -> Parts:
     rank = np.argsort(np.argsort(first))
     order = np.argsort(rank[dense], kind="stable")
     return np.split(order, np.cumsum(np.bincount(rank[dense]))[:-1])
+
+
+def even_rule(target: int, slack: int, no_room: NoRoom | None = None) -> PackingRule:
+    """Clients of `target` members, and up to `slack` more."""
+    most = max(target + slack - 1, target)
+    return PackingRule(target - slack, most, target, no_room or smallest)
+
+
+def smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
+    """The smallest of all clients; the closed ones may be smaller than the last open one."""
+    del open_clients, cursor
+    return int(np.argmin(sizes))
+
+
+def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
+    """The client at the cursor, which is where a full turn ends."""
+    del sizes
+    return int(open_clients[cursor])
+
+
+def mistaken_smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
+    """The choice of OpenFGL and FedTAD instead of `smallest`, after 1001 steps of the cursor.
+
+    Their search looks at the size under the cursor, which it moves itself, so each comparison is
+    one client late: sizes 5, 3, 9 with the cursor on 9 give 9.
+    """
+    open_sizes = sizes[open_clients]
+    seen, least = (cursor + 1001) % len(open_sizes), np.inf
+    for candidate in range(len(open_sizes)):
+        if open_sizes[seen] < least:
+            least, seen = open_sizes[seen], candidate
+    return int(open_clients[seen])
+
+
+def cut(groups: Sequence[np.ndarray], piece: int) -> Parts:
+    """Cut groups down to `piece` members: the first stay, the others form a group at the end."""
+    result = list(groups)
+    for place, group in enumerate(result):  # which also meets the groups that it appends
+        if len(group) > piece:
+            result.append(group[piece:])
+            result[place] = group[:piece]
+    return result
+
+
+def pack(groups: Sequence[np.ndarray], clients: int, rule: PackingRule) -> Parts:
+    """Hand the groups, largest first, to the first client in turn that has room.
+
+    The cursor stays on the client that took the last group. No client remains empty.
+    """
+    owned: list[Parts] = [[] for _ in range(clients)]
+    sizes = np.zeros(clients, dtype=np.int64)
+    open_clients, cursor = np.arange(clients), 0
+    for group in sorted(cut(groups, rule.piece), key=len, reverse=True):
+        while len(open_clients) > 1 and sizes[open_clients[cursor]] >= rule.full:
+            open_clients = np.delete(open_clients, cursor)
+            cursor %= len(open_clients)
+        in_turn = np.roll(open_clients, -cursor)
+        fits = sizes[in_turn] + len(group) <= rule.room
+        if fits.any():
+            taker, copies = int(in_turn[fits.argmax()]), 1
+        else:
+            taker, copies = rule.no_room(sizes, open_clients, cursor), 1 + rule.duplicates
+        owned[taker] += [group] * copies
+        sizes[taker] += len(group) * copies
+        if taker in open_clients:
+            cursor = int(np.searchsorted(open_clients, taker))
+    none = np.empty(0, dtype=np.int64)
+    return top_up([np.concatenate([none, *groups]) for groups in owned], rule.least)
+
+
+def members(owner: np.ndarray, clients: int) -> Parts:
+    """The ids of each client, ascending, from the client of each id."""
+    sizes = np.bincount(owner, minlength=clients)
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+def top_up(parts: Sequence[np.ndarray], least: int = 1) -> Parts:
+    """Let each client with fewer than `least` take last members of the then largest, evenly.
+
+    With `least` up to half of the mean size each client ends with that many.
+    """
+    result = list(parts)
+    for client in range(len(result)):
+        if len(result[client]) < least:
+            largest = int(np.argmax([len(ids) for ids in result]))
+            keep = len(result[largest]) - (len(result[largest]) - len(result[client])) // 2
+            result[client] = np.concatenate([result[client], result[largest][keep:]])
+            result[largest] = result[largest][:keep]
+    return result
 
 
 LOUVAIN = (louvain, louvain_openfgl, louvain_fedtad, louvain_fedgta, louvain_plus)

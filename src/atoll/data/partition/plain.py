@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.data.partition.packing import members
+from atoll.data.partition.communities import members
 from atoll.data.source import GraphSet, Source
 from atoll.data.spec import check_compat, check_flag, check_positive, check_whole
 

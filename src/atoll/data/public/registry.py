@@ -23,9 +23,8 @@ import numpy as np
 
 from atoll.core.errors import AtollError, ConfigError, DataError, unknown
 from atoll.core.task import GRAPHS, NODES
-from atoll.data import source as sources
 from atoll.data.public.untrusted import OGB_CLASS, open_raw
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source, compact
 from atoll.data.spec import Value, parse_recipe
 
 if TYPE_CHECKING:
@@ -198,13 +197,13 @@ def load_dataset(
         )
     try:
         if info.loader == "structure":
-            return sources.check_source(_structure(info, base / info.home, split_index))
+            return _structure(info, base / info.home, split_index).checked()
         paths = base / info.folder, base / info.home
         with open_raw(info.loader, info.arguments, *paths) as dataset:
             if info.task == GRAPHS.name:
                 _roles(info, [], split_index)  # graph sets come without splits
-                return sources.check_graph_set(_graph_set(info, dataset, features, max_degree))
-            return sources.check_source(_source(info, dataset, split_index))
+                return _graph_set(info, dataset, features, max_degree).checked()
+            return _source(info, dataset, split_index).checked()
     except (AtollError, MemoryError):
         raise
     except Exception as error:  # other packages raise anything at all on a damaged file
@@ -243,7 +242,7 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
         masks = [data[f"{part}_mask"].numpy() for part in ("train", "val", "test")]
     return Source(
         name=info.name,
-        x=sources.compact(data.x.numpy(), SPARSE_BELOW),
+        x=compact(data.x.numpy(), SPARSE_BELOW),
         edges=data.edge_index.numpy().astype(np.int64, copy=False),
         y=y,
         classes=int(y.max()) + 1,
