@@ -1,8 +1,7 @@
 """A federation in one file: the clients' graphs end to end as safetensors, and how they were made.
 
-The file is mapped, not read: a client's tensors are views of it where their type allows, so that a
-federation that does not fit into memory can be opened (`lazy`), client by client. Nothing in it can
-run code.
+The file is mapped, not read, so that a federation larger than memory can be opened (`lazy`), client
+by client. Nothing in it can run code.
 
 Arrays, with clients one after another: `nodes` and `edges` say where each client's begin, (K+1,);
 `edge`, (2, E), is counted inside a client; `weight`, (E,), is left out if all are one; `y`, `role`
@@ -37,6 +36,8 @@ from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 SUFFIX = ".atoll"
 _FORMAT, _VERSION = "atoll-federation", 1
 _MAX_HEADER = 1 << 28
+_HAS = ("has_features", "has_classes")
+_CUT_OFF = "it is cut off, or was written over"
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,10 +55,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
-    """Write a federation into one new file, which appears whole or not at all.
-
-    A path without a suffix gets `.atoll`. The graphs must have neither views nor padding.
-    """
+    """Write graphs without views or padding into one new file; it appears whole or not at all."""
     path = new_file(path)
     graphs = list(federation.graphs)
     header = Header(
@@ -87,7 +85,7 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
 
 
 def new_file(path: str | Path) -> Path:
-    """The file to write a federation to; an existing one is refused."""
+    """The file to write a federation to, by default `.atoll`; an existing one is refused."""
     path = Path(path).expanduser()
     path = path if path.suffix else path.with_suffix(SUFFIX)
     if path.exists():
@@ -109,32 +107,23 @@ def _arrays(graphs: list[Graph]) -> dict[str, Tensor]:
         "y": joined("y", torch.int32),
         "role": role,
         "id": joined("ids", torch.int32),
-        **_features(graphs),
+        "sparse": torch.tensor([isinstance(graph.x, Sparse) for graph in graphs]).to(torch.uint8),
     }
-    if any(bool((graph.edge_weight != 1).any()) for graph in graphs):
-        arrays["weight"] = joined("edge_weight", torch.float32)
-    if graphs[0].root is not None:
-        arrays["root"] = joined("root", torch.int32)
-        for name in ("has_features", "has_classes"):
-            arrays[name] = torch.stack([getattr(graph, name) for graph in graphs]).to(torch.uint8)
-    return {name: array.contiguous() for name, array in arrays.items()}
-
-
-def _features(graphs: list[Graph]) -> dict[str, Tensor]:
-    """Each client's features in its own form: rows with their zeros, or the entries of rows."""
-    dense = [graph.x for graph in graphs if isinstance(graph.x, Tensor)]
-    sparse = [graph.x for graph in graphs if isinstance(graph.x, Sparse)]
-    is_sparse = [isinstance(graph.x, Sparse) for graph in graphs]
-    arrays = {"sparse": torch.tensor(is_sparse).to(torch.uint8)}
-    if dense:
+    if dense := [graph.x for graph in graphs if isinstance(graph.x, Tensor)]:
         arrays["x"] = torch.cat(dense)
-    if sparse:
+    if sparse := [graph.x for graph in graphs if isinstance(graph.x, Sparse)]:
         arrays["entries"] = _starts([x.values.shape[0] for x in sparse])
         counts = [torch.bincount(x.rows.long(), minlength=x.shape[0]) for x in sparse]
         arrays["x_count"] = torch.cat(counts).to(torch.int32)
         arrays["x_column"] = torch.cat([x.columns for x in sparse])
         arrays["x_value"] = torch.cat([x.values for x in sparse])
-    return arrays
+    if any(bool((graph.edge_weight != 1).any()) for graph in graphs):
+        arrays["weight"] = joined("edge_weight", torch.float32)
+    if graphs[0].root is not None:
+        arrays["root"] = joined("root", torch.int32)
+        for name in _HAS:
+            arrays[name] = torch.stack([getattr(graph, name) for graph in graphs]).to(torch.uint8)
+    return {name: array.contiguous() for name, array in arrays.items()}
 
 
 def _starts(counts: list[int]) -> Tensor:
@@ -163,16 +152,17 @@ def read_header(path: str | Path) -> Header:
         metadata = json.loads(text)["__metadata__"]
         found, version, header = (metadata[key] for key in ("format", "version", "header"))
     except FileNotFoundError:
-        raise DataError(
-            f"there is no federation '{path}'; write one with: atoll partition --data NAME --out "
-            f"{path}"
-        ) from None
+        hint = f"write one with: atoll partition --data NAME --out {path}"
+        raise DataError(f"there is no federation '{path}'; {hint}") from None
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError):
-        raise _foreign(path) from None
+        found = None
     if found != _FORMAT:
-        raise _foreign(path)
+        raise DataError(
+            f"'{path}' is not a federation that Atoll wrote; write one with: atoll partition --data "
+            f"NAME --out FILE{SUFFIX}"
+        )
     if version != str(_VERSION):
         raise DataError(
             f"'{path}' is a federation of format {version}, and this Atoll reads format "
@@ -198,7 +188,7 @@ def memory_needed(path: str | Path) -> int:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except SafetensorError:
-        raise _cut_off(path) from None
+        raise _damaged(path, _CUT_OFF) from None
     sizes: dict[str, int] = {name: 4 * math.prod(shape) for name, shape in shapes.items()}
     return 4 * sizes.pop("x", 0) + 12 * sum(sizes.values())
 
@@ -215,7 +205,7 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         parts = _Parts(path, header, arrays)
     except SafetensorError:
-        raise _cut_off(path) from None
+        raise _damaged(path, _CUT_OFF) from None
     except KeyError as error:
         raise _damaged(path, f"it has no array {error}") from None
     graphs = LazyGraphs(header.clients, parts.graph)
@@ -240,17 +230,7 @@ class _Parts:
         self.dense_rows = _starts((sizes * ~sparse).tolist())
         self.sparse_rows = _starts((sizes * sparse).tolist())
         self.sparse_before = _starts(sparse.long().tolist())
-        for name, shape in self._shapes(sparse).items():
-            found = tuple(arrays[name].shape)
-            if found != shape:
-                raise _damaged(path, f"array '{name}' has shape {found}, not {shape}")
-        if any(bool((arrays[name].diff() < 0).any()) for name in ("nodes", "edges")):
-            raise _damaged(path, "its clients overlap")
-
-    def _shapes(self, sparse: Tensor) -> dict[str, tuple[int, ...]]:
-        """The shapes that the arrays must have."""
-        arrays, clients = self.arrays, self.header.clients
-        nodes = int(arrays["nodes"][-1])
+        clients, nodes = header.clients, int(arrays["nodes"][-1])
         shapes = {
             **dict.fromkeys(("nodes", "edges"), (clients + 1,)),
             "sparse": (clients,),
@@ -258,14 +238,19 @@ class _Parts:
             **dict.fromkeys(("y", "role", "id"), (nodes,)),
         }
         if not bool(sparse.all()):
-            shapes["x"] = (int(self.dense_rows[-1]), self.header.features)
+            shapes["x"] = (int(self.dense_rows[-1]), header.features)
         if bool(sparse.any()):
             shapes["entries"] = (int(sparse.sum()) + 1,)
             shapes["x_count"] = (int(self.sparse_rows[-1]),)
             shapes["x_column"] = shapes["x_value"] = (int(arrays["entries"][-1]),)
-        if TASKS[self.header.task].many_graphs:
+        if TASKS[header.task].many_graphs:
             shapes["root"] = (nodes,)
-        return shapes
+        for name, shape in shapes.items():
+            found = tuple(arrays[name].shape)
+            if found != shape:
+                raise _damaged(path, f"array '{name}' has shape {found}, not {shape}")
+        if any(bool((arrays[name].diff() < 0).any()) for name in ("nodes", "edges")):
+            raise _damaged(path, "its clients overlap")
 
     def graph(self, client: int) -> Graph:
         """One client's graph."""
@@ -277,9 +262,7 @@ class _Parts:
             if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
                 raise _damaged(self.path, f"client {client} has an impossible {what}")
 
-        def of_client(name: str) -> Tensor | None:
-            return arrays[name][client] if name in arrays else None
-
+        has = {name: arrays[name][client] if name in arrays else None for name in _HAS}
         return make_graph(
             self._features(client, a, b),
             edges,
@@ -290,8 +273,8 @@ class _Parts:
             edge_weight=arrays["weight"][c:d] if "weight" in arrays else None,
             ids=arrays["id"][a:b],
             root=arrays["root"][a:b].long() if "root" in arrays else None,
-            has_features=of_client("has_features"),
-            has_classes=of_client("has_classes"),
+            has_features=has["has_features"],
+            has_classes=has["has_classes"],
         )
 
     def _features(self, client: int, a: int, b: int) -> Tensor | Sparse:
@@ -308,17 +291,6 @@ class _Parts:
             raise _damaged(self.path, f"client {client} has impossible features")
         rows = torch.arange(b - a).repeat_interleave(counts)
         return sparse_matrix(rows, columns, arrays["x_value"][e:f], (b - a, width), square=False)
-
-
-def _foreign(path: Path) -> DataError:
-    return DataError(
-        f"'{path}' is not a federation that Atoll wrote; write one with: atoll partition --data "
-        f"NAME --out FILE{SUFFIX}"
-    )
-
-
-def _cut_off(path: Path) -> DataError:
-    return _damaged(path, "it is cut off, or was written over")
 
 
 def _damaged(path: Path, why: str) -> DataError:

@@ -2,11 +2,8 @@
 
 Every document has a class (its field), an owner (a library), a popularity, and a bag of words
 drawn from its field's vocabulary. It cites popular documents, mostly of its field (homophily) and
-mostly of its library. Four knobs make the owners differ: label skew (libraries specialise),
-topology skew (they cite differently), feature noise and size. Everything follows from the seed.
-
-Archipelago is the same generator for scale: any number of owners, each with a small graph and no
-edge to the others.
+mostly of its library. Archipelago is the same generator for scale: any number of owners, each with
+a small graph and no edge to the others.
 """
 
 from __future__ import annotations
@@ -23,36 +20,21 @@ from atoll.data.source import Source
 
 @dataclass(frozen=True)
 class Lagoon:
-    """The knobs.
+    """The knobs."""
 
-    Attributes:
-        nodes: Documents in all.
-        classes: Fields.
-        words: Size of the vocabulary.
-        words_per_node: Words in a document.
-        degree: Mean number of neighbours.
-        homophily: Share of citations inside the field.
-        label_skew: 0 every owner has all fields alike, towards 1 each owner has few.
-        topology_skew: How far owners' homophily spreads around `homophily`.
-        feature_noise: Share of words that say nothing about the field.
-        own_library: Share of citations inside the owner's library.
-    """
-
-    nodes: int = 3000
-    classes: int = 6
-    words: int = 600
+    nodes: int = 3000  # documents in all
+    classes: int = 6  # fields
+    words: int = 600  # size of the vocabulary
     words_per_node: int = 12
-    degree: float = 4.0
-    homophily: float = 0.75
-    label_skew: float = 0.4
-    topology_skew: float = 0.15
-    feature_noise: float = 0.7
-    own_library: float = 0.85
+    degree: float = 4.0  # mean number of neighbours
+    homophily: float = 0.75  # share of citations inside the field
+    label_skew: float = 0.4  # 0: every owner has all fields alike; towards 1: each has few
+    topology_skew: float = 0.15  # how far owners' homophily spreads around `homophily`
+    feature_noise: float = 0.7  # share of words that say nothing about the field
+    own_library: float = 0.85  # share of citations inside the owner's library
 
-    owners: ClassVar[int | None] = None
-    """How many owners there are unless the user says; None asks the protocol."""
-    dense: ClassVar[bool] = False
-    """Whether words are stored with their zeros."""
+    owners: ClassVar[int | None] = None  # unless the user says; None asks the protocol
+    dense: ClassVar[bool] = False  # whether words are stored with their zeros
 
     def __post_init__(self) -> None:
         self._check(type(self).__name__.lower())
@@ -82,19 +64,14 @@ class Lagoon:
 
 @dataclass(frozen=True)
 class Archipelago(Lagoon):
-    """The knobs, those of lagoon and two more.
-
-    Attributes:
-        least: Fewest documents of an owner.
-        most: Most documents of an owner; sizes are drawn evenly between the two.
-    """
+    """The knobs, those of lagoon and two more."""
 
     nodes: int = field(default=0, init=False)
     words: int = 64
     label_skew: float = 0.2
     own_library: float = 1.0
-    least: int = 50
-    most: int = 200
+    least: int = 50  # fewest documents of an owner
+    most: int = 200  # most documents of an owner; sizes are drawn evenly between the two
 
     owners: ClassVar[int | None] = 1000
     dense: ClassVar[bool] = True

@@ -186,9 +186,8 @@ def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
         missing = end == NO_VALUE
         if missing.any():
             raise DataError(
-                f"{file.where(first(missing))}, column '{name}' has no value "
-                f"({int(missing.sum())} such rows in all); an edge names two nodes: fill them in, "
-                f"or remove the rows"
+                f"{file.where(first(missing))}, column '{name}' has no value ({int(missing.sum())} "
+                "such rows in all); an edge names two nodes: fill them in, or remove the rows"
             )
     weight = None
     if weight_name:

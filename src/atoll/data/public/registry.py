@@ -209,9 +209,8 @@ def load_dataset(
     except Exception as error:  # other packages raise anything at all on a damaged file
         reason = str(error).splitlines()[0] if str(error) else "no reason"
         raise DataError(
-            f"data set '{info.name}' in {base / info.home} cannot be read "
-            f"({type(error).__name__}: {reason}); remove that folder and run: "
-            f"atoll data fetch {info.name}"
+            f"data set '{info.name}' in {base / info.home} cannot be read ({type(error).__name__}: "
+            f"{reason}); remove that folder and run: atoll data fetch {info.name}"
         ) from error
 
 
