@@ -159,10 +159,8 @@ def read_header(path: str | Path) -> Header:
     except (ValueError, LookupError, TypeError):
         found = None
     if found != _FORMAT:
-        raise DataError(
-            f"'{path}' is not a federation that Atoll wrote; write one with: atoll partition --data "
-            f"NAME --out FILE{SUFFIX}"
-        )
+        advice = f"write one with: atoll partition --data NAME --out FILE{SUFFIX}"
+        raise DataError(f"'{path}' is not a federation that Atoll wrote; {advice}")
     if version != str(_VERSION):
         raise DataError(
             f"'{path}' is a federation of format {version}, and this Atoll reads format "

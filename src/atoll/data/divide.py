@@ -105,9 +105,8 @@ def _divided(
         usual = "louvain" if isinstance(source, Source) else "gcfl-oneds"
         return divide(source.checked(), partition or usual, clients, seed, **options)
     if partition not in (None, BY_SET):
-        raise ConfigError(
-            f"group '{source.name}' has one client for each data set; leave out --partition"
-        )
+        advice = "leave out --partition"
+        raise ConfigError(f"group '{source.name}' has one client for each data set; {advice}")
     if clients not in (None, len(source.sets)):
         raise ConfigError(
             f"group '{source.name}' has {len(source.sets)} data sets and one client for each; "
@@ -120,10 +119,8 @@ def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[s
     """Refuse a client that cannot take part; `labels` are -1 where unknown."""
     advice = "use fewer clients or another partition, or accept such clients with --allow"
     if not bool(graph.train.any()):
-        raise DataError(
-            f"{who} has no training {graph.task}; use fewer clients, another partition or split, "
-            "or a larger training share"
-        )
+        advice = "use fewer clients, another partition or split, or a larger training share"
+        raise DataError(f"{who} has no training {graph.task}; {advice}")
     if graph.edges.shape[1] == 0 and "no-edge" not in allow:
         raise DataError(f"{who} has no edge; {advice} no-edge")
     if np.unique(labels[labels >= 0]).size == 1 and "single-class" not in allow:

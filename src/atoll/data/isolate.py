@@ -68,10 +68,8 @@ def check_client_number(federation: Federation, client: int) -> None:
         fault = "a federation of one client has nobody left without it"
         raise DataError(f"{fault}; give two clients or more")
     if client not in federation.numbers:
-        raise ConfigError(
-            f"client {client} is not among the {len(federation)} clients; give a number from "
-            f"{min(federation.numbers)} to {max(federation.numbers)}"
-        )
+        advice = f"give a number from {min(federation.numbers)} to {max(federation.numbers)}"
+        raise ConfigError(f"client {client} is not among the {len(federation)} clients; {advice}")
 
 
 def _perturbed(

@@ -54,10 +54,8 @@ def load(
         return registry.load_group(plain, root, features=features, max_degree=max_degree), []
     info = dataset_info(plain)
     if root is not None and not registry.is_present(plain, root):
-        raise DataError(
-            f"data set '{info.name}' is not in {root}; get it with: "
-            f"atoll data fetch {info.name} --data-root {root}"
-        )
+        advice = f"get it with: atoll data fetch {info.name} --data-root {root}"
+        raise DataError(f"data set '{info.name}' is not in {root}; {advice}")
     return registry.load_dataset(plain, root, features=features, max_degree=max_degree), []
 
 
@@ -110,8 +108,6 @@ def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
 def as_one_graph(source: Source | GraphSet | GraphGroup) -> Source:
     """The source, if it is one graph."""
     if not isinstance(source, Source):
-        raise ConfigError(
-            f"'{source.name}' is a set of graphs with one label each; this command needs one "
-            "graph: see `atoll datasets`"
-        )
+        advice = "this command needs one graph: see `atoll datasets`"
+        raise ConfigError(f"'{source.name}' is a set of graphs with one label each; {advice}")
     return source

@@ -21,9 +21,8 @@ def parse_recipe(text: str) -> tuple[str, dict[str, Value]]:
     for item in rest.split(",") if colon else ():
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key or not value:
-            raise ConfigError(
-                f"'{text}' cannot be read; options follow the name as {name}:key=value,key=value"
-            )
+            advice = f"options follow the name as {name}:key=value,key=value"
+            raise ConfigError(f"'{text}' cannot be read; {advice}")
         options[key] = _value(value)
     return name, options
 

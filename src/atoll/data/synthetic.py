@@ -56,10 +56,8 @@ class Lagoon:
             if (count := getattr(self, name)) < 1:
                 raise ConfigError(f"{who}: {name} is {count}; give at least 1")
         if not 0 < self.degree < self.nodes:
-            raise ConfigError(
-                f"{who}: degree is {self.degree}; give a number above 0 and below the "
-                f"{self.nodes} nodes"
-            )
+            advice = f"give a number above 0 and below the {self.nodes} nodes"
+            raise ConfigError(f"{who}: degree is {self.degree}; {advice}")
 
 
 @dataclass(frozen=True)

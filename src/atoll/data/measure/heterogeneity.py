@@ -331,9 +331,8 @@ def embedding_distance(
     Euclidean, order 1.
     """
     if order not in (1, 2) or samples < 1:
-        raise ConfigError(
-            f"order is {order} and samples is {samples}; order is 1 or 2, samples at least 1"
-        )
+        advice = "order is 1 or 2, samples at least 1"
+        raise ConfigError(f"order is {order} and samples is {samples}; {advice}")
     if len(embeddings) != len(labels):
         raise DataError(f"{len(embeddings)} arrays of embeddings came with {len(labels)} of labels")
     groups: dict[int, list[ndarray]] = {}

@@ -194,17 +194,13 @@ def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[s
     names = tuple(str(value) for value in distinct.to_pylist())
     marks = [value for value in names if value.lower() in MISSING]
     if marks and is_text(column.type):
-        raise labels.error(
-            first(pc.equal(column, marks[0])),
-            f"holds {quoted(marks[0])}, which reads like a missing label; leave it empty for an "
-            f"unlabelled node, or give the class another name",
-        )
+        problem = f"holds {quoted(marks[0])}, which reads like a missing label"
+        advice = "leave it empty for an unlabelled node, or give the class another name"
+        raise labels.error(first(pc.equal(column, marks[0])), f"{problem}; {advice}")
     if len(names) < 2:
         found = f"only the class {quoted(names[0])}" if names else "no label at all"
-        raise DataError(
-            f"column '{name}' of {labels.rows.name} holds {found}; classification needs "
-            f"two classes or more"
-        )
+        advice = "classification needs two classes or more"
+        raise DataError(f"column '{name}' of {labels.rows.name} holds {found}; {advice}")
     if len(names) > max_classes:
         raise DataError(
             f"column '{name}' holds {len(names)} different labels for {len(column)} nodes; at most "
@@ -221,11 +217,8 @@ def split_roles(given: Column) -> np.ndarray:
     words = distinct.to_pylist()
     wrong = [word for word in words if word not in ROLE_WORDS]
     if wrong:
-        raise given.error(
-            first(pc.equal(column, wrong[0])),
-            f"holds {quoted(wrong[0])}; a split is train, val (or valid, validation), test, or "
-            f"empty for an unused node",
-        )
+        advice = "a split is train, val (or valid, validation), test, or empty for an unused node"
+        raise given.error(first(pc.equal(column, wrong[0])), f"holds {quoted(wrong[0])}; {advice}")
     roles = np.array([*(ROLE_WORDS[word] for word in words), UNUSED], dtype=np.int8)
     return np.asarray(roles[lookup(column, distinct)])  # -1 takes the last
 
@@ -243,9 +236,8 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
         if name in roles.features
     ]
     if not features:
-        raise DataError(
-            f"{rows.name} has no feature column; add at least one, for example each node's degree"
-        )
+        advice = "add at least one, for example each node's degree"
+        raise DataError(f"{rows.name} has no feature column; {advice}")
     for one in features:
         if one.categories:
             loading.report.note(
@@ -273,11 +265,9 @@ def _feature(column: Column, roles: NodeRoles, max_categories: int) -> Feature:
     if numeric < 1 and (name in roles.numbers or numeric >= 0.5):
         row = first_text(values)
         why = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
-        raise column.error(
-            row,
-            f"holds {quoted(values[row].as_py())}, but {why} the column is a number; correct it, "
-            f"or list it under categories in schema.toml",
-        )
+        problem = f"holds {quoted(values[row].as_py())}, but {why} the column is a number"
+        advice = "correct it, or list it under categories in schema.toml"
+        raise column.error(row, f"{problem}; {advice}")
     return _numbers(column) if name in roles.numbers else _categories(column, max_categories)
 
 
@@ -300,9 +290,6 @@ def _numbers(column: Column) -> Feature:
     bad = ~np.isfinite(values)
     if bad.any():
         row = first(bad)
-        raise column.error(
-            row,
-            f"holds {wide[row]} ({int(bad.sum())} such rows in all); a feature is a finite number "
-            f"that float32 can hold: replace these values",
-        )
+        advice = "a feature is a finite number that float32 can hold: replace these values"
+        raise column.error(row, f"holds {wide[row]} ({int(bad.sum())} such rows in all); {advice}")
     return Feature(column.name, values)

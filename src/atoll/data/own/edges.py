@@ -43,10 +43,8 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
     if not missing:
         return ends
     if loading.options.dangling == "error":
-        raise DataError(
-            f"{sentence(first(~good))} ({missing} such edges in all); add the nodes, or "
-            "leave such edges out with --own dangling=drop"
-        )
+        advice = "add the nodes, or leave such edges out with --own dangling=drop"
+        raise DataError(f"{sentence(first(~good))} ({missing} such edges in all); {advice}")
     loading.report.dangling_edges += missing
     return ends.only(good)
 
@@ -59,10 +57,8 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
     if bad.any():
         row = first(bad)
         given = "no weight" if np.isnan(values[row]) else f"the weight {values[row]}"
-        raise DataError(
-            f"{where(row)} has {given} ({int(bad.sum())} such edges in all); a "
-            f"weight is a finite number, zero or more"
-        )
+        advice = "a weight is a finite number, zero or more"
+        raise DataError(f"{where(row)} has {given} ({int(bad.sum())} such edges in all); {advice}")
     return weight
 
 
@@ -112,10 +108,8 @@ def _settle(name: str, number: int, choice: str, loading: Loading) -> None:
     words = {"self_loops": "self-loops", "duplicate_edges": "duplicate edges"}[name]
     done = {"drop": "dropped", "keep": "kept", "sum": "merged, their weights added"}
     if number and choice == "error":
-        raise DataError(
-            f"the graph has {number} {words}, which {name} = error refuses; remove them, or choose "
-            f"{name} = drop"
-        )
+        advice = f"remove them, or choose {name} = drop"
+        raise DataError(f"the graph has {number} {words}, which {name} = error refuses; {advice}")
     if number:
         loading.report.note(f"{number} {words} were {done[choice]}")
 

@@ -89,10 +89,8 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
             report.note(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
             split = np.where(lost, np.int8(UNUSED), split)
         if not (split == TRAIN).any():
-            raise DataError(
-                f"the split of '{name}' has no labelled training node; mark some as train, or "
-                f"leave the split out and one is drawn"
-            )
+            advice = "mark some as train, or leave the split out and one is drawn"
+            raise DataError(f"the split of '{name}' has no labelled training node; {advice}")
     edges, weight = clean_edges(ends, len(nodes.y), loading)
     if edges.shape[1] == 0:
         report.note("the graph has no edges")
@@ -162,9 +160,8 @@ def _read_graphml(path: Path) -> nx.Graph:
             return nx.read_graphml(path)
     except Exception as problem:  # the parser's own errors are of many kinds
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise DataError(
-            f"'{path.name}' is not readable as GraphML ({reason}); export the graph anew"
-        ) from None
+        advice = "export the graph anew"
+        raise DataError(f"'{path.name}' is not readable as GraphML ({reason}); {advice}") from None
 
 
 def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
@@ -195,10 +192,8 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
 def _tensor_edges(values: Tensors, name: str, n: int, loading: Loading) -> Ends:
     index = _array(values, "edge_index", name, 2, "two rows: sources and targets")
     if index.shape[0] != 2 or index.dtype.kind not in "iu":  # signed or unsigned
-        raise DataError(
-            f"edge_index of '{name}' is {index.dtype} of shape {index.shape}; it must be whole "
-            f"numbers of shape (2, edges)"
-        )
+        advice = "it must be whole numbers of shape (2, edges)"
+        raise DataError(f"edge_index of '{name}' is {index.dtype} of shape {index.shape}; {advice}")
     weight, count = None, index.shape[1]
     if values.get("edge_weight") is not None:
         weight = _array(values, "edge_weight", name, 1, "one number for each edge", n=count)
@@ -233,15 +228,11 @@ def _read_tensors(path: Path) -> Tensors:
                 f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused; save a "
                 f"PyG Data or a dict of tensors"
             ) from None
-        raise DataError(
-            f"'{path.name}' is not readable as a .pt file; save a PyG Data or a dict of tensors "
-            f"with torch.save"
-        ) from None
+        advice = "save a PyG Data or a dict of tensors with torch.save"
+        raise DataError(f"'{path.name}' is not readable as a .pt file; {advice}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise DataError(
-            f"'{path.name}' holds a {type(content).__name__}; save one PyG Data or a dict of "
-            f"tensors with x, edge_index and y"
-        )
+        advice = "save one PyG Data or a dict of tensors with x, edge_index and y"
+        raise DataError(f"'{path.name}' holds a {type(content).__name__}; {advice}")
     return content
 
 
@@ -260,10 +251,8 @@ def _array(
         tensor = tensor[:, 0]
     if tensor.dim() != dims or (n is not None and tensor.shape[0] != n):
         length = "" if n is None else f" and length {n}"
-        raise DataError(
-            f"{key} of '{name}' has the shape {tuple(tensor.shape)}; it must have {dims} "
-            f"dimension(s){length}: {meaning}"
-        )
+        advice = f"it must have {dims} dimension(s){length}: {meaning}"
+        raise DataError(f"{key} of '{name}' has the shape {tuple(tensor.shape)}; {advice}")
     if tensor.is_floating_point():
         tensor = tensor.double() if key == "y" else tensor.float()
     return np.asarray(tensor.numpy())

@@ -131,10 +131,8 @@ class TableFile:
                     self._explain()
                 raise DataError(f"{self.name}, column '{name}' holds bytes; store text or numbers")
             if pa.types.is_nested(column.type):
-                raise DataError(
-                    f"{self.name}, column '{name}' is of type {column.type}; store one text or "
-                    f"number per column and row"
-                )
+                advice = "store one text or number per column and row"
+                raise DataError(f"{self.name}, column '{name}' is of type {column.type}; {advice}")
         return pa.table(columns, names=list(names))
 
     @contextmanager
@@ -197,10 +195,8 @@ def find_parts(folder: Path) -> list[Part]:
         )
     for sub in inside:
         if (sub / "schema.toml").exists():
-            raise ConfigError(
-                f"client folder '{sub.name}' has its own schema.toml; all clients share one: put "
-                f"it beside the client folders"
-            )
+            advice = "all clients share one: put it beside the client folders"
+            raise ConfigError(f"client folder '{sub.name}' has its own schema.toml; {advice}")
     return [_part(sub, sub.name) for sub in inside]
 
 
@@ -236,9 +232,8 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
         _same_columns(part, parts[0], roles, loading)
         table = part.nodes.read(names, roles.texts)
         if table.num_rows == 0:
-            raise DataError(
-                f"{part.nodes.name} has a header but no rows; give at least one node, or remove it"
-            )
+            advice = "give at least one node, or remove it"
+            raise DataError(f"{part.nodes.name} has a header but no rows; {advice}")
         id_column = Column(table[roles.id], str(roles.id), part.nodes.rows)
         own_ids, rows = _distinct(id_column.complete(), loading)
         ids.append(own_ids)

@@ -59,9 +59,8 @@ def fetch(
                     say(f"downloading {info.archive} from {source}")
                     url = f"{source.rstrip('/')}/{urllib.parse.quote(info.archive)}"
                     if not _download(url, archive):
-                        raise DataError(
-                            f"the mirror {source} has no {info.archive}; try another mirror"
-                        )
+                        advice = "try another mirror"
+                        raise DataError(f"the mirror {source} has no {info.archive}; {advice}")
                 _check_sum(archive, source, work)
                 say(f"unpacking {archive.name}")
                 unpack(archive, new, PurePosixPath(info.home))
@@ -131,9 +130,8 @@ def _local_archive(info: DatasetInfo, source: str) -> Path | None:
     archive = folder / info.archive
     if not archive.is_file():
         names = sorted(path.name.removesuffix(".tar.xz") for path in folder.glob("*.tar.xz"))
-        raise DataError(
-            f"the mirror {source} has no {info.archive}; it has: {', '.join(names) or 'nothing'}"
-        )
+        advice = f"it has: {', '.join(names) or 'nothing'}"
+        raise DataError(f"the mirror {source} has no {info.archive}; {advice}")
     return archive
 
 
@@ -193,10 +191,8 @@ class _Downloaded(Exception):
 def _from_public(info: DatasetInfo, target: Path, say: Progress) -> None:
     """Let PyG's or OGB's own class download the raw files into `target`."""
     if info.loader == "structure":
-        raise DataError(
-            f"data set '{info.name}' has no public source; give a mirror: "
-            f"atoll data fetch {info.name} --mirror DIR-or-URL"
-        )
+        advice = f"give a mirror: atoll data fetch {info.name} --mirror DIR-or-URL"
+        raise DataError(f"data set '{info.name}' has no public source; {advice}")
 
     def stop(_: object) -> None:
         raise _Downloaded

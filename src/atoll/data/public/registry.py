@@ -255,9 +255,8 @@ def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray
     """Train, validation and test masks, one column per split, as one array of roles."""
     count = max((mask.shape[1] if mask.ndim == 2 else 1 for mask in masks), default=1)
     if not 0 <= index < count:
-        raise ConfigError(
-            f"data set '{info.name}' has no split {index}; its splits are 0 to {count - 1}"
-        )
+        advice = f"its splits are 0 to {count - 1}"
+        raise ConfigError(f"data set '{info.name}' has no split {index}; {advice}")
     if not masks:
         return None
     split = np.full(masks[0].shape[0], UNUSED, dtype=np.int8)
