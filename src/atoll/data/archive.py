@@ -176,11 +176,9 @@ def read_header(path: str | Path) -> Header:
 
 
 def memory_needed(path: str | Path) -> int:
-    """About how many bytes all clients take when they train, from the sizes of the arrays.
-
-    Features with their zeros are there once more as a product with the adjacency, and both again
-    in stacks; of an edge, or an entry of sparse features, there are about a dozen numbers.
-    """
+    """About how many bytes all clients take when they train, from the sizes of the arrays."""
+    # Features with their zeros are there once more as a product with the adjacency, and both again
+    # in stacks; of an edge, or an entry of sparse features, there are about a dozen numbers.
     path = Path(path).expanduser()
     try:
         with safe_open(path, framework="pt") as file:

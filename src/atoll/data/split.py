@@ -60,13 +60,11 @@ def split(
 
 
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """The strict default: per client and class, without the drift of per-class rounding.
-
-    A client's nodes stand in a row, class after class, shuffled inside a class. Roles are spread
-    evenly along the row: each class gets its share to within about one node, and the totals are the
-    rounded ratios, with at least one training node. A node that several clients hold has the same
-    role at all of them, so that no client trains on a test node of another.
-    """
+    """The strict default: per client and class, without the drift of per-class rounding."""
+    # A client's nodes stand in a row, class after class, shuffled inside a class. Roles are spread
+    # evenly along the row: each class gets its share to within about one node, and the totals are
+    # the rounded ratios, with at least one training node. A node that several clients hold has the
+    # same role at all of them, so that no client trains on a test node of another.
     role_of = np.full(len(source.y), UNUSED, dtype=np.int8)
     for client, ids in enumerate(parts):
         rng = np.random.default_rng([seed, client])
@@ -103,11 +101,9 @@ def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client and class: int(train · n), then int(validation · n), the rest for testing.
-
-    One Python generator shuffles class by class, client by client: with seed 2024 and FedTAD's own
-    partition of Cora these are the very roles that FedTAD and FedATH published their numbers on.
-    """
+    """Per client and class: int(train · n), then int(validation · n), the rest for testing."""
+    # One Python generator shuffles class by class, client by client: with seed 2024 and FedTAD's
+    # own partition of Cora, FedTAD and FedATH published their numbers on these very roles.
     rng = python_random.Random(seed)
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for ids, roles in zip(parts, result, strict=True):
@@ -165,12 +161,10 @@ def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def global_(source: Data, parts: Parts, seed: int, ratios: Ratios, *, draw: int = 0) -> Roles:
-    """One torch permutation of all nodes: training, then testing, then the rest for validation.
-
-    FED-PUB (and FedIIH) draws its settings from one seed in order, so its split for 5, 10 and 20
-    clients is `draw` 0, 1 and 2 of seed 1234. A node has one role, whoever holds it. Not
-    stratified, and a client may be left without a training node.
-    """
+    """One torch permutation of all nodes: training, then testing, then the rest for validation."""
+    # FED-PUB (and FedIIH) draws its settings from one seed in order, so its split for 5, 10 and 20
+    # clients is `draw` 0, 1 and 2 of seed 1234. A node has one role, whoever holds it. Not
+    # stratified, and a client may be left without a training node.
     import torch
 
     check_whole("draw", draw, 0)

@@ -153,10 +153,8 @@ def _check(least: int, **options: int) -> None:
 
 
 def jensen_shannon(counts: ndarray) -> ndarray:
-    """Jensen-Shannon divergence in bits between every two rows, (K, B) -> (K, K).
-
-    Rows are scaled to sum to one; a row without any count is NaN against every other.
-    """
+    """Jensen-Shannon divergence in bits between every two rows, (K, B) -> (K, K)."""
+    # Rows are scaled to sum to one; a row without any count is NaN against every other.
     weights = np.asarray(counts, dtype=np.float64)
     total = weights.sum(axis=1, keepdims=True)
     shares = np.divide(weights, total, out=np.full_like(weights, np.nan), where=total > 0)
@@ -222,10 +220,8 @@ def _homophily(client: PlainGraph, classes: int) -> tuple[float, ndarray]:
 
 
 def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
-    """Shares of the cosine similarities of connected nodes' features (GCFL §4.1), (B,).
-
-    Pairs with a node that has no features at all have no cosine and are left out.
-    """
+    """Shares of the cosine similarities of connected nodes' features (GCFL §4.1), (B,)."""
+    # Pairs with a node that has no features at all have no cosine and are left out.
     x = client.x.astype(np.float64)
     length = np.sqrt(np.asarray((x * x).sum(axis=1)))  # `*` is element by element for both kinds
     found = np.zeros(bins)

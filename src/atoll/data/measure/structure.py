@@ -37,11 +37,9 @@ def adjacency(pairs: ndarray, nodes: int) -> sp.csr_array:
 def structure_statistics(
     pairs: ndarray, nodes: int, *, path_sources: int, rng: np.random.Generator
 ) -> ndarray:
-    """The four numbers of `STATISTICS`; NaN where one is not defined.
-
-    Shortest paths are counted from all nodes of the largest component, or from `path_sources` drawn
-    ones when it is larger.
-    """
+    """The four numbers of `STATISTICS`; NaN where one is not defined."""
+    # Shortest paths are counted from all nodes of the largest component, or from `path_sources`
+    # drawn ones when it is larger.
     from scipy.stats import kurtosis
 
     matrix = adjacency(pairs, nodes)
@@ -56,11 +54,9 @@ def structure_statistics(
 
 
 def mean_path_length(matrix: sp.csr_array, sources: int, rng: np.random.Generator) -> float:
-    """Mean number of steps from (drawn) nodes to all others of a connected graph.
-
-    All searches run together, one bit per source: SciPy's search, source by source, takes eight
-    times as long for a client of Cora, and the random graphs multiply that by twenty.
-    """
+    """Mean number of steps from (drawn) nodes to all others of a connected graph."""
+    # All searches run together, one bit per source: SciPy's search, source by source, takes eight
+    # times as long for a client of Cora, and the random graphs multiply that by twenty.
     size = matrix.shape[0]
     if size < 2:
         return float("nan")
@@ -146,10 +142,8 @@ def compare_with_random(
 
 @lru_cache(maxsize=8)
 def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
-    """Every anonymous walk of that many steps, sorted: 1, 2, 5, 15, 52, 203, ... of them.
-
-    An anonymous walk names each node by when it first appeared: both a-b-a-c and x-y-x-z are 0102.
-    """
+    """Every anonymous walk of that many steps, sorted: 1, 2, 5, 15, 52, 203, ... of them."""
+    # An anonymous walk numbers nodes as they first appear: both a-b-a-c and x-y-x-z are 0102.
     walks: list[tuple[int, ...]] = [(0,)]
     for _ in range(steps):
         walks = [
@@ -161,11 +155,9 @@ def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
 def anonymous_walks(
     pairs: ndarray, nodes: int, *, walks: int, steps: int, rng: np.random.Generator
 ) -> ndarray:
-    """How often each of `walk_patterns` occurs among random walks: the graph's embedding.
-
-    Ivanov and Burnaev, "Anonymous Walk Embeddings", ICML 2018. Walks start at a uniformly drawn
-    node that has a neighbour. The shares sum to one; they are NaN for a graph without edges.
-    """
+    """How often each of `walk_patterns` occurs among random walks: the graph's embedding."""
+    # Ivanov and Burnaev, "Anonymous Walk Embeddings", ICML 2018. Walks start at a uniformly drawn
+    # node that has a neighbour. The shares sum to one; they are NaN for a graph without edges.
     patterns = walk_patterns(steps)
     if pairs.shape[1] == 0:
         return np.full(len(patterns), np.nan)

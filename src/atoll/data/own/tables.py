@@ -220,10 +220,8 @@ def _part(folder: Path, client: str | None) -> Part:
 
 
 def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.ChunkedArray]]:
-    """The nodes of all parts as one table, and the ids of each part.
-
-    Categories and classes are fitted over all parts, so that they mean the same to each client.
-    """
+    """The nodes of all parts as one table, and the ids of each part."""
+    # Categories and classes are fitted over all parts, so that they mean the same to each client.
     columns, name = parts[0].nodes.columns(), parts[0].nodes.name
     roles = node_roles(columns, loading, name)
     names = [column for column in columns if column in roles.used]

@@ -35,10 +35,8 @@ class PackingRule:
 
 
 def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Parts:
-    """Seeded Louvain on the undirected simple graph, packed to about N/K ± delta per client.
-
-    The first clients may take more than their share; each gets at least half of it.
-    """
+    """Seeded Louvain on the undirected simple graph, packed to about N/K ± delta per client."""
+    # The first clients may take more than their share; each gets at least half of it.
     check_whole("delta", delta, 0)
     target = source.num_nodes // clients
     # The public rule never ends once N/K <= delta; within a quarter it also cuts few communities.
@@ -50,10 +48,8 @@ def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Part
 def louvain_openfgl(
     source: Source, clients: int, seed: int, *, delta: int = 20, compat: str | None = None
 ) -> Parts:
-    """OpenFGL: Louvain of scikit-network on the edges unchanged; the seed has no effect.
-
-    `compat="give-up"` brings back its faulty choice for a group that fits nowhere.
-    """
+    """OpenFGL: Louvain of scikit-network on the edges unchanged; the seed has no effect."""
+    # `compat="give-up"` brings back its faulty choice for a group that fits nowhere.
     del seed
     rule = _public_rule(source, "louvain-openfgl", clients, delta, compat)
     return pack(groups_of(scikit_louvain(source, None)), clients, rule)
@@ -68,10 +64,8 @@ def louvain_fedtad(
 
 
 def louvain_fedgta(source: Source, clients: int, seed: int, *, compat: str | None = None) -> Parts:
-    """FedGTA and AdaFGL: python-louvain, clients of N/K + 1 nodes.
-
-    `compat="duplicates"` brings back its fault: a group that fits nowhere is stored twice.
-    """
+    """FedGTA and AdaFGL: python-louvain, clients of N/K + 1 nodes."""
+    # `compat="duplicates"` brings back its fault: a group that fits nowhere is stored twice.
     check_compat(compat, "duplicates")
     target = source.num_nodes // clients
     rule = PackingRule(target, target + 1, target + 1, stay, duplicates=compat is not None)
@@ -96,11 +90,9 @@ def _public_rule(
 
 
 def louvain_plus(source: Source, clients: int, seed: int) -> Parts:
-    """OpenFGL's, seeded: communities with label histograms of one KMeans cluster form a client.
-
-    It simulates owners with similar interests, and reads every label for that, test labels
-    included. Sizes can be very uneven.
-    """
+    """OpenFGL's, seeded: communities with label histograms of one KMeans cluster form a client."""
+    # It simulates owners with similar interests, and reads every label for that, test labels
+    # included. Sizes can be very uneven.
     communities = groups_of(scikit_louvain(source.undirected_simple(), None))
     return _by_label_mix(source, "louvain-plus", communities, clients, seed)
 
@@ -136,12 +128,10 @@ def _by_label_mix(
 
 
 def metis(source: Source, clients: int, seed: int, *, reseed: bool = False) -> Parts:
-    """METIS k-way, as FED-PUB and FedIIH.
-
-    METIS has a constant seed, so every seed gives the same partition, as in the papers; with
-    `reseed` the partition's seed is handed to METIS, which only matters on graphs large enough
-    to be coarsened (about a thousand nodes).
-    """
+    """METIS k-way, as FED-PUB and FedIIH."""
+    # METIS has a constant seed, so every seed gives the same partition, as in the papers; with
+    # `reseed` the partition's seed is handed to METIS, which only matters on graphs large enough to
+    # be coarsened (about a thousand nodes).
     check_flag("reseed", reseed)
     return _metis_clients(source, clients, False, seed if reseed else None)
 
@@ -166,12 +156,10 @@ def metis_overlap(
     per_community: int = 5,
     after: Sequence[int] | int = (),
 ) -> Parts:
-    """FED-PUB's overlapping clients: `per_community` random halves of each METIS community.
-
-    Python's generator is used in the order community, client. `after` lists client counts drawn
-    before from the same stream: FED-PUB draws 10, 30 and 50 in this order from one seed, so its 50
-    clients are `after=(10, 30)`.
-    """
+    """FED-PUB's overlapping clients: `per_community` random halves of each METIS community."""
+    # Python's generator is used in the order community, client. `after` lists client counts drawn
+    # before from the same stream: FED-PUB draws 10, 30 and 50 in this order from one seed, so its
+    # 50 clients are `after=(10, 30)`.
     check_whole("per_community", per_community, 1)
     stream = python_random.Random(seed)
     for count in (after,) if isinstance(after, int) else after:
@@ -206,12 +194,10 @@ def _halves(
 
 
 def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
-    """Community of each node by Louvain of scikit-network, Newman's modularity, resolution 1.
-
-    With a seed the nodes are visited in a random order; without one the answer is always the same,
-    as in OpenFGL. The degrees are those of the edges given: pass `source.undirected_simple()`
-    unless the degrees of the directed list are wanted.
-    """
+    """Community of each node by Louvain of scikit-network, Newman's modularity, resolution 1."""
+    # With a seed the nodes are visited in a random order; without one the answer is always the
+    # same, as in OpenFGL. The degrees are those of the edges given: pass
+    # `source.undirected_simple()` unless the degrees of the directed list are wanted.
     count, nodes = source.edges.shape[1], source.num_nodes
     if count == 0:
         return np.arange(nodes)  # the library refuses a graph without edges
@@ -225,12 +211,10 @@ def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
 
 
 def networkx_louvain(source: Source, seed: int) -> np.ndarray:
-    """Community of each node by python-louvain on the undirected simple graph.
-
-    The public codes (FedTAD, FedATH, FedGTA) let it draw from NumPy's global generator right after
-    seeding that; a `RandomState` of the same seed is the same stream. The stream is used in the
-    order of nodes and neighbours, so both go in ascending. Slow on large graphs: pure Python.
-    """
+    """Community of each node by python-louvain on the undirected simple graph."""
+    # The public codes (FedTAD, FedATH, FedGTA) let it draw from NumPy's global generator right
+    # after seeding that; a `RandomState` of the same seed is the same stream. The stream is used in
+    # the order of nodes and neighbours, so both go in ascending. Slow on large graphs: pure Python.
     import community
     import networkx as nx
 
@@ -244,11 +228,9 @@ def networkx_louvain(source: Source, seed: int) -> np.ndarray:
 def metis_labels(
     source: Source, parts: int, recursive: bool | None, seed: int | None = None
 ) -> np.ndarray:
-    """Part of each node by METIS on the undirected simple graph with ascending neighbour lists.
-
-    With few nodes per part METIS may leave some empty. `recursive` False is k-way; None is the
-    library's rule, recursive bisection up to 8 parts. `seed` None is METIS's constant seed.
-    """
+    """Part of each node by METIS on the undirected simple graph with ascending neighbour lists."""
+    # With few nodes per part METIS may leave some empty. `recursive` False is k-way; None is the
+    # library's rule, recursive bisection up to 8 parts. `seed` None is METIS's constant seed.
     import pymetis
 
     edges = source.undirected_simple().edges
@@ -290,11 +272,9 @@ def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
 
 
 def mistaken_smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """The choice of OpenFGL and FedTAD instead of `smallest`, after 1001 steps of the cursor.
-
-    Their search looks at the size under the cursor, which it moves itself, so each comparison is
-    one client late: sizes 5, 3, 9 with the cursor on 9 give 9.
-    """
+    """The choice of OpenFGL and FedTAD instead of `smallest`, after 1001 steps of the cursor."""
+    # Their search looks at the size under the cursor, which it moves itself, so each comparison is
+    # one client late: sizes 5, 3, 9 with the cursor on 9 give 9.
     open_sizes = sizes[open_clients]
     seen, least = (cursor + 1001) % len(open_sizes), np.inf
     for candidate in range(len(open_sizes)):
@@ -314,10 +294,8 @@ def cut(groups: Sequence[np.ndarray], piece: int) -> Parts:
 
 
 def pack(groups: Sequence[np.ndarray], clients: int, rule: PackingRule) -> Parts:
-    """Hand the groups, largest first, to the first client in turn that has room.
-
-    The cursor stays on the client that took the last group. No client remains empty.
-    """
+    """Hand the groups, largest first, to the first client in turn that has room."""
+    # The cursor stays on the client that took the last group. No client remains empty.
     owned: list[Parts] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, dtype=np.int64)
     open_clients, cursor = np.arange(clients), 0
@@ -346,10 +324,8 @@ def members(owner: np.ndarray, clients: int) -> Parts:
 
 
 def top_up(parts: Sequence[np.ndarray], least: int = 1) -> Parts:
-    """Let each client with fewer than `least` take last members of the then largest, evenly.
-
-    With `least` up to half of the mean size each client ends with that many.
-    """
+    """Let each client with fewer than `least` take last members of the then largest, evenly."""
+    # With `least` up to half of the mean size each client ends with that many.
     result = list(parts)
     for client in range(len(result)):
         if len(result[client]) < least:

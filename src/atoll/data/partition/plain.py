@@ -51,10 +51,8 @@ def column(
 def dirichlet(
     source: Source | GraphSet, clients: int, seed: int, *, alpha: float = 10.0, least: int = 5
 ) -> list[np.ndarray]:
-    """Label skew: each class is shared out by Dirichlet(alpha), drawn again until all have `least`.
-
-    A small alpha is skewed, a large one even; unknown labels count as one more class.
-    """
+    """Label skew: Dirichlet(alpha) shares out each class, drawn again until all have `least`."""
+    # A small alpha is skewed, a large one even; unknown labels count as one more class.
     check_whole("least", least, 1)
     check_positive("alpha", alpha)
     count = len(source.y)
@@ -118,13 +116,10 @@ def _runs(value: np.ndarray, clients: int) -> list[np.ndarray]:
 def gcfl_oneds(
     source: GraphSet, clients: int, seed: int, *, overlap: bool = False, compat: str | None = None
 ) -> list[np.ndarray]:
-    """Up to 50 graphs each in file order, the remaining graphs to clients at random.
-
-    TU files are often sorted by class, so the first chunk makes label skew. GCFL uses the seed 123.
-    With `overlap` every client draws 50 to 149 graphs of the whole set instead; with
-    `compat="replacement"` it draws them with replacement, as GCFL does, so that one graph can be
-    in a client twice, for training and for testing.
-    """
+    """Up to 50 graphs each in file order, the remaining graphs to clients at random."""
+    # TU files are often sorted by class, so the first chunk makes label skew. With `overlap` each
+    # client draws 50 to 149 graphs of the whole set instead; with `compat="replacement"`, as GCFL
+    # does: a client can have one graph twice, for training and for testing. GCFL's seed is 123.
     check_flag("overlap", overlap)
     check_compat(compat, "replacement")
     if compat and not overlap:

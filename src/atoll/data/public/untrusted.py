@@ -84,11 +84,9 @@ def check_published(path: Path) -> None:
 
 
 def check_pickles(home: Path) -> None:
-    """Refuse pickles that name anything but arrays, sparse matrices, lists and dictionaries.
-
-    Unpickling calls whatever the file names; reading the opcodes calls nothing. Only Planetoid has
-    pickles among its raw files.
-    """
+    """Refuse pickles that name anything but arrays, sparse matrices, lists and dictionaries."""
+    # Unpickling calls whatever the file names; reading the opcodes calls nothing. Only Planetoid
+    # has pickles among its raw files.
     for path in sorted(home.glob("raw/ind.*")):
         if path.name.endswith(".test.index"):  # its one text file
             continue
@@ -161,11 +159,9 @@ def _check_member(member: tarfile.TarInfo, inside: PurePosixPath) -> None:
 
 @contextmanager
 def workspace(parent: Path) -> Iterator[Path]:
-    """A private folder below `parent` that is gone afterwards, whatever happens.
-
-    It lies below `parent` so that moving a finished result into place is one rename. Folders that
-    killed processes left behind are removed first.
-    """
+    """A private folder below `parent` that is gone afterwards, whatever happens."""
+    # It lies below `parent` so that moving a finished result into place is one rename. Folders that
+    # killed processes left behind are removed first.
     parent.mkdir(parents=True, exist_ok=True)
     for entry in parent.glob(f"{WORK_PREFIX}*"):
         if _is_stale(entry):
@@ -232,12 +228,10 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
 def open_raw(
     loader: str, arguments: Mapping[str, str | bool], root: Path, home: Path
 ) -> Iterator[InMemoryDataset]:
-    """Let a PyG or OGB class read raw files, or the cache that it made of them.
-
-    The class gets `root`; `home`, at or below it, holds `raw/`. The class writes its cache in a
-    private folder, from where it is moved into place: an interruption or a second process never
-    meets half a cache. Where the data folder is read-only the cache goes to a folder of the user.
-    """
+    """Let a PyG or OGB class read raw files, or the cache that it made of them."""
+    # The class gets `root`; `home`, at or below it, holds `raw/`. The class writes its cache in a
+    # private folder, from where it is moved into place: an interruption or a second process never
+    # meets half a cache. Where the data folder is read-only the cache goes to a folder of the user.
     relative = home.relative_to(root)
     cache = "geometric_data_processed.pt" if loader == OGB_CLASS else "data.pt"
     with ExitStack() as stack:
