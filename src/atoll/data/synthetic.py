@@ -20,18 +20,31 @@ from atoll.data.source import Source
 
 @dataclass(frozen=True)
 class Lagoon:
-    """The knobs."""
+    """The knobs.
 
-    nodes: int = 3000  # documents in all
-    classes: int = 6  # fields
-    words: int = 600  # size of the vocabulary
+    Attributes:
+        nodes: Documents in all.
+        classes: Fields.
+        words: Size of the vocabulary.
+        words_per_node: Words in a document.
+        degree: Mean number of neighbours.
+        homophily: Share of citations inside the field.
+        label_skew: 0 every owner has all fields alike, towards 1 each owner has few.
+        topology_skew: How far owners' homophily spreads around `homophily`.
+        feature_noise: Share of words that say nothing about the field.
+        own_library: Share of citations inside the owner's library.
+    """
+
+    nodes: int = 3000
+    classes: int = 6
+    words: int = 600
     words_per_node: int = 12
-    degree: float = 4.0  # mean number of neighbours
-    homophily: float = 0.75  # share of citations inside the field
-    label_skew: float = 0.4  # 0: every owner has all fields alike; towards 1: each has few
-    topology_skew: float = 0.15  # how far owners' homophily spreads around `homophily`
-    feature_noise: float = 0.7  # share of words that say nothing about the field
-    own_library: float = 0.85  # share of citations inside the owner's library
+    degree: float = 4.0
+    homophily: float = 0.75
+    label_skew: float = 0.4
+    topology_skew: float = 0.15
+    feature_noise: float = 0.7
+    own_library: float = 0.85
 
     owners: ClassVar[int | None] = None  # unless the user says; None asks the protocol
     dense: ClassVar[bool] = False  # whether words are stored with their zeros
@@ -62,14 +75,19 @@ class Lagoon:
 
 @dataclass(frozen=True)
 class Archipelago(Lagoon):
-    """The knobs, those of lagoon and two more."""
+    """The knobs, those of lagoon and two more.
+
+    Attributes:
+        least: Fewest documents of an owner.
+        most: Most documents of an owner; sizes are drawn evenly between the two.
+    """
 
     nodes: int = field(default=0, init=False)
     words: int = 64
     label_skew: float = 0.2
     own_library: float = 1.0
-    least: int = 50  # fewest documents of an owner
-    most: int = 200  # most documents of an owner; sizes are drawn evenly between the two
+    least: int = 50
+    most: int = 200
 
     owners: ClassVar[int | None] = 1000
     dense: ClassVar[bool] = True
