@@ -65,8 +65,9 @@ def vary_federation(
 def check_client_number(federation: Federation, client: int) -> None:
     """Refuse a client that is not there, or that is alone."""
     if len(federation) < 2:
-        fault = "a federation of one client has nobody left without it"
-        raise DataError(f"{fault}; give two clients or more")
+        raise DataError(
+            "a federation of one client has nobody left without it; give two clients or more"
+        )
     if client not in federation.numbers:
         advice = f"give a number from {min(federation.numbers)} to {max(federation.numbers)}"
         raise ConfigError(f"client {client} is not among the {len(federation)} clients; {advice}")
