@@ -32,31 +32,18 @@ class Update:
     weight: Tensor
 
 
-class Weighed(Protocol):
-    """Any reply with a model and its weight, such as an `Update`."""
-
-    @property
-    def model(self) -> Tree: ...
-    @property
-    def weight(self) -> Tensor: ...
-
-
 class Rule(Protocol):
     """Turns many updates into one. Rules are frozen dataclasses of their parameters."""
 
     def init(self, model: Tree) -> Tree:
-        """The rule's state before the first round; None for a rule that remembers nothing.
-
-        Every round must return a state of the same structure and shapes.
-        """
+        """The first state, None for none; every round returns one of the same shapes."""
 
     def __call__(
         self, updates: Tree, weight: Tensor, key: Tensor, state: Tree
     ) -> tuple[Tree, Tree]:
-        """One update and the next state.
+        """One update and the next state, from stacked updates (K, ...) and their weights (K,).
 
-        Updates are each participant's model minus the received one, stacked (K, ...), with weights
-        (K,). The key is for the rule's own noise in this round.
+        An update is a participant's model minus the received one. The key is for the rule's noise.
         """
 
 
@@ -87,13 +74,12 @@ class Median(Stateless):
     """The median of every parameter, each client counting the same (Yin et al., 2018)."""
 
     def combined(self, updates: T, weight: Tensor) -> T:
-        return tree_map(_median, updates)
+        def median(stacked: Tensor) -> Tensor:
+            ordered, count = stacked.sort(dim=0).values, len(stacked)
+            # The mean of the two middle values of an even number.
+            return torch.lerp(ordered[(count - 1) // 2], ordered[count // 2], 0.5)
 
-
-def _median(stacked: Tensor) -> Tensor:
-    """Over the first axis; the mean of the two middle values of an even number."""
-    ordered, count = stacked.sort(dim=0).values, len(stacked)
-    return torch.lerp(ordered[(count - 1) // 2], ordered[count // 2], 0.5)
+        return tree_map(median, updates)
 
 
 Aggregate = Annotated[Rule, "rule that makes one model of the clients' models"]
@@ -133,8 +119,8 @@ def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
     return model if state is None else Averaged(model, state)
 
 
-def aggregated(rule: Rule, server: Tree, reply: Weighed, key: Tensor) -> tuple[Tree, Tree]:
-    """The next model and state of the rule, for a server's own record of `model` and `rule`."""
+def aggregated(rule: Rule, server: Tree, reply: Tree, key: Tensor) -> tuple[Tree, Tree]:
+    """The next model and state of the rule; server and reply are a method's own records."""
     state = getattr(server, "rule", None)
     return combine(rule, model_of(server), reply.model, reply.weight, key, state)
 

@@ -32,8 +32,6 @@ from atoll.core.wrapper import Wrapper
 
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
-
-
 LEAST_CLIP = 1e-30
 """A float rounds an update below this by a share that the clip does not allow."""
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from atoll.core.batching import WHOLE, Batching
-from atoll.core.errors import DataError, unknown
+from atoll.core.errors import DataError, check_name
 from atoll.core.graph import Graph, View, with_views
 from atoll.core.task import Task
 
@@ -81,8 +81,7 @@ class Federation:
         widths = sorted({graph.num_features for graph in self.graphs})
         if len(widths) > 1:
             raise DataError(f"clients must have equally many features, but have {widths}")
-        if self.metric not in self.task.metrics:
-            raise unknown("metric", self.metric, self.task.metrics)
+        check_name("metric", self.metric, self.task.metrics)
         if len({graph.task for graph in self.graphs}) > 1:
             raise DataError("all clients must have one task: all classify nodes, or all graphs")
 

@@ -20,12 +20,8 @@ from atoll.core.vmap.stacks import Batch, current_batch
 
 Loss = Callable[[Tree, Graph, Tensor], Tensor]
 """(params, graph, key) -> scalar, where the graph is the client's or a mini-batch of it."""
-
-PlainLoss = Callable[[Tree, Tensor], Tensor]
-"""(params, key) -> scalar."""
-
-Adjust = Callable[[Tree, Tree], Tree]
-"""(grads, params) -> grads."""
+PlainLoss = Callable[[Tree, Tensor], Tensor]  # (params, key) -> scalar
+Adjust = Callable[[Tree, Tree], Tree]  # (grads, params) -> grads
 
 
 def fit(
@@ -42,19 +38,11 @@ def fit(
 ) -> tuple[Tree, Tree]:
     """Train on a client's graph for some epochs; returns parameters and the optimizer's state.
 
-    An epoch is one step, or one for each mini-batch where the graph is cut into these.
-
-    Args:
-        loss: (params, graph, key) -> scalar. It must read the graph that it gets, which may be a
-            mini-batch; the key differs in every step.
-        params: Where to start.
-        optimizer: Its update is taken once per step.
-        state: The optimizer's state; None starts a fresh one.
-        epochs: Number of passes over the training nodes, or graphs.
-        key: The root of the steps' keys.
-        graph: The client's graph. Only files of older versions leave it out; they get an error.
-        adjust: Bends the gradient: a proximal pull, a control variate. It is not differentiated.
-        needs_whole: Why the loss cannot take a mini-batch, beginning with the method's name.
+    An epoch is one step, or one for each mini-batch where the graph is cut into these. The loss
+    must read the graph that it gets, which may be a mini-batch; its key differs in every step.
+    `adjust` bends the gradient (a proximal pull, a control variate) and is not differentiated.
+    `needs_whole` says why the loss cannot take a mini-batch, beginning with the method's name.
+    Only files of older versions leave the graph out; they get an error.
     """
     try:
         signature(loss).bind(None, None, None)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.batching import WHOLE, Batching
-from atoll.core.errors import unknown
+from atoll.core.errors import check_name
 from atoll.core.task import GRAPHS, NODES, TASKS, Task
 from atoll.core.tree import Tree, inside_transform, leaves, record, static, tree_map
 from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
@@ -26,10 +26,9 @@ from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 class Sparse:
     """A sparse matrix (R, C) in row order, together with its transpose.
 
-    Multiply with `atoll.nn.ops`; do not read the index tensors. When the fused engine stacks
-    clients, or `sparse_matrix` is called under `vmap`, they number rows, columns and entries over
-    *all* clients, so that a product under `vmap` is one block-diagonal product without any index
-    arithmetic.
+    Multiply with `atoll.nn.ops`; do not read the index tensors. Stacked by the fused engine, or
+    made under `vmap`, they number rows, columns and entries over *all* clients: a product under
+    `vmap` is then one block-diagonal product without index arithmetic.
     """
 
     offsets: Tensor  # first entry of each row, (R,) int32
@@ -69,8 +68,7 @@ class Distinct:
         return self.rows[self.which.columns.long()]
 
 
-Matrix = Tensor | Sparse | Distinct
-"""What a view may be."""
+Matrix = Tensor | Sparse | Distinct  # what a view may be
 
 
 @record
@@ -111,8 +109,7 @@ class Graph:
 
     def size(self, by: str) -> Tensor:
         """The client's weight in an average: its "nodes" or "train" nodes (or graphs), or one."""
-        if by not in ("nodes", "train", "uniform"):
-            raise unknown("weight", by, ("nodes", "train", "uniform"))
+        check_name("weight", by, ("nodes", "train", "uniform"))
         total = (self.train if by == "train" else self.at_roots(self.real)).sum()
         return total * 0 + 1 if by == "uniform" else total
 
@@ -149,7 +146,6 @@ class Graph:
 
 PER_NODE = ("y", "train", "val", "test", "real", "ids")
 """Fields of a graph with an entry for each node, beside `x` and `root`."""
-
 View = Callable[[Graph], Matrix | None]
 """A pure function of a graph, evaluated once per client before training; None leaves it out."""
 
@@ -300,6 +296,10 @@ def make_graph(
     return graph if views is None else with_views(graph, views)
 
 
+SMALL = 1 << 18  # most numbers of a tensor that travels with others
+ALIGNED = 64  # numbers that fill a line of a cache, whatever their type
+
+
 def moved(tree: Tree, device: torch.device | str) -> Tree:
     """The tree on `device`. Small tensors travel together, because each copy to a GPU waits."""
     found = {id(leaf): leaf for leaf in leaves(tree)}
@@ -315,13 +315,6 @@ def moved(tree: Tree, device: torch.device | str) -> Tree:
         for leaf, part in zip(some, packed, strict=True):
             there[id(leaf)] = part[: leaf.numel()].view(leaf.shape)
     return tree_map(lambda leaf: there[id(leaf)] if id(leaf) in there else leaf.to(device), tree)
-
-
-SMALL = 1 << 18
-"""Most numbers of a tensor that travels with others."""
-
-ALIGNED = 64
-"""Numbers that fill a line of a cache, whatever their type."""
 
 
 def cast(tree: Tree, *, dtype: torch.dtype, device: torch.device | str) -> Tree:

@@ -28,16 +28,14 @@ from atoll.core.tree import Tree, leaves, tree_map
 Reply = TypeVar("Reply")
 Reply_co = TypeVar("Reply_co", covariant=True)
 Vectorize = bool | Callable[..., bool]
-Reasons = Mapping[str, str]
-"""Why each of some fields leaves a client."""
+Reasons = Mapping[str, str]  # why each of some fields leaves a client
 
 
 class Net(Protocol):
     """A network: `init` makes a parameter tree, a call turns it and a graph into logits.
 
-    One for another task than node classification names it (`task`, a name of `TASKS`). One that
-    classifies graphs gives their logits at their roots.
-    One with layers that never leave a client is also a `core.private_layers.PartlyPrivate`.
+    One for another task than node classification names it (`task`, a name of `TASKS`). Logits of
+    graphs stand at their roots. One with private layers is also a `private_layers.PartlyPrivate`.
     """
 
     @property
@@ -199,9 +197,7 @@ class Clients(Protocol):
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         """Run the step on every participant; the replies come back stacked, in client order."""
 
-    def sample(self, fraction: float) -> Clients:
-        """A share of them for this round, at least one, drawn by the round's key."""
-
+    def sample(self, fraction: float) -> Clients: ...  # at least one, drawn by the round's key
     def require_finite(self, tree: Tree, problem: str) -> None:
         """Stop with the given sentence if one of the server's tensors is not finite."""
 
@@ -224,28 +220,20 @@ class Method(ABC):
 
     paper: ClassVar[str]
     """Authors, title, venue and year, for `atoll methods`."""
-
     presets: ClassVar[Presets] = MappingProxyType({})
     """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
-
     for_graphs: ClassVar[Settings] = MappingProxyType({})
     """Hyper-parameters with other defaults where graphs are classified."""
-
     space: ClassVar[Space] = USUAL
     """What `atoll tune` searches: ranges of hyper-parameters of method, net and optimizer."""
-
     grids: ClassVar[Grids] = MappingProxyType({})
     """Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried."""
-
     tasks: ClassVar[tuple[str, ...]] = (NODES.name,)
     """Names of the tasks that it can learn; `tuple(TASKS)` where it minimises the task's loss."""
-
     nets: ClassVar[tuple[str, ...]] = ()
     """Networks that it works with, the default first; empty: any, a GCN by default."""
-
     deployed: ClassVar[str] = "global"
     """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
-
     not_private: ClassVar[str] = (
         "it does not say that its clients send one update of a model and nothing else"
     )
@@ -254,7 +242,6 @@ class Method(ABC):
     It can where a reply is `model`, trained from the received message, and `weight`, and the server
     needs nothing but their weighted mean.
     """
-
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
     """Why a method without a field `aggregate` takes no aggregation rule (`core.aggregate`)."""
 
@@ -282,8 +269,7 @@ class Method(ABC):
     def stage(self, round: int) -> Hashable:
         """The kind of a round, for a method that looks at `clients.round`; None promises nothing.
 
-        Rounds of one stage must do the same with other numbers: then they can be recorded once, and
-        several seeds trained at once (`engines.replay`).
+        Rounds of one stage do the same with other numbers, so that they can be recorded once.
         """
         return None
 
@@ -301,7 +287,6 @@ class Method(ABC):
         """Logits on a client's own graph, from what was deployed and its private state.
 
         A key is given only to reproduce papers that scored with dropout on; pass it to the network.
-        Where the network has private layers, the state holds them (`core.private_layers.Private`).
         """
         return self.net(whole_params(self.net, graph, message, state), graph, key)
 
@@ -310,20 +295,18 @@ class Method(ABC):
         return None
 
     def derive(self, graph: Graph, part: Tree) -> Tree:
-        """What steps and `predict` need again and again, from the graph and `derived_from`.
+        """What steps need again and again, from the graph and `derived_from`.
 
-        An engine may keep it, as `graph.derived`, while both stay unchanged; a step that does not
-        find it there derives it.
+        An engine may keep it, as `graph.derived`; a step that does not find it there derives it.
         """
         raise NotImplementedError(f"{type(self).__name__} has `derived_from`, so it needs `derive`")
 
     def diagnostics(self, server: Tree) -> Mapping[str, Any]:
         """What the server knows of its clients beside the models, for reports and analyses.
 
-        Known names are `similarity`, (N, N) or (F, N, N) for F factors, NaN for pairs that have not
-        met; `mixing`, of the same shapes: how much of whose model each client (row) got; `cluster`,
-        (N,); `cached`, for each client the rounds after which its model was put aside; `splits` and
-        `trace`, GCFL's history of clusters.
+        Known names: `similarity`, (N, N) or (F, N, N) for F factors, NaN for pairs that have not
+        met; `mixing`, of these shapes: how much of whose model each client (row) got; `cluster`,
+        (N,); `cached`, the rounds after which each client's model was put aside; `splits`, `trace`.
         """
         return {}
 
@@ -346,8 +329,7 @@ class Method(ABC):
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another model in the place of the deployed one.
 
-        The default finds the deployed tensors inside the server's tree; a method that computes
-        what it deploys must override this.
+        A method that computes what it deploys must override this.
         """
         old, new = leaves(self.deploy(server).tree), leaves(tree)
         swapped = {id(a): b for a, b in zip(old, new, strict=True)}

@@ -7,8 +7,9 @@ small graph whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -201,9 +202,7 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
     own = [entries.parts(field) for field in (columns, rows, values)]
     transposed = [entries.parts(field) for field in (t_columns, t_order, t_values)]
     by_batch = zip(offsets, *own, t_offsets, *transposed, strict=True)
-    names = [field.name for field in fields(Sparse)][:8]  # the tensors
-    named = (dict(zip(names, parts, strict=True)) for parts in by_batch)
-    return [replace(matrix, **parts, dense=None) for parts in named]
+    return list(starmap(partial(Sparse, square=matrix.square), by_batch))
 
 
 def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:

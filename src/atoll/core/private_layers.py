@@ -13,12 +13,12 @@ from torch import Tensor
 
 from atoll.core.fit import Adjust, fit
 from atoll.core.graph import Graph
-from atoll.core.optim import Optimizer
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, record
 
 if TYPE_CHECKING:
     from atoll.core.method import Net
+    from atoll.core.training import Training
 
 
 @runtime_checkable
@@ -81,22 +81,8 @@ def whole_params(net: Net, graph: Graph, received: Tree, state: Private | None) 
     return join_parts(received, state.layers)
 
 
-class Trained(Protocol):
-    """What `fit_received` reads from a method."""
-
-    @property
-    def net(self) -> Net: ...
-    @property
-    def optimizer(self) -> Optimizer: ...
-    def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def optimizer_state(self) -> str: ...
-
-
 def fit_received(
-    method: Trained,
+    method: Training,
     graph: Graph,
     received: Tree,
     state: Private | None,
@@ -107,9 +93,9 @@ def fit_received(
 ) -> tuple[Tree, Private]:
     """Train the received model on a client's graph, as FedAvg does: the model to send, and a state.
 
-    Private layers of the network train together with the received ones and stay in the state, which
-    also keeps the optimizer's moments. `adjust` bends the gradient of the shared layers, as in
-    `fit`; `net` is the network where that is not the method's.
+    Private layers train together with the received ones and stay in the state, which also keeps the
+    optimizer's moments. `adjust` bends the gradient of the shared layers, as in `fit`; `net` is the
+    network where that is not the method's.
     """
     net = method.net if net is None else net
     own = Private(init_private(net, graph, key), None) if state is None else state

@@ -23,6 +23,7 @@ from atoll.core.vmap.stacks import Constant, Dims, Vmap, call, current_batch
 from atoll.core.vmap.varied import Varied
 
 T = TypeVar("T")
+Number = int | Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -41,8 +42,11 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     fixed: list[int | str] = []
     for part in parts:
         if isinstance(part, Tensor):
-            key = _folded(key, salt(*fixed), part.to(torch.int64))
-            fixed = []
+            number, mixed, fixed = part.to(torch.int64), salt(*fixed), []
+            if key.is_cuda:
+                key = _hashed(key, mixed, number)
+            else:
+                key = _mix64((key ^ mixed) * _MIX_B + number * _MIX_A + _GOLDEN)
         else:
             fixed.append(part)
     return key if parts and isinstance(parts[-1], Tensor) else salted(key, salt(*fixed))
@@ -58,7 +62,7 @@ def salt(*parts: int | str) -> int:
     return mixed
 
 
-def salted(key: Tensor, salt: int | Tensor) -> Tensor:
+def salted(key: Tensor, salt: Number) -> Tensor:
     """`fold(key, *parts)`, for parts whose salt is known."""
     if key.is_cuda:
         return _hashed(key, salt)
@@ -71,21 +75,15 @@ def salted(key: Tensor, salt: int | Tensor) -> Tensor:
     return batch.lift(keys, axis)
 
 
-def _folded(key: Tensor, salt: int, part: Tensor) -> Tensor:
-    if key.is_cuda:
-        return _hashed(key, salt, part)
-    return _mix64((key ^ salt) * _MIX_B + part * _MIX_A + _GOLDEN)
-
-
-def _hashed(key: Tensor, salt: int | Tensor, *part: Tensor) -> Tensor:
-    """`salted` or `_folded` on a GPU."""
+def _hashed(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
+    """`salted`, or `fold` with a tensor as its part, on a GPU."""
     if not isinstance(salt, Tensor):  # filled in on the device: a copy would wait for it
         salt = torch.full((), salt, dtype=torch.int64, device=key.device)
     hashed: Tensor = call(_Hashed, key, salt, *part)
     return hashed
 
 
-def _salted_once(key: Tensor, salt: int | None) -> Tensor | int:
+def _salted_once(key: Tensor, salt: int | None) -> Number:
     """`salted`; a single key in main memory is mixed as a number, which is twenty times faster."""
     if key.dim() or key.device.type != "cpu":
         return key if salt is None else salted(key, salt)
@@ -126,7 +124,7 @@ def dropout(
     """
     # Of 2^16; a tensor where runs have different rates.
     if isinstance(rate, Varied):
-        dropped: int | Tensor = torch.round(rate.tensor * 2**16)
+        dropped: Number = torch.round(rate.tensor * 2**16)
     else:
         dropped = round(rate * 2**16)
     if key is None or (isinstance(dropped, int) and dropped == 0):
@@ -157,12 +155,12 @@ def _mix32(z: Tensor) -> Tensor:
     return z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF))
 
 
-def _grid_bits(key: Tensor | int, rows: Tensor, width: int) -> Tensor:
+def _grid_bits(key: Number, rows: Tensor, width: int) -> Tensor:
     """Bits for keys (...,), rows (..., N) -> (..., N, width); batch axes broadcast."""
     if isinstance(key, Tensor) and key.is_cuda:
         return kernels.grid_bits(key, rows, width)
     if isinstance(key, int):
-        halves: Sequence[int | Tensor] = (key + (1 << 31)) % (1 << 32) - (1 << 31), key >> 32
+        halves: Sequence[Number] = (key + (1 << 31)) % (1 << 32) - (1 << 31), key >> 32
     else:
         halves = [half.to(torch.int32).unsqueeze(-1) for half in (key << 32 >> 32, key >> 32)]
     low, high = halves
@@ -222,12 +220,7 @@ class _Keep(Constant):
 
     @staticmethod
     def forward(
-        key: Tensor,
-        rows: Tensor,
-        dropped: int | Tensor,
-        salt: int | None,
-        width: int,
-        dtype: torch.dtype,
+        key: Tensor, rows: Tensor, dropped: Number, salt: int | None, width: int, dtype: torch.dtype
     ) -> Tensor:
         scale = 1.0 / (1.0 - dropped / 2**16)
         if key.is_cuda:

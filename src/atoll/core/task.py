@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.errors import unknown
+from atoll.core.errors import check_name
 from atoll.core.losses import below_top, cross_entropy
 from atoll.core.tree import record
 
@@ -37,17 +37,10 @@ class Scores:
 class Task(ABC):
     """What a federation predicts; printing one gives its name."""
 
-    name: ClassVar[str]
-    """As the command line and saved files know it. Its plural is what tables count."""
-
-    splits: ClassVar[tuple[str, ...]]
-    """Splits that fit it, the default first (`data.split.SPLITS`)."""
-
-    metrics: ClassVar[tuple[str, ...]]
-    """Metrics that its scores give, the default first (`experiment.metrics.METRICS`)."""
-
-    many_graphs: ClassVar[bool] = False
-    """Whether a client owns many small graphs and predicts something about each (`Graph.roots`)."""
+    name: ClassVar[str]  # in commands and saved files; its plural is what tables count
+    splits: ClassVar[tuple[str, ...]]  # that fit, the default first (`data.split.SPLITS`)
+    metrics: ClassVar[tuple[str, ...]]  # the default first (`experiment.metrics.METRICS`)
+    many_graphs: ClassVar[bool] = False  # whether a client predicts for many graphs (`Graph.roots`)
 
     def __str__(self) -> str:
         return self.name
@@ -124,8 +117,7 @@ CLASSIFICATIONS = tuple(name for name, task in TASKS.items() if isinstance(task,
 
 def task_named(name: str) -> Task:
     """The task of this name; raises a ConfigError with the known names for any other."""
-    if name not in TASKS:
-        raise unknown("task", name, TASKS)
+    check_name("task", name, TASKS)
     return TASKS[name]
 
 

@@ -36,7 +36,6 @@ class Training(Method):
 
     made_for: ClassVar[tuple[type[object], str]] = (object, "")
     """The kind of network that it needs, and why: how the sentence begins that refuses others."""
-
     compares_embeddings: ClassVar[bool] = False
     """Whether it needs a network with a hidden layer (`core.method.embedder`)."""
 

@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 RECORDS: dict[str, type[Any]] = {}
 """Every record type by its dotted name: the only types that bytes may be decoded into."""
-
-
 _FIELDS: dict[type[Any], tuple[tuple[str, bool], ...]] = {}
 """Names of every record type's fields, in order, and whether they are static."""
 
@@ -77,7 +75,7 @@ def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a tree with their dotted paths, for example `model.0.weight`."""
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, Tensor):
-            yield ".".join(_step_name(step) for step in path), leaf
+            yield ".".join(map(_step_name, path)), leaf
 
 
 def _step_name(step: Any) -> str:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +32,8 @@ class Engine(Protocol):
     ) -> Tree:
         """Replies of the clients at `positions`, stacked in that order."""
 
-    def export_states(self) -> Tree:
-        """Every client's private state, for a checkpoint, or where to find it."""
-
-    def import_states(self, states: Tree) -> None:
-        """Continue from the value of `export_states`."""
+    def export_states(self) -> Tree: ...  # private states for a checkpoint, or where to find them
+    def import_states(self, states: Tree) -> None: ...  # continue from them
 
 
 @runtime_checkable
@@ -53,18 +50,12 @@ class Recordable(Protocol):
     def run_sampled(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
         """Replies of the clients at `positions`, which Python does not know, stacked."""
 
-    def stacked_states(self) -> Tree:
-        """Every client's private state, stacked in the clients' order."""
-
+    def stacked_states(self) -> Tree: ...  # every client's, in the clients' order
     def regroup(self) -> bool:
         """Stack private states as programs of all clients want them; False if some have none."""
 
-    def program_states(self) -> dict[Members, Tree]:
-        """The stacked private states of each program of all clients; None before they begin."""
-
-    def put_states(self, states: Mapping[Members, Tree]) -> None:
-        """Keep private states as `program_states` gives them."""
-
+    def program_states(self) -> dict[Members, Tree]: ...  # of each program; None before they begin
+    def put_states(self, states: Mapping[Members, Tree]) -> None: ...  # what `program_states` gave
     def substituted(
         self, states: Mapping[Members, Tree], graphs: Mapping[Members, Graph] | None = None
     ) -> AbstractContextManager[None]:
@@ -73,16 +64,11 @@ class Recordable(Protocol):
     def read_by_programs(self) -> object:
         """Tensors that programs read besides their inputs: a recording must keep them alive."""
 
-    def forget_stacks(self) -> None:
-        """Free stacked graphs; a program that needs one stacks it again."""
-
-    def record_steps(self, wanted: bool) -> None:
-        """Whether from now on each step's program is recorded and replayed."""
+    def forget_stacks(self) -> None: ...  # free graphs; a program that needs one stacks it again
+    def record_steps(self, wanted: bool) -> None: ...  # whether steps are recorded from now on
 
 
-Members = tuple[int, ...]
-"""Positions of the clients that share a program."""
-
+Members = tuple[int, ...]  # positions of the clients that share a program
 EngineFactory = Callable[["EngineInputs"], Engine]
 """Makes an engine for the clients of one run."""
 
@@ -123,25 +109,21 @@ ENGINES: dict[str, EngineFactory] = {
     "fused": BuiltIn(_fused, at_once=True),
 }
 """The engines that a name stands for."""
-
-AUTO = "auto"
-"""The name that lets Atoll choose the engine."""
+AUTO = "auto"  # the name that lets Atoll choose the engine
 
 
 def choose_engine(wish: str) -> tuple[str, str]:
     """The name of the engine for a wish, and why."""
     if wish == AUTO:
         return "fused", "all clients run as one program; steps that cannot are looped"
-    if wish not in ENGINES:
-        raise unknown("engine", wish, (AUTO, *ENGINES))
+    check_name("engine", wish, (AUTO, *ENGINES))
     return wish, "as asked"
 
 
 def engine_factory(wish: str | EngineFactory) -> EngineFactory:
     """The factory that a name stands for, or the given one."""
     if isinstance(wish, str):
-        if wish not in ENGINES:
-            raise unknown("engine", wish, ENGINES)
+        check_name("engine", wish, ENGINES)
         return ENGINES[wish]
     if not callable(wish):
         raise ConfigError(

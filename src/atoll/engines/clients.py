@@ -70,7 +70,6 @@ class Participants:
         return int(self.positions.shape[0])
 
     def map(self, step: Step, message: Message) -> Tree:
-        """Run the step on every participant; replies come back stacked, in client order."""
         sim, engine = self.simulation, self.simulation.engine
         call = self.calls.get(step.name, 0)
         self.calls[step.name] = call + 1
@@ -114,7 +113,6 @@ class Participants:
         return replace(self, positions=positions, replies={}, sampled=sampled)
 
     def require_finite(self, tree: Tree, problem: str) -> None:
-        """Stop with the given sentence if one of the server's tensors is not finite."""
         if self.tape is not None:
             self.tape.watch(tree_map(lambda leaf: leaf.unsqueeze(0), tree), problem=problem)
         elif not all_finite(tree):
@@ -150,8 +148,7 @@ def client_diverged(position: int, step: str, number: int, name: str) -> StepErr
 class Simulation(Backend):
     """Clients on this machine, behind one engine (a name among `ENGINES`, or a factory).
 
-    The method names the views that they precompute. A batching of None leaves it to the federation.
-    The other options are those of `EngineInputs`.
+    A batching of None leaves it to the federation. `EngineInputs` has the other options.
     """
 
     def __init__(
@@ -169,10 +166,8 @@ class Simulation(Backend):
         batching = federation.batching if batching is None else batching
         views = dict(method.views)
         inputs = EngineInputs(federation, views, device, chunk, runs_per_device, batching)
-        numbers = torch.tensor(federation.numbers, device=device)
-        super().__init__(
-            federation, numbers, make_key(seed, device), engine_factory(engine)(inputs)
-        )
+        numbers, root = torch.tensor(federation.numbers, device=device), make_key(seed, device)
+        super().__init__(federation, numbers, root, engine_factory(engine)(inputs))
 
     def private_states(self) -> list[Tree]:
         states: list[Tree] = self.engine.export_states()

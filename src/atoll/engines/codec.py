@@ -24,8 +24,8 @@ from atoll.core.files import write_atomically
 from atoll.core.tree import RECORDS, Tree, named_leaves, stack, structure, unstack
 from atoll.engines.recording import shapes
 
-LIMIT = 1 << 30
-"""Largest message accepted, in bytes."""
+LIMIT = 1 << 30  # bytes of the largest message that is accepted
+PLAIN = (type(None), bool, int, float, str)  # values that travel beside tensors
 DEPTH = 64
 """Most levels of a tree that is accepted; deeper ones would use up Python's stack further on."""
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -100,7 +100,7 @@ def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> dict[str, o
             path += "'"
         tensors[path] = tree
         return {"tensor": path}
-    if tree is None or type(tree) in (bool, int, float, str):
+    if type(tree) in PLAIN:
         return {"value": tree}
     # Exact types: a subclass (a named tuple, an ordered dict) would arrive as something else.
     if type(tree) is dict and all(type(key) is str for key in tree):
@@ -131,7 +131,9 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
         if "tensor" in plan:
             return tensors[plan["tensor"]]
         if "value" in plan:
-            return _plain(plan["value"])
+            if type(plan["value"]) not in PLAIN:
+                raise TypeError("it is not a plain value")
+            return plan["value"]
         if "dict" in plan:
             return {k: _build(v, tensors, depth + 1) for k, v in plan["dict"].items()}
         if "list" in plan:
@@ -148,12 +150,6 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
         return RECORDS[name](**items)
     except (KeyError, TypeError, AttributeError) as error:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
-
-
-def _plain(value: object) -> object:
-    if value is not None and type(value) not in (bool, int, float, str):
-        raise TypeError(f"{type(value).__name__} is not a plain value")
-    return value
 
 
 def save_checkpoint(path: Path, tree: Tree) -> None:

@@ -56,17 +56,12 @@ Answers = tuple[dict[str, Packet], dict[str, Failure]]
 class Fleet(Protocol):
     """Sites that answer packets."""
 
-    def sites(self) -> tuple[str, ...]:
-        """Names of the sites that are there now."""
-
+    def sites(self) -> tuple[str, ...]: ...  # those that are there now
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
         """Send each site its packet and wait; replies, and a failure for every other site."""
 
-    def back(self, site: str) -> bool:
-        """Whether a site that was lost answers again."""
-
-    def close(self) -> None:
-        """Let go of everything."""
+    def back(self, site: str) -> bool: ...  # whether a site that was lost answers again
+    def close(self) -> None: ...
 
 
 class SitesFailed(AtollError):
@@ -204,7 +199,6 @@ class Remote:
         return {"committed": self.committed, "templates": templates, "probe": self.probe.states}
 
     def import_states(self, states: Tree) -> None:
-        """Continue from the value of `export_states`."""
         self.committed = list(states["committed"])
         self.probe.states = list(states["probe"])
         self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}

@@ -11,8 +11,7 @@ import torch
 
 from atoll.core.tree import Tree
 
-SCORE = "score"
-"""The evaluation step's name."""
+SCORE = "score"  # the evaluation step's name
 
 
 class Entry(NamedTuple):
@@ -93,6 +92,5 @@ def _runs(clients: Sequence[int]) -> tuple[tuple[int, int], ...]:
     if len(clients) and clients[-1] - clients[0] == len(clients) - 1:
         return ((clients[0], clients[-1] + 1),)
     cuts = [i for i in range(1, len(clients)) if clients[i] != clients[i - 1] + 1]
-    return tuple(
-        (clients[first], clients[end - 1] + 1) for first, end in pairwise([0, *cuts, len(clients)])
-    )
+    bounds = pairwise([0, *cuts, len(clients)])
+    return tuple((clients[first], clients[end - 1] + 1) for first, end in bounds)

@@ -17,8 +17,7 @@ from atoll.core.graph import Graph, Matrix, Sparse, View, cast, moved, with_view
 from atoll.core.minibatch import with_batching
 from atoll.core.tree import num_bytes
 
-READY_BYTES = 2 << 30
-"""Most bytes of graphs that stay prepared while no run trains on them."""
+READY_BYTES = 2 << 30  # most bytes of graphs that stay prepared while no run trains on them
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,7 @@ def prepared(
 
 DENSE_BYTES = 16 << 30
 """Most bytes of matrices, of all runs at once, that are stored with their zeros on a GPU."""
-
-DENSE_NODES = 640
-"""Most nodes of a client whose adjacency is multiplied with its zeros on a GPU."""
+DENSE_NODES = 640  # most nodes of a client whose adjacency is multiplied with its zeros on a GPU
 
 
 def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple[Graph, ...]:
@@ -102,15 +99,16 @@ def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple
     """
     views = [view for graph in graphs for view in graph.views.values()]
     sparse = [view for view in views if not isinstance(view, Tensor)]
-    squares = [math.prod(view.shape) for view in sparse if _is_square(view)]
-    features = [math.prod(view.shape) for view in sparse if not _is_square(view)]
+    sizes = {True: 0, False: 0}  # numbers of square matrices, and of features
+    for view in sparse:
+        sizes[isinstance(view, Sparse) and view.square] += math.prod(view.shape)
     most = DENSE_BYTES // (runs_per_device * graphs[0].real.element_size())
-    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and sum(squares) <= most
+    small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and sizes[True] <= most
 
     def dense(view: Matrix) -> Matrix:
         if isinstance(view, Sparse) and view.square:
             return replace(view, dense=view.to_dense()) if small else view
-        return view if isinstance(view, Tensor) or sum(features) > most else view.to_dense()
+        return view if isinstance(view, Tensor) or sizes[False] > most else view.to_dense()
 
     def one(graph: Graph) -> Graph:
         return replace(graph, views={name: dense(view) for name, view in graph.views.items()})
@@ -123,7 +121,3 @@ def _recipe(view: View) -> Hashable:
     if not isinstance(view, partial):
         return view
     return view.func, view.args, tuple(sorted(view.keywords.items()))
-
-
-def _is_square(view: Matrix) -> bool:
-    return isinstance(view, Sparse) and view.square

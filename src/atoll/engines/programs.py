@@ -18,12 +18,8 @@ from atoll.engines.recording import Recording, new_pool, no_reads, shapes
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 256
-"""Most lists of positions, and recordings, that are kept."""
-
-MOST_DERIVED = 1 << 29
-"""Most bytes of what clients derive that are kept."""
-
+MOST_KEPT = 256  # lists of positions, and recordings
+MOST_DERIVED = 1 << 29  # bytes of what clients derive that are kept
 Program = Callable[..., tuple[Tree, Tree]]
 """(message, private states, keys) -> (replies, new private states) of clients that run at once."""
 

@@ -38,11 +38,9 @@ class Recording:
     call, which overwrites them. Without a GPU a replay is a call of the function. The function must
     have run before, so that the recording loads and allocates nothing new.
 
-    Args:
-        carried: How many outputs, from the first on, are the inputs of the next call. They are
-            written over the inputs within the recording, so that the next call copies nothing.
-        pool: Memory that recordings share which never run at the same time.
-        keeps: Other tensors that the function reads: a replay reads them again, where they were.
+    The first `carried` outputs are the inputs of the next call: written over the inputs within the
+    recording, they need no copy. Recordings that share a `pool` of memory never run at the same
+    time. `keeps` are other tensors that the function reads: a replay reads them where they were.
     """
 
     def __init__(

@@ -33,15 +33,10 @@ from atoll.engines.stacking import stack_graphs
 
 log = logging.getLogger(__name__)
 
-MOMENT = 0.2
-"""Seconds of replays before their results are read."""
-
-MOST_AHEAD = 50
-"""Rounds whose scores wait on the device at most."""
-
+MOMENT = 0.2  # seconds of replays before their results are read
+MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
-
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
 
 T = TypeVar("T")

@@ -26,7 +26,6 @@ class Serial:
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
-        """Replies of the clients at `positions`, stacked."""
         replies = []
         for key, position in zip(keys, positions, strict=True):
             try:
@@ -46,11 +45,9 @@ class Serial:
         return reply
 
     def export_states(self) -> list[Tree]:
-        """Every client's private state, for a checkpoint."""
         return list(self.states)
 
     def import_states(self, states: Sequence[Tree]) -> None:
-        """Continue from the given private states."""
         self.states = list(states)
 
 

@@ -20,12 +20,9 @@ from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_no
 from atoll.core.tree import Tree, leaves, stack, structure, tree_map
 from atoll.engines.base import Members
 
-CHUNK = 256
-"""Clients per program unless the user chooses another number."""
-
+CHUNK = 256  # clients per program unless the user chooses another number
 MOST_NODES = 1 << 15
 """Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
-
 _ALIGNED = 64
 
 

@@ -88,15 +88,11 @@ def keep_mask(
 def adam(
     settings: Any, numbers: Tensor | None, steps: Tensor, lists: list[list[Tensor]]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """One Adam step, as `torch._fused_adam_` takes it, of all leaves; nothing is overwritten.
+    """One step of an `Adam`, as `torch._fused_adam_` takes it; nothing is overwritten.
 
-    Torch's kernel walks blocks of 65,536 numbers, too few at a time for a small model.
-
-    Args:
-        settings: An `Adam`.
-        numbers: Its fields in order, in the last axis, where runs have their own.
-        steps: Steps taken, this one included; an axis for clients if the leaves have one in front.
-        lists: Parameters, gradients, their means, and means of their squares.
+    Torch's kernel walks blocks of 65,536 numbers, too few at a time for a small model. Numbers are
+    the settings' fields, in the last axis, where runs have their own. Steps include this one, with
+    an axis for clients if the leaves have one. Lists are parameters, gradients and both moments.
     """
     plain = [getattr(settings, field.name) for field in fields(settings)]
     dtype = lists[0][0].dtype

@@ -26,14 +26,10 @@ class Undecided(Exception):
     """Why runs with different hyper-parameters cannot be one program."""
 
 
-Operand = object
-"""A number, a tensor, or another `Varied`."""
-
+Operand = object  # a number, a tensor, or another `Varied`
 Result = Any  # a Varied, a tensor, or a truth value: no checker can tell which
 Args = tuple[object, ...]
 Kwargs = dict[str, object] | None
-
-
 Operator = Callable[["Varied", Operand], Result]
 
 
@@ -170,10 +166,8 @@ def points(objects: Sequence[T]) -> Points[T]:
     Whole numbers count as different kinds: they are widths and numbers of steps.
     """
     paths = tuple(_differences(objects, ()))
-    values = [
-        [float(operator.attrgetter(".".join(path))(one)) for path in paths] for one in objects
-    ]
-    return Points(objects[0], paths, tuple(map(tuple, values)))
+    numbers = [[operator.attrgetter(".".join(path))(one) for path in paths] for one in objects]
+    return Points(objects[0], paths, tuple(tuple(map(float, row)) for row in numbers))
 
 
 def _differences(objects: Sequence[object], path: tuple[str, ...]) -> list[tuple[str, ...]]:
