@@ -13,10 +13,9 @@ import pytest
 from atoll.core.task import ROLES
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import make_config
-from atoll.experiment.history import History
+from atoll.experiment.history import BEST_CACHED, History
 from atoll.experiment.metrics import METRICS
 from atoll.experiment.result import Result, SeedResult
-from atoll.experiment.selection import BEST_CACHED
 
 NAN = float("nan")
 

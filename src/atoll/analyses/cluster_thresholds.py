@@ -29,8 +29,7 @@ from atoll.core.federation import Federation
 from atoll.engines.base import choose_engine
 from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
-from atoll.experiment.command import run_command
-from atoll.experiment.config import RunConfig
+from atoll.experiment.config import RunConfig, run_command
 from atoll.experiment.hardware import choose_device, tuned_process
 from atoll.experiment.problem import Problem
 from atoll.experiment.rounds import check_task

@@ -35,13 +35,12 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
-from atoll.experiment.history import History
+from atoll.experiment.history import History, select_rule, selection_of
 from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.run import name_configuration
-from atoll.experiment.selection import select_rule, selection_of
 
 ROSTER = "roster.json"
 

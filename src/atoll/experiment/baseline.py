@@ -28,13 +28,12 @@ from atoll.experiment.config import RunConfig
 from atoll.experiment.evaluate import score_numbers
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import tuned_process
-from atoll.experiment.history import History, empty_history
+from atoll.experiment.history import History, empty_history, select_rule
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.problem import Data, Divide, Problem
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.run import Stopped
-from atoll.experiment.selection import select_rule
 
 Model = TypeVar("Model")
 NOT_FEDERATED = "not federated"

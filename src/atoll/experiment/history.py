@@ -1,8 +1,9 @@
-"""Everything that one seed's rounds measured."""
+"""What one seed's rounds measured, and the protocol's rule that picks the reported round."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +12,15 @@ from atoll.core.federation import Federation
 from atoll.core.task import ROLES
 from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
-from atoll.experiment.metrics import METRICS
+from atoll.experiment.metrics import METRICS, best_round, mean_over_clients
+
+if TYPE_CHECKING:
+    from atoll.experiment.config import RunConfig
+    from atoll.experiment.protocols import Protocol
 
 SCORED = ("deployed", "local")
+BEST_CACHED = "best-cached-test"
+"""Each client's best test score over the models put aside and the last: this leaks test data."""
 
 
 @dataclass
@@ -53,3 +60,99 @@ def empty_history(federation: Federation) -> History:
         counts=torch.stack(masks).numpy().astype(np.int64),
         nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
     )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the reported round is picked."""
+
+    scored: str  # "deployed" or "local": the model whose scores pick
+    metric: str  # the metric that picks, unless no client has it; then accuracy does
+    weights: str  # the mean over clients, one of `metrics.WEIGHTINGS`
+    select: str  # "best-val" (mean over clients), "best-val-per-client", "last" or `BEST_CACHED`
+
+    def picked_by(self, history: History) -> str:
+        """The metric that picks the round."""
+        undefined = np.isnan(history.array(self.scored, self.metric, "val")).all()
+        return "accuracy" if undefined else self.metric
+
+    def rounds(self, history: History) -> np.ndarray:
+        """The picked round of each client, (K,)."""
+        by, clients = self.picked_by(history), len(history.nodes)
+        if self.select == "last":
+            return np.full(clients, len(history.scores[self.scored]) - 1)
+        if self.select == "best-val":
+            return np.full(clients, best_round(self.mean(history, by, "val")))
+        if self.select == BEST_CACHED:
+            scores = history.array(self.scored, by, "test")
+            cached = np.zeros(scores.shape, dtype=bool)
+            cached[-1] = True
+            for client, rounds in enumerate(history.cached):
+                cached[rounds, client] = True
+            scores = np.where(cached, scores, np.nan)
+        else:
+            scores = history.array(self.scored, by, "val")
+        return np.asarray(np.nan_to_num(scores, nan=-1.0).argmax(0))
+
+    def of_clients(self, history: History, metric: str, role: str) -> np.ndarray:
+        """A metric of each client, (K,), at its picked round."""
+        values = history.array(self.scored, metric, role)
+        return np.asarray(values[self.rounds(history), np.arange(values.shape[1])])
+
+    def mean(self, history: History, metric: str, role: str) -> np.ndarray:
+        """A metric of each round, (R,), mean over clients."""
+        values = history.array(self.scored, metric, role)
+        return mean_over_clients(values, weight_of(history, role, self.weights))
+
+    def value(self, history: History, metric: str, role: str) -> float:
+        """A metric at the picked round, mean over clients."""
+        values = self.of_clients(history, metric, role)
+        return float(mean_over_clients(values, weight_of(history, role, self.weights)))
+
+
+class Improvements:
+    """Finds, round by round, the clients for which a round is the best so far.
+
+    It agrees with `Selection.rounds` on the whole history, and needs only the newest round.
+    """
+
+    def __init__(self, selection: Selection, rounds: int) -> None:
+        self.selection, self.last = selection, rounds - 1
+        self.best = np.array(np.nan)
+
+    def of(self, history: History, number: int) -> np.ndarray:
+        """Whether each client's picked round, of those up to this one, is this one, (K,) bool."""
+        rule, clients = self.selection, len(history.nodes)
+        if rule.select in ("last", BEST_CACHED):
+            return np.full(clients, rule.select == "last" and number == self.last)
+        val = history.scores[rule.scored][number][:, ROLES.index("val")]
+        scores = val[:, METRICS.index(rule.metric)]
+        if np.isnan(scores).all():
+            scores = val[:, METRICS.index("accuracy")]
+        if rule.select == "best-val":
+            mean = mean_over_clients(scores, weight_of(history, "val", rule.weights))
+            scores = np.full(clients, mean)
+        else:
+            scores = np.nan_to_num(scores, nan=-1.0)
+        # As long as there is no score at all, the last round is picked.
+        better = np.isnan(self.best) | (scores > self.best)
+        self.best = np.where(better, scores, self.best)
+        return np.asarray(better)
+
+
+def weight_of(history: History, role: str, weights: str) -> np.ndarray:
+    """What each client counts in a mean over clients, (K,)."""
+    if weights == "uniform":
+        return np.ones(history.nodes.shape[0])
+    return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes
+
+
+def select_rule(config: RunConfig, rules: Protocol) -> str:
+    """How the round is picked: the protocol's rule, unless a compat switch overrules it."""
+    return BEST_CACHED if "test-selection" in config.compat else rules.select
+
+
+def selection_of(config: RunConfig, rules: Protocol, metric: str) -> Selection:
+    """How the reported round is picked."""
+    scored = config.evaluate or "deployed"
+    return Selection(scored, metric, rules.weights, select_rule(config, rules))

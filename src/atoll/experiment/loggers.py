@@ -24,12 +24,11 @@ from atoll.core.files import write_atomically
 from atoll.core.task import ROLES
 from atoll.engines.ledger import SCORE
 from atoll.experiment.config import RunConfig
-from atoll.experiment.history import SCORED, History
+from atoll.experiment.history import SCORED, History, weight_of
 from atoll.experiment.metrics import METRICS, mean_over_clients
 from atoll.experiment.observers import Observer
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import Result
-from atoll.experiment.selection import weight_of
 
 EXPERIMENT = "atoll"
 """Atoll's experiment in MLflow."""

@@ -33,8 +33,7 @@ from atoll.core.tree import Tree, num_bytes, tree_map, unstack
 from atoll.engines.codec import decode, encode, pack_states, unpack_states
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
-from atoll.experiment.history import History
-from atoll.experiment.selection import Improvements, Selection
+from atoll.experiment.history import History, Improvements, Selection
 
 Trees = tuple[Tree, Tree]
 """The server's tree and the clients' private states after a round."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -12,16 +14,31 @@ from atoll import __version__
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.task import GRAPHS, NODES
+from atoll.core.tree import num_bytes
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
 from atoll.data.divide import BATCH_SIZE, PREPARATIONS, federate
 from atoll.data.load import load
 from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.experiment.config import RunConfig, resolve, saved_header, with_own_partition
+from atoll.engines.prepare import ready_graphs
+from atoll.experiment.config import (
+    RunConfig,
+    config_text,
+    federation_header,
+    resolve,
+    with_own_partition,
+)
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.protocols import Protocol
 
 NEARLY = 0.75
 """Mean share of a client's most frequent class from which on a score says little."""
+TRAINING = (
+    *("method", "rounds", "epochs", "fraction", "seeds", "seed", "engine", "device", "chunk"),
+    *("set", "compat", "evaluate", "objects"),
+)
+"""What no federation depends on; every other option, also a future one, distinguishes two."""
+SHARE = 4
+"""Federations are kept in at most the free memory divided by this."""
 Data = Source | GraphSet | GraphGroup | Federation
 """Data that Python may give in place of a name."""
 
@@ -68,7 +85,7 @@ class Problem:
     @property
     def divided(self) -> Header | None:
         """The header of data that are a federation in one file; else None."""
-        return saved_header(self.config) if self.data is None else None
+        return federation_header(self.config) if self.data is None else None
 
     def seed_of_data(self, seed: int) -> int:
         """The seed of partition and split in a run with this seed."""
@@ -156,7 +173,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
 
 def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
     """Divide data as a run with this configuration would, and write the clients into one file."""
-    if saved_header(given) is not None:
+    if federation_header(given) is not None:
         raise ConfigError(f"'{given.data}' is divided already; give data that are not")
     out = new_file(out)
     problem = Problem.of(given)
@@ -201,3 +218,72 @@ def need_one_graph(federation: Federation) -> None:
             f"'{federation.name}' is a set of graphs with one label each; this command needs one "
             "graph: see `atoll datasets`"
         )
+
+
+@dataclass
+class _Entry:
+    made: Division
+    group: str
+    data: Data | None  # kept, so that no other object gets its identity
+
+    @property
+    def size(self) -> int:
+        """Bytes of the graphs, and of those that engines keep prepared."""
+        federation = self.made.federation
+        return num_bytes([list(federation.graphs), ready_graphs(federation)])
+
+
+class FederationCache:
+    """The federations of several runs, each loaded and divided once.
+
+    When the memory is full, other data and partitions make room, the oldest first; other seeds of
+    the same do not, because runs that go through all seeds in turn would never find one again.
+
+    The limit is in bytes; None takes a share of the free memory. `make` makes a federation that is
+    not there; a function around `Problem.divide` may change it, for example hide the test nodes.
+    """
+
+    def __init__(self, limit: int | None = None, make: Divide = Problem.divide) -> None:
+        self.limit = available_memory() // SHARE if limit is None else limit
+        self.make = make
+        self.made = 0  # how many were not found
+        self._entries: dict[tuple[str, int, bool, int], _Entry] = {}
+
+    def with_limit(self, limit: int) -> Self:
+        """An empty cache of the same kind with another limit."""
+        other = copy(self)
+        other.limit, other._entries = limit, {}
+        return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which makes its own federations."""
+        return {**vars(self), "made": 0, "_entries": {}}
+
+    def __call__(self, problem: Problem, seed: int) -> Division:
+        config, group = problem.config, group_of(problem.given)
+        # The notes on a file depend on whether there are several seeds.
+        key = group, problem.seed_of_data(seed), config.seeds > 1, id(problem.data)
+        if key in self._entries:
+            made = self._entries[key].made
+            training = {name: getattr(config, name) for name in TRAINING}
+            return replace(made, config=msgspec.structs.replace(made.config, **training))
+        self.made += 1
+        made = self.make(problem, seed)
+        if isinstance(made.federation.graphs, LazyGraphs):  # there is nothing to keep
+            return made
+        new = _Entry(made, group, problem.data)
+        others = [old for old, entry in self._entries.items() if entry.group != group]
+        while others and self._size() + new.size > self.limit:
+            del self._entries[others.pop(0)]
+        if self._size() + new.size <= self.limit:
+            self._entries[key] = new
+        return made
+
+    def _size(self) -> int:
+        return sum(entry.size for entry in self._entries.values())
+
+
+def group_of(config: RunConfig) -> str:
+    """What decides the clients of a run, but for the seed: equal for runs that share them."""
+    plain = {name: getattr(RunConfig(), name) for name in TRAINING}
+    return config_text(msgspec.structs.replace(config, **plain))

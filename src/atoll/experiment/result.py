@@ -19,9 +19,8 @@ from atoll.engines.ledger import Ledger
 from atoll.experiment.columns import ledger_table, metrics_table, table_file
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import environment
-from atoll.experiment.history import SCORED, History
+from atoll.experiment.history import SCORED, History, Selection
 from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
-from atoll.experiment.selection import Selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,11 +30,10 @@ from atoll.engines.codec import load_checkpoint, pack_states, save_checkpoint, u
 from atoll.engines.ledger import Ledger
 from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
 from atoll.experiment.evaluate import Evaluator, Outcome, score_numbers
-from atoll.experiment.history import History, empty_history
+from atoll.experiment.history import History, Selection, empty_history
 from atoll.experiment.metrics import METRICS
 from atoll.experiment.model import ModelKeeper, Trees
 from atoll.experiment.privacy import spent
-from atoll.experiment.selection import Selection
 
 TreesAfter = Callable[[Round[Outcome]], Trees]
 """Gives the server's tree and the private states after a round."""

@@ -19,16 +19,22 @@ from atoll.core.method import Method
 from atoll.data.source import GraphGroup
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, config_text, make_config, read_config, saved_header
+from atoll.experiment.config import (
+    RunConfig,
+    config_text,
+    federation_header,
+    make_config,
+    read_config,
+)
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, start, tuned_process
+from atoll.experiment.history import select_rule, selection_of
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import Data, Divide, Problem, nearly_single_class
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
-from atoll.experiment.selection import select_rule, selection_of
 from atoll.experiment.sweep import run_together, why_one_by_one
 
 SAVE_EVERY = 10.0
@@ -298,7 +304,7 @@ def name_configuration(
     """A short name of everything that decides the numbers, for checkpoints."""
     # Where a run happens does not change it (engines agree only to rounding, so they are named).
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
-    header = saved_header(config) if data is None else None
+    header = federation_header(config) if data is None else None
     if header is not None:  # the same clients, wherever the file lies
         plain = msgspec.structs.replace(plain, data=str(header))
     text = config_text(plain)

@@ -17,11 +17,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TimeRemai
 from rich.text import Text
 
 from atoll.experiment.config import RunConfig
-from atoll.experiment.history import History
+from atoll.experiment.history import BEST_CACHED, History
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
-from atoll.experiment.selection import BEST_CACHED
 from atoll.present.tables import Table, make_table, rich_table
 
 

@@ -25,11 +25,10 @@ import msgspec
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
-from atoll.experiment.command import in_python, option_words
-from atoll.experiment.federation_cache import FederationCache
+from atoll.experiment.config import in_python, option_words
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
-from atoll.experiment.problem import Data
+from atoll.experiment.problem import Data, FederationCache
 from atoll.present.files import plain_json
 from atoll.present.tables import Table, csv_text, record_table
 from atoll.present.terminal import noted_table, plain_text

@@ -20,8 +20,7 @@ import numpy as np
 from atoll.analyses.clusters import Gain
 from atoll.core.errors import ConfigError, unknown
 from atoll.data.public.registry import plain_name
-from atoll.experiment.command import option_words
-from atoll.experiment.config import RunConfig, config_text, make_config
+from atoll.experiment.config import RunConfig, config_text, make_config, option_words
 from atoll.experiment.folder import open_run, read_json
 from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STRICT, Paper, Printed
 from atoll.studies.study import run_study

@@ -13,13 +13,11 @@ import numpy as np
 from atoll.core.errors import AtollError, ConfigError, DataError, ServerDiverged, StepError
 from atoll.experiment.baseline import without_test
 from atoll.experiment.config import RunConfig, config_text
-from atoll.experiment.federation_cache import FederationCache
-from atoll.experiment.history import History
+from atoll.experiment.history import History, weight_of
 from atoll.experiment.metrics import mean_over_clients
 from atoll.experiment.observers import Observer
-from atoll.experiment.problem import Data, Division, Problem
+from atoll.experiment.problem import Data, Division, FederationCache, Problem
 from atoll.experiment.result import Result
-from atoll.experiment.selection import weight_of
 from atoll.experiment.sweep import SeedFailed
 from atoll.studies import study_run
 from atoll.studies.parallel import Crew, run_parallel

@@ -20,8 +20,13 @@ import msgspec
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
-from atoll.experiment.command import config_options, in_python, option_words, what_differs
-from atoll.experiment.config import make_config
+from atoll.experiment.config import (
+    config_options,
+    in_python,
+    make_config,
+    option_words,
+    what_differs,
+)
 from atoll.experiment.folder import read_json
 from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
