@@ -146,7 +146,7 @@ def test_cells_that_run_at_once_are_all_seen(tmp_path: Path, stopped: Path) -> N
     seen = watch.read()
     assert dict(seen.cells) == {"running": 3, "left": 1}
     assert seen.now is not None
-    assert {seen.now["cell"], *(one["cell"] for one in seen.beside)} == {"a", "b", "c"}
+    assert {seen.now["cell"], *(one["cell"] for one in seen.others)} == {"a", "b", "c"}
     # A cell takes 80 s, the mean of two: one such is left, the third has half of it to go.
     assert seen.left == pytest.approx((10 + 30 + 40 + 80) / 3)
     shown = text(watch)

@@ -37,10 +37,10 @@ from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
 from atoll.experiment.history import History, select_rule, selection_of
 from atoll.experiment.privacy import privacy_report, with_privacy
+from atoll.experiment.problem import name_configuration
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
-from atoll.experiment.run import name_configuration
 
 ROSTER = "roster.json"
 

@@ -1,7 +1,7 @@
-"""A run's configuration: typed, complete, saved with every result.
+"""A run's configuration: typed, complete, saved with every result, and as a command.
 
-`resolve` fills in open choices (None) from the protocol and the data, so that a saved configuration
-names every choice. Precedence: command line, file, protocol, the method's own defaults.
+`resolve` fills in open choices (None), so that a saved configuration names every choice.
+Precedence: command line, file, protocol, the method's own defaults.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ from atoll.methods import method_class
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run's numbers, and where it runs. None: the protocol decides.
-
-    `objects` names what Python gave as an object ("method", "data", "engine"), which no file can
-    hold.
-    """
+    """Everything that decides a run's numbers, and where it runs. None: the protocol decides."""
 
     method: str = "fedavg"
     data: str = "lagoon"
@@ -68,7 +64,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     schema: str | None = None
     own: dict[str, Value] = {}
     dp: PrivacyConfig | None = None
-    objects: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()  # "method", "data", "engine": objects, which no file can hold
 
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -113,18 +109,17 @@ def make_config(**given: Any) -> RunConfig:
         try:
             given["ratios"] = [float(part) for part in ratios.split("/")]
         except ValueError:
-            wanted = "give three shares, as in 0.2/0.4/0.4"
-            raise ConfigError(f"ratios cannot be '{ratios}'; {wanted}") from None
+            give = "give three shares, as in 0.2/0.4/0.4"
+            raise ConfigError(f"ratios cannot be '{ratios}'; {give}") from None
     if isinstance(given.get("dp"), str | dict):
         given["dp"] = msgspec.to_builtins(make_privacy(given["dp"]))
     try:
         config: RunConfig = msgspec.convert(given, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(_wrong_type(str(error), given)) from error
-    wrong: dict[str, tuple[bool, str]] = {}
-    for name in ("clients", "rounds", "epochs", "seeds"):
-        number = getattr(config, name)
-        wrong[name] = number is not None and number < 1, "a whole number of at least 1"
+    counts = {name: getattr(config, name) for name in ("clients", "rounds", "epochs", "seeds")}
+    at_least_1 = "a whole number of at least 1"
+    wrong = {name: (count is not None and count < 1, at_least_1) for name, count in counts.items()}
     wrong |= {
         "fraction": (not 0 < config.fraction <= 1, "a number above 0 and up to 1"),
         "seed": (not 0 <= config.seed < 2**31, "a whole number from 0 to 2147483647"),
@@ -134,14 +129,14 @@ def make_config(**given: Any) -> RunConfig:
     for name, (holds, wanted) in wrong.items():
         if holds:
             raise ConfigError(f"{name} is {getattr(config, name)}; give {wanted}")
-    divided = federation_header(config)
+    divided = data_header(config)
     if divided is not None and "protocol" not in given:
         return replace(config, protocol=divided.about.get("protocol", "strict"))
     return config
 
 
-def federation_header(config: RunConfig) -> Header | None:
-    """What is known of the data where they are a federation in one file; else None."""
+def data_header(config: RunConfig) -> Header | None:
+    """The header of data that are a federation in one file; else None."""
     if "data" in config.objects or not is_federation_file(config.data):
         return None
     return read_header(config.data)
@@ -194,7 +189,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
 
     The task is a name in `TASKS`; None finds out by the data's name.
     """
-    divided = federation_header(config)
+    divided = data_header(config)
     if divided is not None:
         config = _as_divided(config, divided)
     rules = protocol(config.protocol)
@@ -202,12 +197,16 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     name = divided.name if divided else plain_name(config.data)
     many_graphs, named = TASKS[task].many_graphs, "method" not in config.objects
     _check_task(config, rules, name, task)
-    settings = _settings(config, rules, name) if named else {}
+    settings = dict[str, Value]()
+    if named:  # the protocol's hyper-parameters, where the method has them, then the user's
+        known = {f.name for f in fields(method_class(config.method))}
+        defaults = {**rules.of_methods, **rules.of_data.get(name.lower(), {})}
+        defaults = {key: value for key, value in defaults.items() if key in known}
+        settings = {**rules.settings, **defaults, **config.set}
     epochs = _epochs(config, settings) or rules.epochs
-    generator = built_in(config.data)
+    generator, clients = built_in(config.data), config.clients
     usual = rules.graph_partition if many_graphs else rules.partition
     partition = config.partition or ("column:owner" if generator else usual)
-    clients = config.clients
     # A graph that Python gives has its owners already; a named generator makes as many as wanted.
     made_for = generator is not None and "data" not in config.objects
     if clients is None and (made_for or not partition.startswith("column:")):
@@ -217,12 +216,13 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     batch_size = config.batch_size
     if many_graphs and batch_size is None:
         batch_size = rules.batch_size
+    continued, split = _in_stream(rules, partition, clients)
     filled = replace(
         config,
         method=config.method if ":" in config.method else config.method.lower(),
         clients=clients,
-        partition=partition if divided else _continued(partition, rules, clients),
-        split=config.split or _split(rules, partition, clients),
+        partition=partition if divided else continued,
+        split=config.split or split,
         ratios=None if divided else config.ratios or rules.ratios,
         rounds=config.rounds or rules.rounds,
         epochs=epochs if named else None,
@@ -241,40 +241,24 @@ def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> Non
             f"task is {config.task}, but '{data}' has {TASKS[task].plural} to classify; leave out "
             "--task, or choose other data"
         )
-    many_graphs = TASKS[task].many_graphs
-    if task not in rules.tasks and not many_graphs:
-        raise ConfigError(
-            f"protocol '{rules.name}' is for sets of graphs, but '{data}' is one graph; choose "
-            "another protocol"
-        )
     if task not in rules.tasks:
         others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
-        raise ConfigError(
-            f"protocol '{rules.name}' is for one graph, but '{data}' is a set of graphs; use "
-            f"--protocol {others}"
-        )
+        kinds, hint = ("sets of graphs", "one graph"), "choose another protocol"
+        if TASKS[task].many_graphs:
+            kinds, hint = ("one graph", "a set of graphs"), f"use --protocol {others}"
+        problem = f"is for {kinds[0]}, but '{data}' is {kinds[1]}"
+        raise ConfigError(f"protocol '{rules.name}' {problem}; {hint}")
 
 
-def _settings(config: RunConfig, rules: Protocol, data: str) -> dict[str, Value]:
-    """Hyper-parameters: the protocol's, where the method has them, then the user's."""
-    known = {f.name for f in fields(method_class(config.method))}
-    defaults = {**rules.of_methods, **rules.of_data.get(data.lower(), {})}
-    own = {name: value for name, value in defaults.items() if name in known}
-    return {**rules.settings, **own, **config.set}
-
-
-def _split(rules: Protocol, partition: str, clients: int | None) -> str:
-    """The protocol's split; for some it depends on the number of clients which draw that is."""
+def _in_stream(rules: Protocol, partition: str, clients: int | None) -> tuple[str, str]:
+    """Partition and split; both continue the random stream where `rules.draws` left it before."""
     order = rules.draws.get(partition.partition(":")[0], ())
-    return f"{rules.split}:draw={order.index(clients)}" if clients in order else rules.split
-
-
-def _continued(partition: str, rules: Protocol, clients: int | None) -> str:
-    """A random partition continues the random stream where the smaller settings left it."""
-    order = rules.draws.get(partition, ())
-    if partition != "metis-overlap" or clients not in order or clients == order[0]:
-        return partition
-    return f"{partition}:after={'/'.join(map(str, order[: order.index(clients)]))}"
+    if clients not in order:
+        return partition, rules.split
+    before = order[: order.index(clients)]
+    after = f":after={'/'.join(map(str, before))}"
+    random = partition == "metis-overlap" and before
+    return partition + (after if random else ""), f"{rules.split}:draw={len(before)}"
 
 
 def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
@@ -293,10 +277,8 @@ def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
 def _check_names(config: RunConfig, task: str) -> None:
     """Every name and hyper-parameter, before data are loaded and a folder is made."""
     if not TASKS[task].many_graphs and config.batch_size is not None:
-        raise ConfigError(
-            f"batch_size is for sets of graphs, but '{plain_name(config.data)}' is one graph; "
-            "leave it out"
-        )
+        one = f"'{plain_name(config.data)}' is one graph"
+        raise ConfigError(f"batch_size is for sets of graphs, but {one}; leave it out")
     if "method" not in config.objects:
         with_privacy(build_method(config, task=task), config.dp)
     # Options may follow the name: dirichlet:alpha=0.5. A federation may come divided ("given").
@@ -318,8 +300,7 @@ def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> R
     by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
     if given.partition is not None or by_column or column is None:
         return config
-    chosen = {"partition": f"column:{column}", "clients": given.clients}
-    return _with_owner(replace(config, **chosen))
+    return _with_owner(replace(config, partition=f"column:{column}", clients=given.clients))
 
 
 def owner_column(source: Source, data: str) -> str | None:
@@ -361,9 +342,9 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 
 def config_options(config: RunConfig) -> dict[str, object]:
     """The options of a configuration that differ from the defaults, but for the method."""
+    options = {name: getattr(config, name) for name in config.__struct_fields__}
+    del options["method"], options["objects"]
     usual = RunConfig()
-    names = [name for name in RunConfig.__struct_fields__ if name not in ("method", "objects")]
-    options = {name: getattr(config, name) for name in names}
     options = {k: v for k, v in options.items() if k == "data" or v != getattr(usual, k)}
     if config.dp is not None:
         options["dp"] = ",".join(f"{k}={v}" for k, v in msgspec.to_builtins(config.dp).items())
@@ -379,26 +360,22 @@ def run_command(config: RunConfig) -> str:
 
 def what_differs(before: RunConfig, now: RunConfig) -> str:
     """What was asked for otherwise the first time: `rounds 12, now 100; lr 0.01, now none`."""
-    first, second = _flat(before), _flat(now)
-    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-    return "; ".join(f"{key} {_word(first.get(key))}, now {_word(second.get(key))}" for key in keys)
-
-
-def _flat(config: RunConfig) -> dict[str, object]:
-    """Every option, hyper-parameters one by one."""
-    found: dict[str, object] = {}
-    for name in config.__struct_fields__:
-        value = getattr(config, name)
-        found |= dict(value) if isinstance(value, dict) else {name: value}
-    return found
-
-
-def _word(value: object) -> str:
-    return "none" if value in (None, (), []) else str(value)
+    first, second = dict[str, object](), dict[str, object]()
+    for config, options in ((before, first), (now, second)):
+        for name in config.__struct_fields__:
+            value = getattr(config, name)  # hyper-parameters are compared one by one
+            options.update(value if isinstance(value, dict) else {name: value})
+    parts = []
+    for key in first | second:
+        pair = first.get(key), second.get(key)
+        if pair[0] != pair[1]:
+            old, new = ("none" if value in (None, (), []) else str(value) for value in pair)
+            parts.append(f"{key} {old}, now {new}")
+    return "; ".join(parts)
 
 
 def in_python(function: str, what: str, folder: Path) -> str:
-    """In the place of a command: why there is none, and how to go on."""
+    """In the place of a command: why there is none, and how to continue."""
     return (
         f"# started in Python with {what}; go on there with the same call of {function} and "
         f"out={str(folder)!r}"

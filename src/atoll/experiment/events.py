@@ -1,7 +1,7 @@
 """`events.jsonl` of a study: a line whenever a cell begins, ends, fails or is stopped.
 
-A process that is killed while it writes leaves half a line. Readers skip it, and the next writer
-begins another line, so that no more than that one event is lost. Several processes may write.
+Several processes may write. A killed process may leave half a line: readers skip it, and the next
+writer begins another line.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     """Write one more line."""
     with (folder / EVENTS).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, and all is written
-        cut = False
+        line = json.dumps(event).encode() + b"\n"
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            cut = file.read(1) != b"\n"
-        file.write((("\n" if cut else "") + json.dumps(event) + "\n").encode())
+            line = line if file.read(1) == b"\n" else b"\n" + line
+        file.write(line)
 
 
 class NewEvents:

@@ -112,7 +112,7 @@ class RunFolder:
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """Write the clients' sizes, the seconds of each round, and how few clients relate."""
+        """Write the clients' sizes, the seconds of each round, and how the clients relate."""
         cached = [(i, number) for i, rounds in enumerate(history.cached) for number in rounds]
         found = {
             "nodes": history.nodes,
@@ -135,10 +135,9 @@ class RunFolder:
             give = f"give one from {seeds[0]} to {seeds[-1]}"
             raise ConfigError(f"the run in '{self.path}' has no seed {number}; {give}")
         if not self._model(number).exists():
-            raise ConfigError(
-                f"the run in '{self.path}' kept no model of seed {number}: it is not finished, was "
-                "made by an earlier version, or selects by test scores; run it again"
-            )
+            why = "it is not finished, was made by an earlier version, or selects by test scores"
+            kept = f"the run in '{self.path}' kept no model of seed {number}"
+            raise ConfigError(f"{kept}: {why}; run it again")
         return read_model(self._model(number))
 
     @cached_property
@@ -172,10 +171,9 @@ class RunFolder:
     @cached_property
     def seed_data(self) -> tuple[Arrays, ...]:
         """The arrays of every seed; empty for a run of a version that wrote none."""
-        return tuple(
-            next(filter(None, (_read_arrays(self.seed(seed) / name) for name in SEED_DATA)), {})
-            for seed in self.seeds
-        )
+        new, old = SEED_DATA
+        folders = map(self.seed, self.seeds)
+        return tuple(_read_arrays(path / new) or _read_arrays(path / old) for path in folders)
 
     @cached_property
     def measures(self) -> Arrays:
@@ -190,12 +188,9 @@ class RunFolder:
     @property
     def notes(self) -> list[str]:
         """Sentences about files that the folder lacks."""
-        if all(self.seed_data):
-            return []
-        return [
-            "was saved without its clients' sizes, by an earlier version: curves are plain means "
-            "over clients and times of rounds are unknown"
-        ]
+        lacking = "was saved without its clients' sizes, by an earlier version"
+        so = "curves are plain means over clients and times of rounds are unknown"
+        return [] if all(self.seed_data) else [f"{lacking}: {so}"]
 
     @cached_property
     def result(self) -> Result:
@@ -279,10 +274,8 @@ def check_folder(out: Path, *, resuming: bool) -> None:
     """Make sure that the folder can be made and written, and that nothing in it would be lost."""
     try:
         if (out / CONFIG).exists() and not resuming:
-            raise ConfigError(
-                f"'{out}' already holds a run; continue it with --resume {out}, or choose another "
-                "--out"
-            )
+            hint = f"continue it with --resume {out}, or choose another --out"
+            raise ConfigError(f"'{out}' already holds a run; {hint}")
         # It is made when there is something to put in: a refused run leaves no folder behind.
         nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     except (OSError, ValueError) as error:
@@ -298,14 +291,13 @@ def check_folder(out: Path, *, resuming: bool) -> None:
 class FinishedRun:
     """A finished run with the exact scores of its checkpoints, and each seed's server and clients.
 
-    Clients and method are made again from data and configuration. The method is None if Python gave
-    an object.
+    Clients and method are made again from data and configuration.
     """
 
     result: Result
     servers: tuple[Tree, ...]
     federations: tuple[Federation, ...]
-    method: Method | None
+    method: Method | None  # None if Python gave an object
 
     @property
     def config(self) -> RunConfig:
@@ -319,10 +311,9 @@ def read_run(
     found = RunFolder(folder)
     _ = found.summary  # an unfinished run is an error
     if "data" in found.config.objects and data is None:
-        raise ConfigError(
-            f"the run in '{folder}' was started in Python with a data object, which its folder "
-            "does not hold; read it in Python, and give the data again"
-        )
+        why = "was started in Python with a data object, which its folder does not hold"
+        hint = "read it in Python, and give the data again"
+        raise ConfigError(f"the run in '{folder}' {why}; {hint}")
     problem = Problem.of(found.config, data)
     config, rules = problem.config, problem.rules
     if like is not None:
@@ -349,12 +340,10 @@ def read_run(
 def _check_same_clients(folder: Path, config: RunConfig, other: RunConfig) -> None:
     """Refuse to compare client by client two runs that have different clients."""
     names = ["protocol", "data", "partition", "split", "ratios", "clients", "own", "schema"]
-    if protocol(config.protocol).data_seed is None:
-        names += ["seed", "seeds"]
+    names += ["seed", "seeds"] if protocol(config.protocol).data_seed is None else []
     for name in names:
         one, two = getattr(config, name), getattr(other, name)
         if one != two:
-            raise ConfigError(
-                f"the run in '{folder}' has {name} {one}, but the other has {two}; only runs on "
-                "the same clients can be compared client by client"
-            )
+            only = "only runs on the same clients can be compared client by client"
+            differ = f"has {name} {one}, but the other has {two}"
+            raise ConfigError(f"the run in '{folder}' {differ}; {only}")

@@ -25,13 +25,11 @@ BEST_CACHED = "best-cached-test"
 
 @dataclass
 class History:
-    """Everything measured, round by round; `scores` are lists over rounds of (K, 3, 5).
-
-    The axes are client, role and metric.
-    """
+    """Everything measured, round by round."""
 
     counts: np.ndarray  # training, validation and test nodes (or graphs) of each client, (K, 3)
     nodes: np.ndarray  # nodes (or graphs) of each client, (K,)
+    # By `SCORED`, for each round an array by client, role and metric, (K, 3, 5).
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)  # of each round, training and scoring
     cached: list[list[int]] = field(default_factory=list)  # rounds of models put aside, by client
@@ -43,23 +41,19 @@ class History:
 
     def array(self, scored: str, metric: str, role: str) -> np.ndarray:
         """One number for each round and client, (R, K); NaN where a client has none."""
-        stacked = np.stack(self.scores[scored])
-        return np.asarray(stacked[:, :, ROLES.index(role), METRICS.index(metric)])
+        return np.stack(self.scores[scored])[:, :, ROLES.index(role), METRICS.index(metric)]
 
     def restore(self, checkpoint: Tree) -> None:
         """Continue with the scores and seconds of a checkpoint."""
-        scores = checkpoint["scores"].items()
-        self.scores = {name: list(rounds.numpy()) for name, rounds in scores}
+        self.scores = {name: list(rounds.numpy()) for name, rounds in checkpoint["scores"].items()}
         self.seconds = checkpoint["seconds"].tolist()
 
 
 def empty_history(federation: Federation) -> History:
     """The clients' sizes, and nothing measured yet."""
     masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
-    return History(
-        counts=torch.stack(masks).numpy().astype(np.int64),
-        nodes=np.array([int(g.size("nodes")) for g in federation.graphs]),
-    )
+    nodes = np.array([int(g.size("nodes")) for g in federation.graphs])
+    return History(torch.stack(masks).numpy().astype(np.int64), nodes)
 
 
 @dataclass(frozen=True)
@@ -130,8 +124,8 @@ class Improvements:
         if np.isnan(scores).all():
             scores = val[:, METRICS.index("accuracy")]
         if rule.select == "best-val":
-            mean = mean_over_clients(scores, weight_of(history, "val", rule.weights))
-            scores = np.full(clients, mean)
+            weight = weight_of(history, "val", rule.weights)
+            scores = np.full(clients, mean_over_clients(scores, weight))
         else:
             scores = np.nan_to_num(scores, nan=-1.0)
         # As long as there is no score at all, the last round is picked.
@@ -154,5 +148,5 @@ def select_rule(config: RunConfig, rules: Protocol) -> str:
 
 def selection_of(config: RunConfig, rules: Protocol, metric: str) -> Selection:
     """How the reported round is picked."""
-    scored = config.evaluate or "deployed"
-    return Selection(scored, metric, rules.weights, select_rule(config, rules))
+    select = select_rule(config, rules)
+    return Selection(config.evaluate or "deployed", metric, rules.weights, select)

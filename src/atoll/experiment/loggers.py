@@ -1,8 +1,7 @@
-"""Numbers of every round for other tools, beside Atoll's own files: `--log tensorboard`.
+"""Numbers of every round for other tools (`--log tensorboard`), imported when a user wants them.
 
-All tools get the same numbers: every metric of every role for the deployed and the local models, as
-a mean over clients under the protocol's weights, bytes and seconds. A tool's package is imported
-when a user asks for it.
+All tools get the same numbers: bytes, seconds, and every metric of every role for the deployed and
+the local models, as a mean over clients under the protocol's weights.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ import json
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from atoll.core.errors import ConfigError, check_name
 from atoll.core.files import write_atomically
+from atoll.core.space import Value
 from atoll.core.task import ROLES
 from atoll.engines.ledger import SCORE
 from atoll.experiment.config import RunConfig
@@ -43,18 +44,18 @@ LONGEST = 500
 class RoundLog(Observer):
     """Passes the numbers of each round on to a tool, once for each round and seed."""
 
+    package: ClassVar[str]
+
     def __init__(self, out: Path | None) -> None:
         self.out = out
 
-    package: ClassVar[str]
-
     @staticmethod
     def load() -> Any:
-        """Import the class of the tool that we use."""
+        """Import the tool's class."""
 
     @classmethod
     def need(cls) -> Any:
-        """The class of the tool that we use; refuse where its package is not installed."""
+        """The tool's class; refuse where its package is not installed."""
         try:
             return cls.load()
         except ImportError as error:
@@ -77,31 +78,23 @@ class RoundLog(Observer):
         first = self.next.get(seed, 0)
         self.next[seed] = max(first, history.rounds)
         entries = [] if history.ledger is None else history.ledger.entries
-        up, down = Counter[int](), Counter[int]()
+        sent: dict[int, Counter[str]] = defaultdict(Counter)
         for entry in entries[self.read.get(seed, 0) :]:
             if entry.step != SCORE:
-                up[entry.round] += entry.up * entry.size
-                down[entry.round] += entry.down * entry.size
+                sent[entry.round]["up"] += entry.up * entry.size
+                sent[entry.round]["down"] += entry.down * entry.size
         self.read[seed] = len(entries)
-        return {
-            number + 1: {
-                **dict(self._scores(history, number)),
-                "seconds": history.seconds[number],
-                "bytes_up": float(up[number]),
-                "bytes_down": float(down[number]),
-            }
-            for number in range(first, history.rounds)
-        }
-
-    def _scores(self, history: History, number: int) -> Iterator[tuple[str, float]]:
-        for scored in SCORED:
-            table = history.scores[scored][number]
-            for place, role in enumerate(ROLES):
-                weight = weight_of(history, role, self.weights)
-                means = mean_over_clients(table[:, place].T, weight).tolist()
-                for metric, value in zip(METRICS, means, strict=True):
-                    if not np.isnan(value):
-                        yield f"{scored}/{role}_{metric}", value
+        found: dict[int, dict[str, float]] = {}
+        for number in range(first, history.rounds):
+            row = {"seconds": history.seconds[number]}
+            for scored, (place, role) in product(SCORED, enumerate(ROLES)):
+                values = history.scores[scored][number][:, place].T
+                means = mean_over_clients(values, weight_of(history, role, self.weights)).tolist()
+                names = [f"{scored}/{role}_{metric}" for metric in METRICS]
+                row |= {k: mean for k, mean in zip(names, means, strict=True) if not np.isnan(mean)}
+            row |= {f"bytes_{way}": float(sent[number][way]) for way in ("up", "down")}
+            found[number + 1] = row
+        return found
 
 
 def final_metrics(history: History, result: Result) -> dict[str, float]:
@@ -121,9 +114,8 @@ class TensorBoardLog(RoundLog):
         super().__init__(out)
         self.writer_class = self.need()
         if out is None:
-            raise ConfigError(
-                "log='tensorboard' writes into the run's folder; give out=FOLDER as well"
-            )
+            problem = "log='tensorboard' writes into the run's folder"
+            raise ConfigError(f"{problem}; give out=FOLDER as well")
         self.folder = out / "tensorboard"
         self.writers: dict[int, Any] = {}  # a class of an optional package
 
@@ -155,10 +147,9 @@ class TensorBoardLog(RoundLog):
 class MlflowLog(RoundLog):
     """Delivers to MLflow: one run with a child for each seed; curves, parameters, final numbers.
 
-    Numbers go to `MLFLOW_TRACKING_URI` where that is set, else into `mlflow.db` in the run's
-    folder, without a server: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`. Newer
-    versions of MLflow refuse its older store of plain files. `mlflow.json` keeps the names of
-    MLflow's runs for a resumed run.
+    Numbers go to `MLFLOW_TRACKING_URI` or, where it is not set, into `mlflow.db` in the run's
+    folder: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`. Newer versions of MLflow refuse
+    plain files. `mlflow.json` keeps the names of MLflow's runs for a resumed run.
     """
 
     package = "mlflow"
@@ -166,15 +157,13 @@ class MlflowLog(RoundLog):
     def __init__(self, out: Path | None) -> None:
         super().__init__(out)
         client, uri = self.need(), os.environ.get("MLFLOW_TRACKING_URI")
-        if uri is None and out is None:
-            raise ConfigError(
-                "log='mlflow' writes into the run's folder; give out=FOLDER as well, or set "
-                "MLFLOW_TRACKING_URI"
-            )
-        if uri is None and out is not None:
+        if uri is None:
+            if out is None:
+                give = "give out=FOLDER as well, or set MLFLOW_TRACKING_URI"
+                raise ConfigError(f"log='mlflow' writes into the run's folder; {give}")
             out.mkdir(parents=True, exist_ok=True)
             uri = f"sqlite:///{out.absolute() / 'mlflow.db'}"
-        self.client, self.uri = client(tracking_uri=uri), str(uri)
+        self.client, self.uri = client(tracking_uri=uri), uri
         self.runs: dict[str, str] = {}
         self.delivered = -float("inf")
         self.waiting: dict[int, History] = {}
@@ -201,8 +190,8 @@ class MlflowLog(RoundLog):
         known = json.loads(names.read_text()) if names and names.exists() else {}
         self.runs = known.get("runs", {}) if known.get("uri") == self.uri else {}
         if "all" not in self.runs:
-            self._new("all", f"{config.method} on {config.data}")
-            self._parameters(flat(msgspec.to_builtins(config), "config."))
+            self._new_run("all", f"{config.method} on {config.data}")
+            self._log_parameters(flat(msgspec.to_builtins(config), "config."))
 
     def round(self, seed: int, history: History) -> None:
         self.waiting[seed] = history
@@ -213,40 +202,39 @@ class MlflowLog(RoundLog):
         self.waiting |= {one.seed: one.history for one in result.seeds}
         self._deliver()
         for one in result.seeds:
-            run = self.runs[f"seed-{one.seed}"]
-            self._metrics(run, {0: final_metrics(one.history, result)})
-            self.client.set_terminated(run)
+            name = f"seed-{one.seed}"
+            self._log_metrics(name, {0: final_metrics(one.history, result)})
+            self.client.set_terminated(self.runs[name])
         means = {f"final/{name}": found["mean"] for name, found in result.metrics().items()}
-        self._metrics(self.runs["all"], {0: means})
-        self._parameters(flat(result.hyperparameters))
+        self._log_metrics("all", {0: means})
+        self._log_parameters(flat(result.hyperparameters))
         self.client.set_terminated(self.runs["all"])
 
     def _deliver(self) -> None:
         for seed, history in self.waiting.items():
             name = f"seed-{seed}"
             if name not in self.runs:
-                self._new(name, name, parent=self.runs["all"])
+                self._new_run(name, name, {"mlflow.parentRunId": self.runs["all"]})
             if seed not in self.next:  # MLflow may have rounds of an earlier call
                 steps = self.client.get_metric_history(self.runs[name], "seconds")
                 self.next[seed] = max((metric.step for metric in steps), default=0)
-            self._metrics(self.runs[name], self.new_rounds(seed, history))
+            self._log_metrics(name, self.new_rounds(seed, history))
         self.waiting.clear()
         self.delivered = time.monotonic()
 
-    def _new(self, name: str, title: str, parent: str | None = None) -> None:
+    def _new_run(self, name: str, title: str, tags: Mapping[str, str] | None = None) -> None:
         """Make a run of MLflow's, and note its name for a resumed run."""
         artifacts = None
         if self.out is not None and self.uri.startswith("sqlite:"):
             artifacts = (self.out / "mlflow-artifacts").absolute().as_uri()
-        tags = {"mlflow.parentRunId": parent} if parent else {}
         experiment = _experiment(self.client, artifacts)
-        made = self.client.create_run(experiment, run_name=title, tags=tags)
+        made = self.client.create_run(experiment, run_name=title, tags=tags or {})
         self.runs[name] = made.info.run_id
         if self.out is not None:
             text = json.dumps({"uri": self.uri, "runs": self.runs}, indent=2)
             write_atomically(self.out / "mlflow.json", text.encode())
 
-    def _metrics(self, run: str, found: Mapping[int, Mapping[str, float]]) -> None:
+    def _log_metrics(self, run: str, found: Mapping[int, Mapping[str, float]]) -> None:
         """Deliver numbers by step and name."""
         from mlflow.entities import Metric
 
@@ -254,15 +242,14 @@ class MlflowLog(RoundLog):
         rows = [(step, *pair) for step, row in found.items() for pair in row.items()]
         self._log(run, "metrics", [Metric(name, value, now, step) for step, name, value in rows])
 
-    def _parameters(self, found: Mapping[str, object]) -> None:
+    def _log_parameters(self, found: Mapping[str, object]) -> None:
         from mlflow.entities import Param
 
-        pairs = [Param(name, str(value)[:LONGEST]) for name, value in found.items()]
-        self._log(self.runs["all"], "params", pairs)
+        self._log("all", "params", [Param(k, str(value)[:LONGEST]) for k, value in found.items()])
 
     def _log(self, run: str, kind: str, entries: Sequence[object]) -> None:
         for first in range(0, len(entries), BATCH[kind]):
-            self.client.log_batch(run, **{kind: entries[first : first + BATCH[kind]]})
+            self.client.log_batch(self.runs[run], **{kind: entries[first : first + BATCH[kind]]})
 
 
 def _experiment(client: Any, artifacts: str | None) -> str:
@@ -295,15 +282,15 @@ def share_logs(names: str | Sequence[str]) -> None:
 
 
 def _logs(names: str | Sequence[str]) -> list[type[RoundLog]]:
-    wanted = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    wanted = dict.fromkeys([names] if isinstance(names, str) else names)
     for name in wanted:
         check_name("value of --log", name, LOGS)
     return [LOGS[name] for name in wanted]
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
     """Nested settings as one table of plain values: {"optimizer.lr": 0.01}."""
-    found: dict[str, bool | int | float | str] = {}
+    found: dict[str, Value] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
             found |= flat(value, f"{prefix}{key}.")

@@ -1,7 +1,5 @@
 """The model of the selected round: kept while a run trains, written to files, read back.
 
-A run copies the deployed model only in rounds that are the best so far. A folder of a model has
-
 - `model.toml`: method, network, hyper-parameters, class names, the selected round, versions;
 - `deployed.safetensors`: the tensors that the server deploys, for all clients or for each;
 - `private.safetensors`, where predicting needs it: tensors that only their owner has, by client.
@@ -51,12 +49,11 @@ class SelectedModel:
     about: Mapping[str, object] | None = None  # the content of model.toml
 
     def predict(
-        self, method: Method, graph: Graph, position: int, key: Tensor | None = None
+        self, method: Method, graph: Graph, place: int, key: Tensor | None = None
     ) -> Tensor:
-        """Logits of one client on a graph with the method's views (`core.graph.with_views`)."""
-        deployed = self.deployed[position if len(self.deployed) > 1 else 0]
-        own = self.private[position] if self.private else None
-        return method.predict(graph, deployed, own, key)
+        """Logits of the client at a place, on a graph with the method's views (`with_views`)."""
+        deployed = self.deployed[place if len(self.deployed) > 1 else 0]
+        return method.predict(graph, deployed, self.private[place] if self.private else None, key)
 
     def merged(self, new: SelectedModel, better: np.ndarray) -> SelectedModel:
         """Some clients' models replaced by newer ones."""
@@ -71,12 +68,9 @@ class SelectedModel:
 
     def export(self) -> Tree:
         """The model as a tree, for a checkpoint."""
-        tree = {
-            "rounds": torch.from_numpy(self.rounds),
-            "deployed": pack_states(list(self.deployed)),
-            "private": pack_states(list(self.private)),
-        }
-        return tree_map(torch.Tensor.cpu, tree)
+        both = {"deployed": self.deployed, "private": self.private}
+        packed = {name: pack_states(list(trees)) for name, trees in both.items()}
+        return tree_map(torch.Tensor.cpu, {"rounds": torch.from_numpy(self.rounds), **packed})
 
     @classmethod
     def of_export(cls, tree: Tree) -> SelectedModel:
@@ -92,10 +86,10 @@ class SelectedModel:
         if not self.private:
             return self
         model, found = SelectedModel.of_export(self.export()), list[Tree]()
-        for position, own in enumerate(model.private):
-            graph = with_views(federation.graphs[position], method.views)
+        for place, own in enumerate(model.private):
+            graph = with_views(federation.graphs[place], method.views)
             with torch.no_grad(), _ReadTensors() as watch:
-                model.predict(method, graph, position)
+                model.predict(method, graph, place)
             flat, spec = pytree.tree_flatten(own)
             flat = [leaf if id(leaf) in watch.read else None for leaf in flat]
             known = any(leaf is not None for leaf in flat)
@@ -104,7 +98,7 @@ class SelectedModel:
 
 
 class ModelKeeper:
-    """Keeps the best model so far while a run trains."""
+    """Keeps the best model so far while a run trains; it copies only such models."""
 
     def __init__(self, selection: Selection, method: Method, rounds: int) -> None:
         self.method, self.rule = method, selection
@@ -192,7 +186,9 @@ def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object])
 def about_model(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
     """What model.toml says beside the selected round."""
     evaluate, deployed = config.evaluate or "deployed", method.scored_as()
-    plain = json.loads(json.dumps(asdict(method), default=str))
+    text = json.dumps(asdict(method), default=str)
+    # TOML has no word for None: such keys are left out.
+    plain = json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if v is not None})
     names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
     return {
         "method": config.method,
@@ -206,16 +202,9 @@ def about_model(config: RunConfig, method: Method, federation: Federation) -> di
         "features": federation.features,
         "classes": federation.classes,
         **({"class_names": list(names)} if names else {}),
-        "hyperparameters": _without_none(plain),
+        "hyperparameters": plain,
         "versions": environment(),
     }
-
-
-def _without_none(value: object) -> object:
-    """TOML has no word for None: such keys are left out."""
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_none(one) for key, one in value.items() if one is not None}
 
 
 def _named(trees: Sequence[Tree]) -> dict[str, Tree]:

@@ -1,6 +1,6 @@
 """Observers of a run: their base class, several of them as one, and `progress.json`.
 
-`atoll watch` and other processes read that file. It is small, replaced in one step, and written at
+Other processes (`atoll watch`) read that file. It is small, replaced in one step, and written at
 most once a second, so that a run pays nothing for it. A full disk does not stop the run.
 """
 
@@ -49,14 +49,12 @@ class Observer:
 
 
 class Observers(Observer):
-    """Passes the events of a run on to several observers; the user's own may stop the run."""
+    """Passes the events of a run on to several observers; the user's own (`first`) may stop it."""
 
-    def __init__(
-        self, observer: Observer | None, out: Path | None, logs: Sequence[Observer]
-    ) -> None:
-        self.observer = observer or Observer()
+    def __init__(self, first: Observer | None, out: Path | None, logs: Sequence[Observer]) -> None:
+        self.first = first or Observer()
         self.progress = None if out is None else Progress(out)
-        self.all = [self.observer, *([self.progress] if self.progress else []), *logs]
+        self.all = [self.first, *([self.progress] if self.progress else []), *logs]
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         for one in self.all:
@@ -67,7 +65,7 @@ class Observers(Observer):
             one.round(seed, history)
 
     def should_stop(self) -> bool:
-        stop = self.observer.should_stop()
+        stop = self.first.should_stop()
         if stop and self.progress:
             self.progress.write("stopped")
         return stop

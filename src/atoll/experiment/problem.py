@@ -1,7 +1,8 @@
-"""A problem: source, partition and split of a run, resolved once, and the clients of each seed."""
+"""A problem: source, partition and split of a run, resolved once, with a cache of its clients."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,13 +21,7 @@ from atoll.data.divide import BATCH_SIZE, PREPARATIONS, federate
 from atoll.data.load import load
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.prepare import ready_graphs
-from atoll.experiment.config import (
-    RunConfig,
-    config_text,
-    federation_header,
-    resolve,
-    with_own_partition,
-)
+from atoll.experiment.config import RunConfig, config_text, data_header, resolve, with_own_partition
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.protocols import Protocol
 
@@ -54,28 +49,21 @@ def task_of_object(data: Data | None) -> str | None:
 
 @dataclass(frozen=True)
 class Division:
-    """The clients of one seed, the loader's notes, and the configuration with every choice named.
-
-    The data may decide how they are divided.
-    """
+    """The clients of one seed."""
 
     federation: Federation
-    notes: list[str]
-    config: RunConfig
+    notes: list[str]  # of the loader
+    config: RunConfig  # with every choice named; the data may decide how they are divided
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Source, partition and split of a run, resolved once.
+    """Source, partition and split of a run, resolved once."""
 
-    The protocol (`rules`) completes the configuration that the user gave. `data` is an object in
-    place of a name.
-    """
-
-    given: RunConfig
-    config: RunConfig
+    given: RunConfig  # by the user
+    config: RunConfig  # completed by the protocol
     rules: Protocol
-    data: Data | None = None
+    data: Data | None = None  # an object in place of a name
 
     @classmethod
     def of(cls, given: RunConfig, data: Data | None = None) -> Problem:
@@ -85,7 +73,7 @@ class Problem:
     @property
     def divided(self) -> Header | None:
         """The header of data that are a federation in one file; else None."""
-        return federation_header(self.config) if self.data is None else None
+        return data_header(self.config) if self.data is None else None
 
     def seed_of_data(self, seed: int) -> int:
         """The seed of partition and split in a run with this seed."""
@@ -124,22 +112,19 @@ class Problem:
             allow=config.allow,
             batch_size=BATCH_SIZE if config.batch_size is None else config.batch_size,
         )
+        known = {}
         if not isinstance(source, Source):
-            config = msgspec.structs.replace(config, partition=federation.about["partition"])
+            known["partition"] = federation.about["partition"]
         if data is not None or not isinstance(source, Source):  # these may know their clients
-            config = msgspec.structs.replace(config, clients=len(federation))
-        return Division(federation, notes, config)
+            known["clients"] = len(federation)
+        return Division(federation, notes, msgspec.structs.replace(config, **known))
 
     def load(self, seed: int) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
         """The named data, undivided, and the loader's notes."""
-        return load(
-            self.config.data,
-            clients=self.config.clients or self.rules.clients,
-            seed=self.seed_of_data(seed),
-            root=self.config.data_root,
-            schema=self.config.schema,
-            own=self.config.own,
-        )
+        config, seed = self.config, self.seed_of_data(seed)
+        clients = config.clients or self.rules.clients
+        where = {"root": config.data_root, "schema": config.schema}
+        return load(config.data, clients=clients, seed=seed, own=config.own, **where)
 
     def prepare(self, source: Source) -> tuple[Source, RunConfig]:
         """One graph as the protocol wants it, and the configuration with its owners' partition."""
@@ -155,15 +140,13 @@ Divide = Callable[[Problem, int], Division]
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
     """A federation from its file, and a human-readable sentence on its origin."""
-    path = config.data
-    needed, free = memory_needed(path), available_memory()
-    lazy = needed > free / 2
-    about, origin = header.about, ("partition", "split", "seed", "protocol", "sha1")
-    known = [f"{key} {about[key]}" for key in origin if about.get(key) is not None]
+    path, needed, free = config.data, memory_needed(config.data), available_memory()
+    keys = ("partition", "split", "seed", "protocol", "sha1")
+    known = [f"{key} {header.about[key]}" for key in keys if header.about.get(key) is not None]
     notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
     if config.seeds > 1:
         notes.append("every seed trains the same clients with the same split, those of the file")
-    if lazy:
+    if lazy := needed > free / 2:
         notes.append(
             f"clients are read when they are needed: at once they would take about "
             f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
@@ -173,7 +156,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
 
 def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
     """Divide data as a run with this configuration would, and write the clients into one file."""
-    if federation_header(given) is not None:
+    if data_header(given) is not None:
         raise ConfigError(f"'{given.data}' is divided already; give data that are not")
     out = new_file(out)
     problem = Problem.of(given)
@@ -202,35 +185,19 @@ def nearly_single_class(federation: Federation) -> list[str]:
         counts = graph.at_roots(graph.y)[known].bincount()
         shares += [float(counts.max() / counts.sum())] if counts.numel() else []
     mean = sum(shares) / max(len(shares), 1)
-    if mean < NEARLY:
-        return []
-    return [
+    warning = (
         f"the clients are nearly single-class: always predicting a client's most frequent class "
         f"is right for {100 * mean:.0f} % of its {federation.task.plural} on average, so compare "
         "scores with that number"
-    ]
+    )
+    return [] if mean < NEARLY else [warning]
 
 
 def need_one_graph(federation: Federation) -> None:
     """Refuse clients with many graphs each, for commands that look at nodes."""
     if federation.task.many_graphs:
-        raise ConfigError(
-            f"'{federation.name}' is a set of graphs with one label each; this command needs one "
-            "graph: see `atoll datasets`"
-        )
-
-
-@dataclass
-class _Entry:
-    made: Division
-    group: str
-    data: Data | None  # kept, so that no other object gets its identity
-
-    @property
-    def size(self) -> int:
-        """Bytes of the graphs, and of those that engines keep prepared."""
-        federation = self.made.federation
-        return num_bytes([list(federation.graphs), ready_graphs(federation)])
+        why = "is a set of graphs with one label each; this command needs one graph"
+        raise ConfigError(f"'{federation.name}' {why}: see `atoll datasets`")
 
 
 class FederationCache:
@@ -238,16 +205,17 @@ class FederationCache:
 
     When the memory is full, other data and partitions make room, the oldest first; other seeds of
     the same do not, because runs that go through all seeds in turn would never find one again.
-
-    The limit is in bytes; None takes a share of the free memory. `make` makes a federation that is
-    not there; a function around `Problem.divide` may change it, for example hide the test nodes.
+    The limit is in bytes; None takes a share of the free memory. `make` may be a function around
+    `Problem.divide`, which for example hides the test nodes.
     """
 
     def __init__(self, limit: int | None = None, make: Divide = Problem.divide) -> None:
         self.limit = available_memory() // SHARE if limit is None else limit
         self.make = make
         self.made = 0  # how many were not found
-        self._entries: dict[tuple[str, int, bool, int], _Entry] = {}
+        # By group, seed, whether there are several seeds, and the identity of a data object. That
+        # object is kept, so that no other one gets its identity.
+        self._entries: dict[tuple[str, int, bool, int], tuple[Division, Data | None]] = {}
 
     def with_limit(self, limit: int) -> Self:
         """An empty cache of the same kind with another limit."""
@@ -264,26 +232,50 @@ class FederationCache:
         # The notes on a file depend on whether there are several seeds.
         key = group, problem.seed_of_data(seed), config.seeds > 1, id(problem.data)
         if key in self._entries:
-            made = self._entries[key].made
+            made, _ = self._entries[key]
             training = {name: getattr(config, name) for name in TRAINING}
             return replace(made, config=msgspec.structs.replace(made.config, **training))
         self.made += 1
         made = self.make(problem, seed)
         if isinstance(made.federation.graphs, LazyGraphs):  # there is nothing to keep
             return made
-        new = _Entry(made, group, problem.data)
-        others = [old for old, entry in self._entries.items() if entry.group != group]
-        while others and self._size() + new.size > self.limit:
+        others = [old for old in self._entries if old[0] != group]
+        while others and self._size_with(made) > self.limit:
             del self._entries[others.pop(0)]
-        if self._size() + new.size <= self.limit:
-            self._entries[key] = new
+        if self._size_with(made) <= self.limit:
+            self._entries[key] = made, problem.data
         return made
 
-    def _size(self) -> int:
-        return sum(entry.size for entry in self._entries.values())
+    def _size_with(self, new: Division) -> int:
+        """Bytes of all graphs and one more division's, and of those that engines keep prepared."""
+        every = [new.federation, *(made.federation for made, _ in self._entries.values())]
+        return sum(num_bytes([list(one.graphs), ready_graphs(one)]) for one in every)
 
 
 def group_of(config: RunConfig) -> str:
-    """What decides the clients of a run, but for the seed: equal for runs that share them."""
+    """The options that decide a run's clients, but for the seed: equal for runs that share them.
+
+    A federation does not depend on the method that trains on it.
+    """
     plain = {name: getattr(RunConfig(), name) for name in TRAINING}
     return config_text(msgspec.structs.replace(config, **plain))
+
+
+def name_configuration(
+    config: RunConfig, method: object | None = None, data: Data | None = None
+) -> str:
+    """A short name of everything that decides the numbers, for checkpoints."""
+    # The place of a run does not change it. Engines agree only to rounding, so they are named.
+    plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
+    header = data_header(config) if data is None else None
+    if header is not None:  # the same clients, wherever the file lies
+        plain = msgspec.structs.replace(plain, data=str(header))
+    text = config_text(plain)
+    if method is not None:
+        text += repr(method)
+    if isinstance(data, Federation):
+        text += str([(g.num_nodes, g.edges.shape[1], g.num_features) for g in data.graphs])
+    elif data is not None:
+        parts = data.sets if isinstance(data, GraphGroup) else (data,)
+        text += "".join(str((part.x.shape, part.edges.shape, part.classes)) for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,22 +52,16 @@ class SeedResult:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Result:
-    """All seeds of one configuration.
+    """All seeds of one configuration, which names every choice.
 
     Attributes:
-        config: Resolved: every choice named.
-        seeds: One per seed.
-        deployed: What `method.deploy` makes clients predict with: "global" or "personalised".
+        deployed: The model that `method.deploy` gives clients: "global" or "personalised".
         weights: The mean over clients that the protocol reports.
         select: How the protocol picks the round.
-        engine: The engine that ran.
-        device: The device that ran.
         setup_seconds: Loading, dividing and preparing.
-        environment: Versions and machine.
         federation: How the first seed's federation was made.
-        out: Where it is saved.
-        hyperparameters: Every value of method, net and optimizer, defaults included.
         metric: What this data set is scored by; it picks the round.
+        hyperparameters: Every value of method, net and optimizer, defaults included.
         privacy: What was spent (`experiment.privacy`); None without differential privacy.
 
     Examples:
@@ -95,18 +90,15 @@ class Result:
     metric: str = "accuracy"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
-
     plot: ClassVar[Callable[..., Figure]]
     """Draws the result (`atoll.api.plot`, which attaches itself here)."""
 
     def __repr__(self) -> str:
         found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": None})
         std = "" if found["std"] is None else f" ± {found['std']:.4f}"
-        return (
-            f"<Result {self.config.method} on {self.config.data}: test accuracy "
-            f"{found['mean']:.4f}{std} ({self.scored} model, {len(self.seeds)} "
-            f"seed(s), protocol {self.config.protocol})>"
-        )
+        how = f"{self.scored} model, {len(self.seeds)} seed(s), protocol {self.config.protocol}"
+        what = f"{self.config.method} on {self.config.data}"
+        return f"<Result {what}: test accuracy {found['mean']:.4f}{std} ({how})>"
 
     @property
     def scored(self) -> str:
@@ -130,19 +122,14 @@ class Result:
         for seed in self.seeds:
             for name, value in self.seed_metrics(seed.history).items():
                 table[name].append(float(value))
-        return {
-            name: {"mean": float(np.mean(values)), "std": spread(values), "per_seed": values}
-            for name, values in table.items()
-        }
+        means = {name: float(np.mean(values)) for name, values in table.items()}
+        return {k: {"mean": means[k], "std": spread(v), "per_seed": v} for k, v in table.items()}
 
     def seed_metrics(self, history: History) -> dict[str, float]:
         """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
         rule = replace(self.selection, metric=self.selection.picked_by(history))
-        out = {
-            f"{role}_{metric}": rule.value(history, metric, role)
-            for metric in METRICS
-            for role in ("test", "val")
-        }
+        both = list(product(METRICS, ("test", "val")))
+        out = {f"{role}_{metric}": rule.value(history, metric, role) for metric, role in both}
         others = {f"test_accuracy_by_{name}": replace(rule, weights=name) for name in WEIGHTINGS}
         others["last_test_accuracy"] = replace(rule, select="last")
         for scored in SCORED:
@@ -162,10 +149,8 @@ class Result:
     ) -> np.ndarray:
         """A metric after each round, mean over clients as the protocol reports it, (S, R).
 
-        Args:
-            metric: One of `metrics.METRICS`; None is what the data set is scored by.
-            role: "train", "val" or "test".
-            scored: "deployed" or "local"; None is what the result reports.
+        The role is "train", "val" or "test"; the model is "deployed" or "local" (`scored`). By
+        default the metric is the data set's, and the model is the one that the result reports.
         """
         rule, metric = self.selection, metric or self.metric
         rule = replace(rule, scored=scored or rule.scored)
@@ -206,30 +191,17 @@ class Result:
     def save(self, out: str | Path, *, tables: bool = True) -> None:
         """Write everything into a folder; each file appears whole or not at all.
 
-        Args:
-            out: The folder.
-            tables: Whether the numbers of every round and client are written, which may be many.
+        The tables have the numbers of every round and client, which may be many.
         """
         out = Path(out)
-        whole = {
-            **self.summary(),
-            "out": str(out),
-            "hyperparameters": dict(self.hyperparameters),
-            "metric": self.metric,
-            "weights": self.weights,
-            "select": self.select,
-            "environment": dict(self.environment),
-            "federation": dict(self.federation),
-            "ledger": {str(s.seed): s.ledger.by_step() for s in self.seeds},
-        }
+        names = ("hyperparameters", "metric", "weights", "select", "environment", "federation")
+        whole = self.summary() | {"out": str(out)} | {name: getattr(self, name) for name in names}
+        whole["ledger"] = {str(s.seed): s.ledger.by_step() for s in self.seeds}
         files = {CONFIG: config_text(self.config).encode()}
         if tables:
-            histories = {seed.seed: seed.history for seed in self.seeds}
-            ledgers = {seed.seed: seed.ledger for seed in self.seeds}
-            files |= (
-                table_file("metrics", metrics_table(histories, self.deployed)),
-                table_file("ledger", ledger_table(ledgers)),
-            )
+            metrics = metrics_table({s.seed: s.history for s in self.seeds}, self.deployed)
+            ledger = ledger_table({s.seed: s.ledger for s in self.seeds})
+            files |= (table_file("metrics", metrics), table_file("ledger", ledger))
         # The last file: its presence shows that the run is finished.
         files[RESULT] = json.dumps(whole, indent=2, allow_nan=False, default=str).encode()
         for name, content in files.items():

@@ -1,8 +1,8 @@
 """One experiment: one method on one federation with one seed, round by round.
 
-After every round two things are scored on each client's own graph: the *deployed* model (what
-`method.deploy` gives it) and the *local* model (right after its own training). The protocol decides
-which of the two a result reports; both are kept.
+After every round each client scores two models on its own graph: the *deployed* one (which
+`method.deploy` gives it) and the *local* one (right after its training). The protocol decides which
+of the two a result reports.
 """
 
 from __future__ import annotations
@@ -41,23 +41,17 @@ TreesAfter = Callable[[Round[Outcome]], Trees]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One method on one federation with one seed, without files and protocols: what `run` runs.
+    """One method on one federation with one seed, without files and protocols.
 
     Attributes:
-        method: With its hyper-parameters.
-        federation: The clients.
-        rounds: How many.
         fraction: Share of the clients that takes part in a round (rounded up, at least one).
         seed: Root of all noise: initial model, dropout, sampling.
         engine: A name among `engines.base.ENGINES`, or a factory of engines.
-        device: Where tensors live.
         chunk: Most clients in one program of the fused engine; 0 chooses.
-        batching: How clients cut their training into steps (`core.batching`); None leaves it to the
-            federation.
+        batching: How clients cut their training into steps; None leaves it to the federation.
         auc: Whether to compute ROC curves each round; None does for two classes.
-        train_every: Rounds from one scoring of the training part to the next, and in the last
-            round; None takes 1 for nodes, which cost nothing, and 10 for graphs, most of which
-            train. Validation and test are scored in every round.
+        train_every: Rounds from one scoring of the training part to the next; the last round always
+            scores it. None takes 1 for nodes, which cost nothing, and 10 for graphs.
         compat: Names from `protocols.COMPAT`.
         keep: How the round is selected whose model is kept (`experiment.model`); None keeps none.
         replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
@@ -96,15 +90,11 @@ class Experiment:
         on_round: Callable[[History], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Run:
-        """Run, or continue from `checkpoint` if it exists.
+        """Run, or continue from `checkpoint` if it exists and has the same fingerprint.
 
-        Args:
-            checkpoint: Where to save; written at the start, at most every `every_seconds`, at the
-                end, and when stopped.
-            fingerprint: Names the configuration; a checkpoint of another one is refused.
-            every_seconds: Least time between two checkpoints.
-            on_round: Called after each round, or after several that were replayed together.
-            should_stop: Called then; True saves and returns.
+        Checkpoints are written at the start, at most every `every_seconds`, at the end, and when
+        stopped. `on_round` is called after each round, or after several that were replayed
+        together; then `should_stop`, whose True saves and returns.
         """
         if self.rounds < 1:
             raise ConfigError(f"rounds is {self.rounds}; give at least 1")
@@ -140,12 +130,9 @@ class Saver:
 
     def another_round(self, should_stop: Callable[[], bool] | None) -> bool:
         """Save if it is time to, and return whether there is another round to play."""
-        played = sum(run.history.rounds for run, *_ in self.runs)
-        finished = all(run.finished for run, *_ in self.runs)
-        stop = finished or (should_stop is not None and should_stop())
-        began = time.monotonic()
-        due = stop or began - self.time >= self.pause
-        if due and self.round != played:
+        played, began = sum(run.history.rounds for run, *_ in self.runs), time.monotonic()
+        stop = all(run.finished for run, *_ in self.runs) or bool(should_stop and should_stop())
+        if (stop or began - self.time >= self.pause) and self.round != played:
             self.save()
             self.round, self.time = played, time.monotonic()
             # Many clients' states take long to write: at most a tenth of the time goes there.
@@ -167,6 +154,7 @@ class Run:
     `runs_per_device` is the number of runs that share the device's memory, itself included.
     """
 
+    server: Tree
     keeper: ModelKeeper | None
     replay: Replay[Outcome] | None
 
@@ -178,10 +166,10 @@ class Run:
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
+        # Scoring the training part of nodes costs nothing; most graphs train.
         self.train_every = experiment.train_every or (10 if federation.task.many_graphs else 1)
-        self.history = self.no_history()
+        self.history, self.server = self.no_history(), None
         self.history.ledger = self.ledger
-        self.server: Tree = None
         self.keeper = self.replay = None
         if experiment.keep is not None:
             self.keeper = ModelKeeper(experiment.keep, experiment.method, experiment.rounds)
@@ -341,8 +329,8 @@ class Run:
     def restore(self, tree: Tree) -> None:
         """Continue from a snapshot."""
         device = self.experiment.device
-        server, states = tree_map(lambda leaf: leaf.to(device), (tree["server"], tree["states"]))
-        self.server = server
+        trees = tree["server"], tree["states"]
+        self.server, states = tree_map(lambda leaf: leaf.to(device), trees)
         self.simulation.engine.import_states(unpack_states(states))
         self.history.restore(tree)
         self.ledger.restore(tree["ledger"])
@@ -354,8 +342,7 @@ def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> 
     """Scores of the local models of the clients that trained; None if none did."""
     if "train" not in chosen.replies:
         return None
-    trained = method.local(chosen.replies["train"])
-    positions = chosen.positions
+    trained, positions = method.local(chosen.replies["train"]), chosen.positions
     if len(chosen) < chosen.total:
         # A row for each client, as `ToEach` wants; rows of absent clients are never read.
         row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)

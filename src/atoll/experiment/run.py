@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from atoll.core.batching import batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
-from atoll.data.source import GraphGroup
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method
-from atoll.experiment.config import (
-    RunConfig,
-    config_text,
-    federation_header,
-    make_config,
-    read_config,
-)
+from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, start, tuned_process
 from atoll.experiment.history import select_rule, selection_of
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.privacy import privacy_report, with_privacy
-from atoll.experiment.problem import Data, Divide, Problem, nearly_single_class
+from atoll.experiment.problem import Data, Divide, Problem, name_configuration, nearly_single_class
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.sweep import run_together, why_one_by_one
@@ -84,13 +74,13 @@ def run(
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
     given_engine = None if isinstance(engine, str) else engine_factory(engine)
-    objects = {"method": given_method, "data": given_data, "engine": given_engine}
     for name in ("set", "epochs"):
         if given_method is not None and options.get(name):
             raise ConfigError(
                 f"a method object has its own hyper-parameters, but {name} was given beside it; "
                 f"leave {name} out, or give the method by name"
             )
+    objects = {"method": given_method, "data": given_data, "engine": given_engine}
     config = make_config(
         method=method if isinstance(method, str) else type(method).__name__,
         data=data if isinstance(data, str) else data.name,
@@ -98,8 +88,7 @@ def run(
         objects=[name for name, value in objects.items() if value is not None],
         **options,
     )
-    folder = None if out is None else Path(out)
-    given = given_method, given_data, given_engine
+    folder, given = None if out is None else Path(out), (given_method, given_data, given_engine)
     return RunPlan(config, folder, observer, *given, save_every=save_every, log=log).run()
 
 
@@ -125,9 +114,8 @@ def resume(
     """
     folder = Path(folder)
     if not (folder / "config.toml").exists():
-        raise ConfigError(
-            f"'{folder}' holds no run to resume (it has no config.toml); give the folder of a run"
-        )
+        problem = f"'{folder}' holds no run to resume (it has no config.toml)"
+        raise ConfigError(f"{problem}; give the folder of a run")
     config = make_config(**read_config(folder / "config.toml"))
     given = method, data, engine
     return RunPlan(config, folder, observer, *given, True, save_every=save_every, log=log).run()
@@ -137,9 +125,7 @@ def resume(
 class RunPlan:
     """All seeds of a configuration, on their way to a result.
 
-    `out` is the folder to save in, which may contain a run to continue if `resuming`. Objects stand
-    in place of names: `given_method`, `data` and `given_engine`. Runs that share their clients
-    share a `FederationCache` as `divide`.
+    Objects stand in place of names: `given_method`, `data` and `given_engine`.
     """
 
     given: RunConfig
@@ -148,14 +134,20 @@ class RunPlan:
     given_method: Method | None = None
     data: Data | None = None
     given_engine: EngineFactory | None = None
-    resuming: bool = False
+    resuming: bool = False  # whether the folder may contain a run to continue
     save_every: float = SAVE_EVERY
     log: str | Sequence[str] = ()
-    divide: Divide | None = None
+    divide: Divide | None = None  # runs that share their clients share a `FederationCache`
 
     def __post_init__(self) -> None:
-        objects = {"method": self.given_method, "data": self.data, "engine": self.given_engine}
-        check_objects(self.given, objects)
+        given = {"method": self.given_method, "data": self.data, "engine": self.given_engine}
+        if lacking := [name for name in self.given.objects if given.get(name) is None]:
+            words = " and ".join(f"a{'n' if k == 'engine' else ''} {k} object" for k in lacking)
+            hints = ", ".join(f"{name}=..." for name in lacking)
+            raise ConfigError(
+                f"this run was started in Python with {words}, which its configuration cannot "
+                f"hold; continue it in Python with atoll.resume(folder, {hints})"
+            )
         self.problem = Problem.of(self.given, self.data)
         self.began, self.setup = time.perf_counter(), 0.0
         self.config, self.rules = config, _ = self.problem.config, self.problem.rules
@@ -245,9 +237,8 @@ class RunPlan:
 
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
         """An experiment's file, and its fingerprint."""
-        seed = experiment.seed
-        path = None if self.folder is None else self.folder.checkpoint(seed)
-        return path, f"{self.fingerprint}/{seed}"
+        seed, folder = experiment.seed, self.folder
+        return folder.checkpoint(seed) if folder else None, f"{self.fingerprint}/{seed}"
 
     def seed_result(self, run: Run) -> SeedResult:
         """The result of one of the experiments."""
@@ -283,36 +274,3 @@ class RunPlan:
             result.save(self.out)
         self.observers.end(result)
         return result
-
-
-def check_objects(config: RunConfig, given: Mapping[str, object]) -> None:
-    """Refuse to continue without the objects that the run was started with: no file holds them."""
-    lacking = [name for name in config.objects if given.get(name) is None]
-    if lacking:
-        articles = {"engine": "an"}
-        words = " and ".join(f"{articles.get(name, 'a')} {name} object" for name in lacking)
-        hints = ", ".join(f"{name}=..." for name in lacking)
-        raise ConfigError(
-            f"this run was started in Python with {words}, which its configuration cannot hold; "
-            f"continue it in Python with atoll.resume(folder, {hints})"
-        )
-
-
-def name_configuration(
-    config: RunConfig, method: object | None = None, data: Data | None = None
-) -> str:
-    """A short name of everything that decides the numbers, for checkpoints."""
-    # Where a run happens does not change it (engines agree only to rounding, so they are named).
-    plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
-    header = federation_header(config) if data is None else None
-    if header is not None:  # the same clients, wherever the file lies
-        plain = msgspec.structs.replace(plain, data=str(header))
-    text = config_text(plain)
-    if method is not None:
-        text += repr(method)
-    if isinstance(data, Federation):
-        text += str([(g.num_nodes, g.edges.shape[1], g.num_features) for g in data.graphs])
-    elif data is not None:
-        parts = data.sets if isinstance(data, GraphGroup) else (data,)
-        text += "".join(str((part.x.shape, part.edges.shape, part.classes)) for part in parts)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

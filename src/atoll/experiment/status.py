@@ -1,8 +1,7 @@
 """The status of a run or a study, from its files only, while another process works on it.
 
-Nothing is written and nothing is locked; no torch is loaded, so that a look costs little. A run
-reports in `progress.json`, a study in `study.json` and `events.jsonl`. A killed process cannot
-report its own death, so the status has the seconds since the last sign of life.
+No file is written or locked, and no torch is loaded, so that reading costs little. A killed process
+cannot report its own death, so the status has the seconds since the last sign of life.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from atoll.experiment.events import read_events
 
 SILENT = 60.0
 """Seconds without a sign after which a user should look."""
-ENDED = {"end": "finished", "pruned": "pruned", "failed": "failed", "stopped": "stopped"}
+STATES = {"begin": "running", "end": "finished"} | {s: s for s in ("pruned", "failed", "stopped")}
 """The state of a cell after its last event."""
 Json = Mapping[str, Any]
 """An object of a JSON file."""
@@ -38,7 +37,7 @@ class Status:
     title: str
     cells: Mapping[str, int]  # how many are finished, failed, pruned, stopped, running and left
     now: Json | None = None  # the progress.json of the current run, with the name of its "cell"
-    beside: Sequence[Json] = ()  # the same of other cells that run at the same time
+    others: Sequence[Json] = ()  # the same of other cells that run at the same time
     silent: float | None = None  # seconds since the last sign, where that is too long
     gone: bool = False  # whether its process is known to have ended
     left: float | None = None  # seconds that it will take, as far as one can tell
@@ -76,13 +75,11 @@ class StatusReader:
         done = _json(self.folder / "result.json")
         if done is not None:
             return Status(self.folder, "run", title, {"finished": 1}, result=done["metrics"])
-        progress = _json(self.folder / "progress.json")
-        sign = _age(self.folder / ("progress.json" if progress else "config.toml"))
-        state = "running" if progress is None else progress["state"]
-        silent, gone = _silence(progress, sign)
-        running = state == "running"
-        left = _remaining(progress) if running and not silent else None
-        silent, now = silent if running else None, progress or {"cell": ""}
+        now = _json(self.folder / "progress.json") or {"cell": ""}
+        sign = _age(self.folder / ("progress.json" if "pid" in now else "config.toml"))
+        state, (silent, gone) = now.get("state", "running"), _silence(now, sign)
+        silent = silent if state == "running" else None
+        left = _remaining(now) if state == "running" and not silent else None
         return Status(self.folder, "run", title, {state: 1}, now, (), silent, gone, left)
 
     def _study(self) -> Status:
@@ -91,20 +88,19 @@ class StatusReader:
         states = self._states(cells, events)
         counts = Counter(states.values())
         running = [self._now(name, events) for name, state in states.items() if state == "running"]
-        # One that gives a sign is enough: the process that they have in common is there.
-        now, silent, gone = max(running, key=_liveliness, default=(None, None, False))
-        beside = [one for one, _, _ in running if one is not now]
-        failures = {
-            event["cell"]: event.get("error", "")
-            for event in events
-            if event["event"] == "failed" and states.get(event["cell"]) == "failed"
-        }
+        # One that gives a sign is enough: they have one process in common.
+        signs = [(silent is None, now.get("updated", 0.0)) for now, silent, _ in running]
+        now, silent, gone = running[signs.index(max(signs))] if signs else (None, None, False)
+        others = [one for one, *_ in running if one is not now]
+        failed = [event for event in events if event["event"] == "failed"]
+        reasons = {event["cell"]: event.get("error", "") for event in failed}
+        failures = [(k, why) for k, why in reasons.items() if states.get(k) == "failed"]
         kind = str(study.get("kind", "study"))
-        current = [] if now is None or silent else [now, *beside]
+        current = [] if now is None or silent else [now, *others]
         left = _time_left(events, counts["left"], current)
         best = self._best(kind, cells, states)
-        title, latest = f"{kind} of {len(cells)} cells", list(failures.items())[-3:]
-        seen = now, beside, silent, gone, left, best, latest
+        title = f"{kind} of {len(cells)} cells"
+        seen = now, others, silent, gone, left, best, failures[-3:]
         return Status(self.folder, kind, title, dict(counts), *seen)
 
     def _states(self, cells: Sequence[Json], events: Sequence[Json]) -> dict[str, str]:
@@ -112,8 +108,7 @@ class StatusReader:
         states = {}
         for cell in cells:
             name = cell["name"]
-            event = last.get(name)
-            state = "running" if event == "begin" else ENDED.get(str(event), "left")
+            state = STATES.get(last.get(name, ""), "left")
             # A result is the last word, even where the note about it was lost; but not one of
             # fewer seeds than are asked for by now, nor one that the user has deleted.
             if state != "pruned" and self._summary(name, cell.get("seeds", 1)):
@@ -123,19 +118,16 @@ class StatusReader:
             states[name] = state
         return states
 
-    def _now(
-        self, running: str, events: Sequence[Json]
-    ) -> tuple[dict[str, Any], float | None, bool]:
+    def _now(self, running: str, events: Sequence[Json]) -> tuple[Json, float | None, bool]:
         """A cell's progress, the seconds without a sign if too many, whether its process ended."""
-        path = self._cell(running) / "progress.json"
-        progress = _json(path)
+        path = self.folder / "cells" / running / "progress.json"
         begun = next(e["at"] for e in reversed(events) if e["cell"] == running)
-        if progress is not None and progress["updated"] < begun - 1:
-            progress = None  # of an earlier call, before the cell was begun again
-        sign = max(time.time() - begun, 0.0)
-        if progress is not None:
+        sign, progress = max(time.time() - begun, 0.0), _json(path) or {}
+        if progress and progress["updated"] < begun - 1:
+            progress = {}  # of an earlier call, before the cell was begun again
+        elif progress:
             sign = min(sign, _age(path))
-        return {"cell": running, **(progress or {})}, *_silence(progress, sign)
+        return {"cell": running, **progress}, *_silence(progress, sign)
 
     def _best(
         self, kind: str, cells: Sequence[Json], states: Mapping[str, str]
@@ -156,25 +148,22 @@ class StatusReader:
     def _summary(self, name: str, seeds: int = 1) -> Json:
         """A cell's result.json; {} if it is not there, or of fewer seeds."""
         if self.summaries.get(name, {}).get("seeds", 0) < seeds:
-            found = _json(self._cell(name) / "result.json")
+            found = _json(self.folder / "cells" / name / "result.json")
             if found is None or found["seeds"] < seeds:
                 return {}
             self.summaries[name] = found
         return self.summaries[name]
-
-    def _cell(self, name: str) -> Path:
-        return self.folder / "cells" / name
 
 
 def _json(path: Path) -> Json | None:
     """A file's content; None if it is not there. Files are replaced whole, so none is half."""
     try:
         found: Json = json.loads(path.read_text(encoding="utf-8"))
+        return found
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise DataError(f"'{path}' cannot be read: {error}") from error
-    return found
 
 
 def _age(path: Path) -> float:
@@ -182,10 +171,10 @@ def _age(path: Path) -> float:
     return max(time.time() - path.stat().st_mtime, 0.0) if path.exists() else 0.0
 
 
-def _silence(progress: Json | None, sign: float) -> tuple[float | None, bool]:
+def _silence(progress: Json, sign: float) -> tuple[float | None, bool]:
     """The seconds without a sign, if too many, and whether the process is known to have ended."""
     gone, patience = False, SILENT
-    if progress is not None:
+    if "pid" in progress:
         gone = progress["host"] == socket.gethostname() and not _alive(progress["pid"])
         # A round may take long; a dead process gives no more signs.
         patience = 0.0 if gone else max(SILENT, 5 * progress["per_round"])
@@ -204,14 +193,9 @@ def _alive(pid: int) -> bool:
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def _liveliness(running: tuple[Json, float | None, bool]) -> tuple[bool, float]:
-    now, silent, _ = running
-    return silent is None, now.get("updated", 0.0)
-
-
-def _remaining(progress: Json | None) -> float | None:
+def _remaining(progress: Json) -> float | None:
     """Seconds that a run still needs."""
-    if progress is None or "per_round" not in progress:
+    if "per_round" not in progress:
         return None
     return float((progress["total"] - progress["done"]) * progress["per_round"])
 
@@ -221,8 +205,6 @@ def _time_left(events: Sequence[Json], left: int, current: Sequence[Json]) -> fl
 
     While some are left, as many run at once as now.
     """
-    if not current:
-        return None
     began, took = {}, []
     for event in events:
         if event["event"] == "begin":
@@ -230,7 +212,7 @@ def _time_left(events: Sequence[Json], left: int, current: Sequence[Json]) -> fl
         elif event["event"] in ("end", "pruned") and event["cell"] in began:
             took.append(event["at"] - began.pop(event["cell"]))
     took = took or [now["total"] * now["per_round"] for now in current if "per_round" in now]
-    if not took:
+    if not took or not current:
         return None
     each = sum(took) / len(took)
     need = [each / 2 if now is None else now for now in map(_remaining, current)]

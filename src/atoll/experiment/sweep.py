@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 def why_one_by_one(experiments: Sequence[Experiment]) -> str:
     """Why these runs cannot be one program; "" if nothing is known against it."""
     first, federations = experiments[0], [e.federation for e in experiments]
+    numbers = first.federation.numbers
     one_by_one = f"engine {engine_name(first.engine)} runs clients one by one"
     reasons = {
         "there is one run": len(experiments) < 2,
@@ -41,9 +42,7 @@ def why_one_by_one(experiments: Sequence[Experiment]) -> str:
         ),
         "rounds are not to be recorded": first.replay is False,
         "they need equally many clients": len(set(map(len, federations))) > 1,
-        "their clients have different numbers": any(
-            one.numbers != first.federation.numbers for one in federations
-        ),
+        "their clients have different numbers": any(e.numbers != numbers for e in federations),
         "mini-batches are cut client by client": any(
             is_cut(graph, e.federation.batching if e.batching is None else e.batching)
             for e in experiments
@@ -60,12 +59,11 @@ def why_one_by_one(experiments: Sequence[Experiment]) -> str:
 class Sweep:
     """Several runs under way, whose histories grow together.
 
-    Server and states of a run are up to date only after `settle`. `apart` is the reason why the
-    runs continue one by one, and "" as long as they are one program.
+    Server and states of a run are up to date only after `settle`.
     """
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
-        self.apart = why_one_by_one(experiments)
+        self.apart = why_one_by_one(experiments)  # "" as long as they are one program
         runs_per_device = 1 if self.apart else len(experiments)
         self.runs = [Run(experiment, runs_per_device=runs_per_device) for experiment in experiments]
         self.failed: dict[int, AtollError] = {}
@@ -114,7 +112,7 @@ class Sweep:
             self.replay.settle()
 
     def finish(self) -> None:
-        """Every run has its server and states, and nothing that was recorded is kept."""
+        """Give every run its server and states, and keep nothing that was recorded."""
         if self.replay is not None:
             self.replay.let_go()
         for run in self.runs:
@@ -151,18 +149,10 @@ def run_together(
 ) -> list[Run]:
     """Run experiments that differ in seed, data and numbers only, at once where possible.
 
-    Where memory is too small for all, they are run in halves.
-
-    Args:
-        experiments: Alike but for seed, federation and numbers among the hyper-parameters.
-        checkpoints: For each a file, or None, and a fingerprint (`Experiment.run`).
-        every_seconds: Least time between two checkpoints.
-        on_round: Called with an experiment's place and history after one or several rounds.
-        should_stop: Called then; True saves and returns those that were begun.
-        or_not_at_all: Save and raise `Parted` where they would have to be run one by one.
-
-    Raises:
-        SeedFailed: One went wrong; the others are saved.
+    Where memory is too small for all, they are run in halves. Each has a checkpoint's file, or
+    None, and a fingerprint. `on_round` and `should_stop` are those of `Experiment.run`, the first
+    with an experiment's place. With `or_not_at_all`, save and raise `Parted` where they would have
+    to be run one by one. If one fails, save the others and raise `SeedFailed`.
     """
     if any(e.rounds < 1 for e in experiments):
         raise ConfigError(f"rounds is {experiments[0].rounds}; give at least 1")

@@ -60,8 +60,8 @@ def status_text(status: Status) -> Group:
     parts.append(_state(status))
     if status.now is not None and not status.finished:
         parts += _current(status.now, alone=status.kind == "run")
-        parts += [_current(one, alone=False)[0] for one in status.beside[:MAX_OTHERS]]
-        more = len(status.beside) - MAX_OTHERS
+        parts += [_current(one, alone=False)[0] for one in status.others[:MAX_OTHERS]]
+        more = len(status.others) - MAX_OTHERS
         parts += [Text(f"and {more} more")] if more > 0 else []
     scores = status.result or {}
     names = [name for name in ("val_accuracy", "test_accuracy") if name in scores]

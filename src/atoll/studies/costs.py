@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll.core.errors import AtollError
 from atoll.data.archive import memory_needed
 from atoll.data.public.registry import dataset_info, plain_name, sets_of_group
-from atoll.experiment.config import RECIPES, RunConfig, federation_header, resolve
+from atoll.experiment.config import RECIPES, RunConfig, data_header, resolve
 
 PROCESS = 1 << 30  # bytes of a process with a small graph; 0.6 GiB were seen with Cora
 COPIES = 6
@@ -44,7 +44,7 @@ def memory_of(config: RunConfig) -> int:
     """Bytes that a process with such a run takes, roughly."""
     path = Path(config.data).expanduser()
     try:
-        if federation_header(config) is not None:
+        if data_header(config) is not None:
             return PROCESS + memory_needed(path)
         if path.is_dir():
             return PROCESS + COPIES * sum(one.stat().st_size for one in path.rglob("*"))

@@ -24,7 +24,7 @@ from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline
 from atoll.experiment.build import build_method
-from atoll.experiment.config import config_text, federation_header, make_config, resolve
+from atoll.experiment.config import config_text, data_header, make_config, resolve
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.metrics import COMPARED
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
@@ -297,7 +297,7 @@ def _grid_of(
     if not request.grid or arm.method is not None:
         return grid
     config, _ = resolve(make_config(**base, set=dict(settings)), task_of_object(data))
-    header = federation_header(config)
+    header = data_header(config)
     task = task_of_object(data) or (header.task if header else task_of_data(config.data))
     method = build_method(config, task=task)
     names = [parse_arm(label, text).name for label, text in request.methods.items()]

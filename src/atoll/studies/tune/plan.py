@@ -16,7 +16,7 @@ from atoll.core.method import Method
 from atoll.core.space import OneOf, Range, Real, Space, Value, Whole, values_of
 from atoll.data.public.registry import task_of_data
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, federation_header, resolve
+from atoll.experiment.config import RunConfig, data_header, resolve
 from atoll.experiment.history import BEST_CACHED, select_rule
 from atoll.experiment.problem import Data, task_of_object
 from atoll.methods import METHODS, method_class
@@ -44,7 +44,7 @@ class SearchPlan:
 
     def redivides(self, data: Data | None) -> bool:
         """Whether fresh seeds divide the data anew, so that other nodes become test nodes."""
-        fixed = isinstance(data, Federation) or federation_header(self.asked) is not None
+        fixed = isinstance(data, Federation) or data_header(self.asked) is not None
         return not fixed and self.data_seed is None and self.config.split != "given"
 
     def trial(self, number: int, settings: Mapping[str, Value]) -> StudyRun:
@@ -71,7 +71,7 @@ def make_plan(method: str, request: TuningRequest, data: Data | None) -> SearchP
         raise ConfigError(
             "compat test-selection picks by test scores, which tuning must not see; leave it out"
         )
-    header = federation_header(config) if data is None else None
+    header = data_header(config) if data is None else None
     task = task_of_object(data) or (header.task if header else task_of_data(config.data))
     search = {key: parse_range(key, text) for key, text in request.search.items()}
     space, notes = space_of(asked, config, task, request.preset, search)

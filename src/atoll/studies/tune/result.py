@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from atoll.core.space import Range, Value
-from atoll.experiment.command import run_command
-from atoll.experiment.config import RunConfig, config_text, read_config
+from atoll.experiment.config import RunConfig, config_text, read_config, run_command
 from atoll.experiment.events import read_events
 from atoll.experiment.folder import read_json
 from atoll.present import chart
