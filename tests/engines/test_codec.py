@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ from atoll.core.batching import WHOLE, Graphs
 from atoll.core.errors import DataError, WireError
 from atoll.core.tree import Empty, Tree, record, static
 from atoll.engines.codec import (
+    MOVED,
     _build,
     _plan,
     check_like,
@@ -34,6 +36,7 @@ from atoll.engines.codec import (
     save_checkpoint,
     unpack_states,
 )
+from atoll.nn.neighgen_slots import used_places
 from atoll.testing import small_graph_federation
 
 
@@ -483,3 +486,15 @@ def test_states_of_different_shapes_survive_a_checkpoint() -> None:
     assert again[2] is None
     for position in (1, 3, 4):
         assert torch.equal(again[position]["a"], states[position]["a"])
+
+
+@pytest.mark.parametrize("module", MOVED.values())
+def test_a_moved_module_can_be_imported(module):
+    assert importlib.import_module(module).__name__ == module
+
+
+def test_used_slots_of_an_earlier_version_are_read():
+    places = used_places(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    plan = _plan(places, tensors := {})
+    plan["record"] = plan["record"].replace("atoll.nn.neighgen_slots", "atoll.nn.places")
+    assert torch.equal(_build(plan, tensors).nodes, places.nodes)

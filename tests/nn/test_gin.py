@@ -21,7 +21,7 @@ from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.engines.prepare import with_dense_views
 from atoll.engines.stacking import stack_graphs
 from atoll.nn.gin import GraphGIN
-from atoll.nn.views import mean_pool, sparse_features, sum_pool
+from atoll.nn.views import pool, sparse_features
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -215,8 +215,8 @@ def test_the_first_layers_range_follows_the_clients_own_features():
 def test_pools_are_sums_and_means_at_the_roots():
     graph = small_graph_federation().graphs[1]
     member = (graph.root.unsqueeze(0) == graph.roots.unsqueeze(1)).double()
-    for pool, expected in ((sum_pool, member), (mean_pool, member / member.sum(1, keepdim=True))):
-        matrix = pool(graph)
+    for mean, expected in ((False, member), (True, member / member.sum(1, keepdim=True))):
+        matrix = pool(graph, mean)
         assert isinstance(matrix, Sparse)
         torch.testing.assert_close(matrix.to_dense()[graph.roots], expected)
         assert float(matrix.to_dense().abs().sum()) == pytest.approx(float(expected.sum()))

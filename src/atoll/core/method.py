@@ -56,10 +56,8 @@ class Embedder(Protocol):
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layer's input, a row for all that is classified (`Graph.at_roots`)."""
 
-    def logits(
-        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
-    ) -> Tensor:
-        """The last layer on an embedding; the same key drops what a whole call would drop."""
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """The last layer on an embedding h; the same key drops what a whole call would drop."""
 
 
 def embedder(net: Net) -> Embedder:

@@ -41,7 +41,11 @@ class Audit:
             fcntl.flock(self.handle, fcntl.LOCK_EX)
             changed = os.fstat(self.handle).st_size != self.size
             if changed:
-                self.last = _last_digest(self.path)
+                data = self.path.read_bytes()
+                whole = data[: data.rfind(b"\n") + 1]
+                if whole != data:  # a crash cut the last line off
+                    os.truncate(self.path, len(whole))
+                self.last = _digest(whole.splitlines(keepends=True)[-1]) if whole else ""
             self.size = os.fstat(self.handle).st_size
             yield changed
         finally:
@@ -86,17 +90,6 @@ def check_audit(path: Path) -> int:
             raise DataError(f"audit log {path}, line {number} was changed or follows a missing one")
         before = _digest(line)
     return len(lines)
-
-
-def _last_digest(path: Path) -> str:
-    """The digest of the last whole line; one that a crash cut off is taken away."""
-    if not path.exists():
-        return ""
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        os.truncate(path, len(whole))
-    return _digest(whole.splitlines(keepends=True)[-1]) if whole else ""
 
 
 def _digest(line: bytes) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import cast
 
@@ -72,12 +73,10 @@ class TooFew(ClientLost):
     """Fewer sites than the quorum; the run is saved up to the last complete round."""
 
     def __init__(self, order: Order, out: Mapping[str, remote.Failure]) -> None:
-        there, total = len(order.sites) - len(out), len(order.sites)
+        answer = f"{len(order.sites) - len(out)} of {len(order.sites)} sites answer"
         why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
-        super().__init__(
-            f"{there} of {total} sites answer, but the quorum is {order.quorum} ({why}); "
-            "the run is saved up to the last complete round"
-        )
+        kept = "the run is saved up to the last complete round"
+        super().__init__(f"{answer}, but the quorum is {order.quorum} ({why}); {kept}")
 
 
 @dataclass(frozen=True)
@@ -233,17 +232,10 @@ def _read_summaries(path: Path) -> dict[str, SiteSummary]:
 
 
 def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
-    first = sites[order.sites[0]]
-    return remote.Roster(
-        order.sites,
-        first.features,
-        first.classes,
-        task_named(first.task),
-        tuple(sites[name].counts for name in order.sites),
-        tuple(sites[name].nodes for name in order.sites),
-        config.data,
-        first.metric,
-    )
+    every = [sites[name] for name in order.sites]
+    counts, nodes = tuple(site.counts for site in every), tuple(site.nodes for site in every)
+    shape = (every[0].features, every[0].classes, task_named(every[0].task))
+    return remote.Roster(order.sites, *shape, counts, nodes, config.data, every[0].metric)
 
 
 def _no_history(roster: remote.Roster) -> History:
@@ -252,18 +244,15 @@ def _no_history(roster: remote.Roster) -> History:
 
 def _check_alike(sites: Mapping[str, SiteSummary]) -> None:
     """Refuse sites whose data do not fit together."""
-    names = list(sites)
-    for name in names[1:]:
-        for key in ("task", "features", "classes", "metric", "words"):
-            one, other = getattr(sites[names[0]], key), getattr(sites[name], key)
-            if one == other:
-                continue
-            if key == "words" and set(one) != set(other):
-                one, other = ([w for w in a if w not in b] for a, b in ((one, other), (other, one)))
-            raise DataError(
-                f"{names[0]} and {name} do not fit together: {key} {one} and {other}; agree on "
-                "the columns and give every site the same --classes"
-            )
+    first, *others = sites
+    for name, key in product(others, ("task", "features", "classes", "metric", "words")):
+        one, other = getattr(sites[first], key), getattr(sites[name], key)
+        if one == other:
+            continue
+        if key == "words" and set(one) != set(other):
+            one, other = ([w for w in a if w not in b] for a, b in ((one, other), (other, one)))
+        hint = "agree on the columns and give every site the same --classes"
+        raise DataError(f"{first} and {name} do not fit together: {key} {one} and {other}; {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,15 +281,8 @@ class FederatedRun(Run):
         roster = cast(remote.Roster, wanted.federation)
         self.run_name = f"{wanted.order.run}-{wanted.seed}"
         probe = make_probe(wanted.federation, dict(method.views), torch.zeros(()))
-        engine = remote.Remote(
-            wanted.fleet,
-            roster.names,
-            owners(method),
-            probe,
-            run_name=self.run_name,
-            deadline=wanted.order.deadline,
-            note=wanted.audit.note,
-        )
+        sites, run = (wanted.fleet, roster.names, owners(method), probe), self.run_name
+        engine = remote.Remote(*sites, run, wanted.order.deadline, wanted.audit.note)
         cohort = remote.Cohort(roster, engine, wanted.seed)
         cohort.out = wanted.out
         self._begin_at([name for name in roster.names if name not in cohort.out])
@@ -365,12 +347,9 @@ def outcome(action: Callable[[], Result]) -> Json:
     """The status of a run after it ended, and a sentence, as plain values."""
     try:
         action()
-    except TooFew as error:
-        return {"status": "short", "reason": str(error)}
-    except remote.Aborted as error:
-        return {"status": "stopped", "reason": str(error)}
     except AtollError as error:
-        return {"status": "failed", "reason": str(error)}
+        status = {TooFew: "short", remote.Aborted: "stopped"}.get(type(error), "failed")
+        return {"status": status, "reason": str(error)}
     return {"status": "finished", "reason": ""}
 
 

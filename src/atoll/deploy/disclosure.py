@@ -75,21 +75,18 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
         field["bytes_per_round"] = field["bytes"] * recorder.messages[field["step"]] // ROUNDS
         top = field["field"].split(".")[0]
         field["verdict"] = _verdict(policy, recorder.steps[field["step"]], top)
-    unseen = [step for step in steps_of(method) if step.name not in recorder.steps]
+    unseen = []
+    for step in steps_of(method):
+        if step.name not in recorder.steps:
+            verdict = _verdict(policy, step, *step.discloses)
+            unseen.append({"step": step.name, "declared": dict(step.discloses), "verdict": verdict})
     return {
         "method": config.method,
         "rounds_tried": ROUNDS,
         "told_when_joining": data.summary(sizes=not keeps_scores(config.dp)),
         "run": _verdict(policy, config),
         "fields": fields,
-        "steps_not_seen": [
-            {
-                "step": step.name,
-                "declared": dict(step.discloses),
-                "verdict": _verdict(policy, step, *step.discloses),
-            }
-            for step in unseen
-        ],
+        "steps_not_seen": unseen,
     }
 
 
@@ -122,9 +119,7 @@ def disclosure_table(found: Json) -> Group:
     notes += sorted({r["verdict"] for r in found["fields"] if r["verdict"] != "allowed"})
     for row in found["steps_not_seen"]:
         fields = "; ".join(f"{k}: {why}" for k, why in row["declared"].items())
-        notes.append(
-            f"step {row['step']} did not run in {found['rounds_tried']} rounds"
-            + (f"; it declares {fields}" if fields else "")
-        )
+        missing = f"step {row['step']} did not run in {found['rounds_tried']} rounds"
+        notes.append(f"{missing}; it declares {fields}" if fields else missing)
     title = Text(f"What {found['method']} would send from here; nothing was sent", style="bold")
     return Group(title, Text(), table, Text(), *(Text(note, style="dim") for note in notes))

@@ -26,8 +26,7 @@ PORT = 8102
 CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.jobs.Participant"]}
 """All that a job may run: on the server, and at a site."""
 OLD_CLASSES = {
-    "atoll.federate.jobs.Coordinator": "atoll.deploy.jobs.Coordinator",
-    "atoll.federate.jobs.Participant": "atoll.deploy.jobs.Participant",
+    path.replace("atoll.deploy.", "atoll.federate."): path for (path,) in CLASSES.values()
 }
 """Paths in the allow-lists of older kits, and the same classes today."""
 SETTINGS = "atoll.json"
@@ -56,10 +55,8 @@ def provision(
         raise ConfigError("a federation needs at least one site")
     for name in sites:
         if not NAME.fullmatch(name) or name in ("server", "admin") or sites.count(name) > 1:
-            raise ConfigError(
-                f"'{name}' cannot name a site; use letters, digits, '-' and '_', each name once, "
-                "not 'server' or 'admin'"
-            )
+            hint = "use letters, digits, '-' and '_', each name once, not 'server' or 'admin'"
+            raise ConfigError(f"'{name}' cannot name a site; {hint}")
     with tempfile.TemporaryDirectory() as work:
         made = _provision(Path(work), sites, host, port)
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,10 +65,9 @@ def provision(
             kits[name] = folder / ("admin" if name == ADMIN else name)
             shutil.copytree(made / name, kits[name])
             kits[name].chmod(0o700)
-    _narrow(kits["server"], CLASSES["server"])
-    for name in sites:
-        _narrow(kits[name], CLASSES["site"])
     for name, kit in kits.items():
+        if name != ADMIN:
+            _narrow(kit, CLASSES["server" if name == "server" else "site"])
         about = AboutKit(name=name, org=_org(name, sites), host=host, port=port, sites=list(sites))
         (kit / "kit.json").write_text(json.dumps(about, indent=1))
     return kits

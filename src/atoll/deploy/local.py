@@ -138,15 +138,11 @@ class Demo:
             for name in ("server", *self.sites):
                 self.start(name)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process; throw the folder away."""
         self.processes.end()
         if self.thrown_away:
             shutil.rmtree(self.folder, ignore_errors=True)

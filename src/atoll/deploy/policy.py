@@ -95,10 +95,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         for name, reason in step.discloses.items():
             field = f"{step.name}.{name}"
             if name in names and self.disclose != DECLARED and field not in self.disclose:
-                raise Refusal(
-                    f"its policy does not allow step '{step.name}' to disclose '{name}' "
-                    f'({reason}); its owner can allow it with disclose = ["{field}"]'
-                )
+                refused = f"its policy does not allow step '{step.name}' to disclose '{name}'"
+                hint = f'its owner can allow it with disclose = ["{field}"]'
+                raise Refusal(f"{refused} ({reason}); {hint}")
 
     def check_bytes(self, size: int, before: int) -> None:
         """Refuse to send more than the owner allows."""

@@ -133,9 +133,8 @@ class Job:
         self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
         self.shapes = None if config.dp is None else _model_shapes(method, site.data)
-        (self.graph,) = prepared(
-            [site.data.graph], dict(method.views), batching=batching_of(config.batch_size or 0)
-        )
+        batching = batching_of(config.batch_size or 0)
+        (self.graph,) = prepared([site.data.graph], dict(method.views), batching=batching)
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event="sent", run=run)
@@ -336,10 +335,8 @@ class States:
         if counts == NEVER:
             return None, ""
         if counts not in self.rounds():
-            raise WireError(
-                f"the private state after round {counts} is not in its runs/{self.folder.name}; "
-                "this site cannot continue the run"
-            )
+            lost = f"the private state after round {counts} is not in its runs/{self.folder.name}"
+            raise WireError(f"{lost}; this site cannot continue the run")
         path = self._path(counts).with_suffix(".lineage")
         # Runs of earlier versions have no lineage; their states differ by the round.
         lineage = path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"

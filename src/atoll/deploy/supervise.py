@@ -49,12 +49,8 @@ def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
         "executors": [{"tasks": ["atoll"], "executor": {"path": CLASSES["site"][0], "args": {}}}],
         "default_task_fetch_interval": INTERVAL,
     }
-    meta = {
-        "name": job.name,
-        "resource_spec": {},
-        "min_clients": 1,
-        "deploy_map": {"server": ["server"], "site": list(sites)},
-    }
+    where = {"server": ["server"], "site": list(sites)}
+    meta = {"name": job.name, "resource_spec": {}, "min_clients": 1, "deploy_map": where}
     files = {
         "meta.json": meta,
         "server/config/config_fed_server.json": server,

@@ -32,7 +32,10 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 TYPES = frozenset(FLOATS | WHOLE)
 """Accepted types; in others (8-bit floats, complex numbers) a NaN cannot be found."""
-MOVED = {"atoll.core.layers": "atoll.core.private_layers", "atoll.nn.places": "atoll.nn.slots"}
+MOVED = {
+    "atoll.core.layers": "atoll.core.private_layers",
+    "atoll.nn.places": "atoll.nn.neighgen_slots",
+}
 """Modules of record types by their names in checkpoints of earlier versions."""
 RETIRED = {("atoll.core.graph.Graph", "batch_size")}
 """Fields of records in files of earlier versions that have no meaning any more."""

@@ -233,7 +233,8 @@ class FedGNN(Training):
         h = self.net.embed(message[:2], graph, key)
         for number, layer in enumerate(message[1:], start=1):
             spread_over = propagate if number == 1 else partial(matmul, adjacency)
-            h = self.net.onward(layer, h, number, spread_over, graph, key)
+            h = self.net.dropped(h, number, graph, key)
+            h = self.net.convolved(layer, h, number, spread_over)
         return h
 
     def hidden(self, model: Tree, start: Tree, key: Tensor) -> Tree:

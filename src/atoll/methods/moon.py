@@ -164,9 +164,7 @@ class Projected:
         out: Tensor = inner @ two["weight"] + two["bias"]
         return out
 
-    def logits(
-        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The network's last layer on R(z)."""
-        out: Tensor = self.net.logits(params.get("layers", params), embedding, graph, key)
+        out: Tensor = self.net.logits(params.get("layers", params), h, graph, key)
         return out

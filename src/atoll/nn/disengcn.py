@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -111,26 +111,22 @@ class DisenGCN:
         encoder = params["encoder"]
         h = matmul(graph.views["x"], encoder["weight"]) + encoder["bias"]
         h = dropout(functional.leaky_relu(h), key, graph.ids, self.dropout, "project")
-        return self._routed(h, graph, key, "base", self.base_layers)
+        return self._route(h, graph, key, "base", self.base_layers)
 
-    def logits(
-        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The classifier on the output of `embed`, (N, C)."""
-        out = apply_linear(params["classifier"], embedding)
+        out = apply_linear(params["classifier"], h)
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
     def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:
         """More routing on top of `embed`; heads differ only by their names' dropout."""
-        return self._routed(h, graph, key, name, self.head_layers)
+        return self._route(h, graph, key, name, self.head_layers)
 
     @property
     def _one_logit(self) -> bool:
         return self.classes == 2 and self.binary == "one-logit"
 
-    def _routed(
-        self, h: Tensor, graph: Graph, key: Tensor | None, name: str, layers: int
-    ) -> Tensor:
+    def _route(self, h: Tensor, graph: Graph, key: Tensor | None, name: str, layers: int) -> Tensor:
         edges = graph.sparse_view("neighbours")
         for layer in range(layers):
             h = functional.leaky_relu(route(edges, h, self.factors, self.iterations))
@@ -163,7 +159,7 @@ class _Route(Function):
             h = x.reshape(len(x), factors, -1)
             u, kept = kernels.route(h * _scale(h), kernels.Adjacency.of(matrix), iterations)
             return u.flatten(1), kept
-        edges, h = _Edges.of(matrix, factors), _by_factor(x, factors)
+        edges, h = _Edges(matrix, factors), _by_factor(x, factors)
         u = start = h * _scale(h)
         shares = []
         for _ in range(iterations):
@@ -211,7 +207,7 @@ class _RouteBack(NoDerivative):
             start = h * scale
             by_start = kernels.route_back(by_last, start, shares, kernels.Adjacency.of(matrix))
             return _scale_back(by_start, start, scale).flatten(1)
-        edges, h = _Edges.of(matrix, factors), _by_factor(x, factors)
+        edges, h = _Edges(matrix, factors), _by_factor(x, factors)
         start_scale = _scale(h)
         start = h * start_scale
 
@@ -282,33 +278,19 @@ def _programs(
         yield some, joined
 
 
-class _Edges(NamedTuple):
+class _Edges:
     """The adjacency once for every factor, as the blocks of one matrix.
 
     Per-node tensors are (K, N, hidden) here, per-edge tensors (K, E).
     """
 
-    offsets: Tensor
-    columns: Tensor
-    rows: Tensor
-    real: Tensor
-    t_offsets: Tensor
-    t_columns: Tensor
-    t_order: Tensor
-
-    @staticmethod
-    def of(matrix: Sequence[Tensor], factors: int) -> _Edges:
-        offsets, columns, rows, values, t_offsets, t_columns, t_order = matrix
+    def __init__(self, matrix: Sequence[Tensor], factors: int) -> None:
+        offsets, columns, rows, values, t_offsets, t_columns, self.t_order = matrix
         nodes, entries = offsets.shape[0], rows.shape[0]
-        return _Edges(
-            _copies(offsets, factors, entries),
-            _copies(columns, factors, nodes),
-            _copies(rows, factors, nodes),
-            (values != 0).to(values.dtype),
-            _copies(t_offsets, factors, entries),
-            _copies(t_columns, factors, nodes),
-            t_order,
-        )
+        by_node = (_copies(index, factors, nodes) for index in (columns, rows, t_columns))
+        self.columns, self.rows, self.t_columns = by_node
+        self.offsets, self.t_offsets = (_copies(i, factors, entries) for i in (offsets, t_offsets))
+        self.real = (values != 0).to(values.dtype)
 
     def dot(self, targets: Tensor, sources: Tensor) -> Tensor:
         """For every edge: the inner product of its target's and its source's row."""

@@ -45,19 +45,16 @@ def walk_returns(graph: Graph, length: int) -> Tensor:
     that (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks of columns.
     """
     walk, nodes = _walk_matrix(graph), torch.arange(graph.num_nodes, device=graph.y.device)
-    width = max(1, BLOCK // max(1, len(nodes)))
-    blocks = [_returns(walk, block, length) for block in torch.split(nodes, width)]
-    return torch.cat(blocks) if blocks else graph.real.new_zeros(0, length)
-
-
-def _returns(walk: Sparse, nodes: Tensor, length: int) -> Tensor:
-    columns = torch.zeros(walk.shape[0], len(nodes), dtype=walk.values.dtype, device=nodes.device)
-    columns[nodes, torch.arange(len(nodes), device=nodes.device)] = 1
-    powers = [columns]
-    for _ in range((length + 1) // 2):
-        powers.append(matmul(walk, powers[-1]))
-    halves = [(step // 2, step - step // 2) for step in range(1, length + 1)]
-    return torch.stack([(powers[a] * powers[b]).sum(0) for a, b in halves], dim=1)
+    blocks = [graph.real.new_zeros(0, length)]
+    for block in torch.split(nodes, max(1, BLOCK // max(1, len(nodes)))):
+        columns = graph.real.new_zeros(len(nodes), len(block))
+        columns[block, torch.arange(len(block), device=nodes.device)] = 1
+        powers = [columns]
+        for _ in range((length + 1) // 2):
+            powers.append(matmul(walk, powers[-1]))
+        halves = [(step // 2, step - step // 2) for step in range(1, length + 1)]
+        blocks.append(torch.stack([(powers[a] * powers[b]).sum(0) for a, b in halves], dim=1))
+    return torch.cat(blocks)
 
 
 def _walk_matrix(graph: Graph) -> Sparse:
@@ -83,20 +80,11 @@ def visited_similarity(graph: Graph, length: int) -> Tensor:
     """The same as FedTAD's public code computes it, (N,): see `atoll methods fedtad`.
 
     There T is multiplied element by element, so that only its diagonal is left, and walks jump
-    almost uniformly over the whole graph. The numbers of the nodes they visit replace the return
-    probabilities, and a node counts itself among its neighbours, with similarity one.
+    almost uniformly over the whole graph. The numbers of the nodes that walks of 1, ..., `length`
+    nodes visit replace the return probabilities, and a node counts itself among its neighbours,
+    with similarity one. Numbers follow the ids, so that the draw follows a node that moves.
     """
-    total, count = _summed_cosines(graph, _visited(graph, length))
-    return (1 + total) / (1 + count)
-
-
-def _visited(graph: Graph, length: int) -> Tensor:
-    """Nodes on walks of 1, 2, ..., `length` nodes from each node, side by side.
-
-    Nodes are numbered in the order of their ids, so that the draw follows a node that moves.
-    """
-    size = graph.num_nodes
-    by_id = torch.argsort(graph.ids)
+    size, by_id = graph.num_nodes, torch.argsort(graph.ids)
     start = torch.arange(size, device=graph.y.device)
     degree = 1 + sum_at(graph.edges[1], graph.edge_weight, size)
     stay = torch.exp(1 / degree[by_id])
@@ -111,7 +99,9 @@ def _visited(graph: Graph, length: int) -> Tensor:
             other = (jump * (size - 1)).long()
             other = other + (other >= at)  # everywhere but here
             at = torch.where((moves < stay[at]) | (size == 1), at, other)
-    return torch.stack(columns, dim=1)[torch.argsort(by_id)].to(graph.real.dtype)
+    visited = torch.stack(columns, dim=1)[torch.argsort(by_id)].to(graph.real.dtype)
+    total, count = _summed_cosines(graph, visited)
+    return (1 + total) / (1 + count)
 
 
 def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -61,11 +62,9 @@ class GIN:
         h = _perceptron(first, views.first_product(graph, "sum", first["inner"]["weight"]))
         return _convolved(rest, h, graph, key, self.dropout)
 
-    def logits(
-        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The linear layer on the output of `embed`, (N, C)."""
-        out: Tensor = matmul(embedding, params[-1]["weight"]) + params[-1]["bias"]
+        out: Tensor = matmul(h, params[-1]["weight"]) + params[-1]["bias"]
         return out
 
 
@@ -85,18 +84,15 @@ class GraphGIN:
 
     @property
     def views(self) -> Mapping[str, View]:
-        pool = views.mean_pool if self.pool == "mean" else views.sum_pool
+        pool = partial(views.pool, mean=self.pool == "mean")
         return {"sum": views.sum_adjacency, "sum_x1": views.sum_features_and_ones, "pool": pool}
 
     def init(self, key: Tensor) -> Tree:
         """The convolutions, which can be shared, and the private layers around them."""
-        wide = self.hidden
-        return {
-            "convolutions": _convolutions(key, [wide] * self.layers, wide),
-            "pre": linear(fold(key, "pre"), self.features, wide),
-            "post": linear(fold(key, "post"), wide, wide),
-            "readout": linear(fold(key, "readout"), wide, self.classes),
-        }
+        wide, classes = self.hidden, self.classes
+        shapes = {"pre": (self.features, wide), "post": (wide, wide), "readout": (wide, classes)}
+        around = {name: linear(fold(key, name), *shape) for name, shape in shapes.items()}
+        return {"convolutions": _convolutions(key, [wide] * self.layers, wide), **around}
 
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
         """Private layers, the first of them as if the client's own features were all there are."""
@@ -125,15 +121,12 @@ class GraphGIN:
         h = _convolved(rest, h, graph, key, self.dropout)
         pool = graph.sparse_view("pool")
         h = row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
-        h = graph.at_roots(h)  # from here on a row for each graph
-        return apply_linear(params["post"], h)
+        return apply_linear(params["post"], graph.at_roots(h))
 
-    def logits(
-        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layer on the output of `embed`, (N, C), with each graph's row at its root."""
-        h = torch.relu(embedding)
-        h = dropout(h, key, graph.at_roots(graph.ids), self.dropout, "dropout", self.layers)
+        ids = graph.at_roots(graph.ids)
+        h = dropout(torch.relu(h), key, ids, self.dropout, "dropout", self.layers)
         logits = apply_linear(params["readout"], h)
         if graph.has_classes is not None:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))

@@ -62,27 +62,25 @@ class Layered(ABC):
 
     _activation = staticmethod(torch.relu)
 
-    def _dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
+    def dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
+        """Activation and dropout of h, the input of layer `number`."""
         return dropout(self._activation(h), key, graph.ids, self.dropout, "dropout", number)
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); a key turns dropout on."""
         h = self._first(params[0], graph)
         for number, layer in enumerate(params[1:], start=1):
-            h = self._further(layer, self._dropped(h, number, graph, key), number, graph)
+            h = self._further(layer, self.dropped(h, number, graph, key), number, graph)
         return h
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layer's input, before its activation and dropout, (N, hidden)."""
         return Layered.__call__(self, params[:-1], graph, key)
 
-    def logits(
-        self, params: Tree, embedding: Tensor, graph: Graph, key: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layer on the output of `embed`, (N, C)."""
         number = len(params) - 1
-        h = self._dropped(embedding, number, graph, key)
-        return self._further(params[-1], h, number, graph)
+        return self._further(params[-1], self.dropped(h, number, graph, key), number, graph)
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class GCN(Layered):
         return h
 
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
-        return self._convolved(layer, h, number, partial(matmul, graph.views["gcn"]))
+        return self.convolved(layer, h, number, partial(matmul, graph.views["gcn"]))
 
     def on(
         self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
@@ -144,22 +142,11 @@ class GCN(Layered):
         """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
         h: Tensor = propagate(matmul(graph.views["x"], params[0]["weight"])) + params[0]["bias"]
         for number, layer in enumerate(params[1:], start=1):
-            h = self.onward(layer, h, number, propagate, graph, key)
+            h = self.convolved(layer, self.dropped(h, number, graph, key), number, propagate)
         return h
 
-    def onward(
-        self,
-        layer: Tree,
-        h: Tensor,
-        number: int,
-        propagate: Propagation,
-        graph: Graph,
-        key: Tensor | None,
-    ) -> Tensor:
-        """Activation and dropout of h, then layer `number` with the given propagation."""
-        return self._convolved(layer, self._dropped(h, number, graph, key), number, propagate)
-
-    def _convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
+    def convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
+        """Layer `number` on the output of `dropped`, with the given propagation."""
         h = matmul(h, layer["weight"])
         is_head = self.head == "linear" and number == self.layers - 1
         out: Tensor = (h if is_head else propagate(h)) + layer["bias"]
@@ -214,10 +201,8 @@ class GAT(Layered):
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
-            raise ConfigError(
-                f"GAT: hidden = {self.hidden} cannot be shared equally by heads = {self.heads}; "
-                "use a multiple"
-            )
+            sizes = f"hidden = {self.hidden} cannot be shared equally by heads = {self.heads}"
+            raise ConfigError(f"GAT: {sizes}; use a multiple")
 
     @property
     def views(self) -> Mapping[str, View]:

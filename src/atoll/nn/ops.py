@@ -23,7 +23,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.graph import Distinct, Matrix, Sparse
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call
+from atoll.core.vmap.stacks import Constant, Context, Dims, Gradients, Vmap, call
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
@@ -385,8 +385,8 @@ def _in_order(entries: Tensor, offsets: Tensor) -> Tensor:
     return torch.arange(entries.shape[0], dtype=offsets.dtype, device=offsets.device)
 
 
-class _RowMax(_OnSegments):
-    """Largest entry of each row; zero for a row without entries. Not differentiable."""
+class _RowMax(Constant, _OnSegments):
+    """Largest entry of each row; zero for a row without entries."""
 
     @staticmethod
     def forward(entries: Tensor, offsets: Tensor) -> Tensor:
@@ -394,11 +394,3 @@ class _RowMax(_OnSegments):
             return entries.new_zeros(offsets.shape[0], entries.shape[1])
         order = _in_order(entries, offsets)
         return functional.embedding_bag(order, entries.contiguous(), offsets, mode="max")
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> Gradients:
-        return None, None

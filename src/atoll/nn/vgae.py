@@ -30,16 +30,11 @@ ROWS = 256
 def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers, (N, width), which follow a node wherever it is stored."""
     half = (width + 1) // 2
-    radius = torch.sqrt(-2.0 * torch.log(_uniform(fold(key, "radius"), ids, half, dtype)))
-    angle = 2.0 * math.pi * _uniform(fold(key, "angle"), ids, half, dtype)
-    both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
-    return both[:, :width]
-
-
-def _uniform(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Numbers above 0 and up to 1."""
-    bits = random_bits(key, ids, width)
-    return (bits.to(dtype) * 2.0**-32 + 0.5).clamp(min=2.0**-33)
+    bits = [random_bits(fold(key, name), ids, half) for name in ("radius", "angle")]
+    # Numbers above 0 and up to 1.
+    first, second = ((part.to(dtype) * 2.0**-32 + 0.5).clamp(min=2.0**-33) for part in bits)
+    radius, angle = torch.sqrt(-2.0 * torch.log(first)), 2.0 * math.pi * second
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[:, :width]
 
 
 def adjacency_loss(

@@ -135,7 +135,16 @@ def sum_features_and_ones(graph: Graph) -> Matrix:
     Where features are kinds of nodes, few rows differ (NCI1: 243 of 122,747): atoms of a kind whose
     neighbours are of the same kinds.
     """
-    return _distinct(product(_made(graph, "sum", sum_adjacency), _with_ones(graph.x)))
+    x, nodes = graph.x, torch.arange(graph.num_nodes, device=graph.y.device)
+    if isinstance(x, Tensor):
+        x1: Tensor | Sparse = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+    else:
+        size, width = x.shape
+        rows = torch.cat([x.rows.long(), nodes])
+        columns = torch.cat([x.columns.long(), torch.full_like(nodes, width)])
+        values = torch.cat([x.values, x.values.new_ones(size)])
+        x1 = sparse_matrix(rows, columns, values, (size, width + 1), square=False)
+    return _distinct(product(_made(graph, "sum", sum_adjacency), x1))
 
 
 def training_nodes(graph: Graph) -> Tensor:
@@ -143,16 +152,13 @@ def training_nodes(graph: Graph) -> Tensor:
     return graph.train.nonzero().squeeze(1)
 
 
-def sum_pool(graph: Graph) -> Sparse:
-    """The sum over each small graph, at its root."""
-    return _pool(graph, torch.ones_like(graph.real))
-
-
-def mean_pool(graph: Graph) -> Sparse:
-    """The mean over each small graph, at its root."""
-    root = _roots(graph)
-    size = torch.zeros_like(graph.real).index_add(0, root, torch.ones_like(graph.real))
-    return _pool(graph, 1 / size[root])
+def pool(graph: Graph, mean: bool) -> Sparse:
+    """The sum or the mean over each small graph, at its root."""
+    if graph.root is None:
+        raise ConfigError("a network that classifies graphs needs clients with many graphs each")
+    nodes, ones = torch.arange(graph.num_nodes, device=graph.y.device), torch.ones_like(graph.real)
+    size = torch.zeros_like(graph.real).index_add(0, graph.root, ones)
+    return _square(graph, torch.stack([nodes, graph.root]), 1 / size[graph.root] if mean else ones)
 
 
 def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
@@ -172,9 +178,8 @@ def product(adjacency: Sparse, x: Tensor | Sparse) -> Tensor | Sparse:
 
 def sparse_features(x: Tensor) -> Sparse:
     """A dense feature matrix as `Sparse`."""
-    rows, columns = x.nonzero(as_tuple=True)
-    shape = (x.shape[0], x.shape[1])
-    return sparse_matrix(rows, columns, x[rows, columns], shape, square=False)
+    (rows, columns), (height, width) = x.nonzero(as_tuple=True), x.shape
+    return sparse_matrix(rows, columns, x[rows, columns], (height, width), square=False)
 
 
 def _made(graph: Graph, name: str, view: Adjacency) -> Sparse:
@@ -195,28 +200,6 @@ def _normalised(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
     # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return _square(graph, edges, scale[target] * weight * scale[source])
-
-
-def _pool(graph: Graph, values: Tensor) -> Sparse:
-    nodes = torch.arange(graph.num_nodes, device=graph.y.device)
-    return _square(graph, torch.stack([nodes, _roots(graph)]), values)
-
-
-def _roots(graph: Graph) -> Tensor:
-    if graph.root is None:
-        raise ConfigError("a network that classifies graphs needs clients with many graphs each")
-    return graph.root
-
-
-def _with_ones(x: Tensor | Sparse) -> Tensor | Sparse:
-    """The features and a column of ones behind them."""
-    if isinstance(x, Tensor):
-        return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-    (size, width), nodes = x.shape, torch.arange(x.shape[0], device=x.values.device)
-    rows = torch.cat([x.rows.long(), nodes])
-    columns = torch.cat([x.columns.long(), torch.full_like(nodes, width)])
-    values = torch.cat([x.values, x.values.new_ones(size)])
-    return sparse_matrix(rows, columns, values, (size, width + 1), square=False)
 
 
 def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor]:
