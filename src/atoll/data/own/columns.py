@@ -24,6 +24,8 @@ ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test
 MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "?", "-"}
 """Marks that people write for "no value"; a label must not become a class of that name."""
 NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|NaN|inf|Inf))$"
+Feature = tuple[list[str], sp.csr_array]
+"""The names and the columns in the feature matrix that one column of a table becomes."""
 SPARSE_BELOW = 0.25
 """Share of non-zero features under which a CSR array is the smaller form by half or more."""
 
@@ -70,27 +72,6 @@ class Nodes:
     features: tuple[str, ...]
     split: np.ndarray | None
     columns: dict[str, np.ndarray]
-
-
-@dataclass(frozen=True, eq=False)
-class Feature:
-    """One feature column: numbers, or the codes of its categories."""
-
-    name: str
-    values: np.ndarray
-    categories: tuple[str, ...] = ()
-
-    def names(self) -> list[str]:
-        """The names of its columns in the feature matrix."""
-        return [f"{self.name}={value}" for value in self.categories] or [self.name]
-
-    def matrix(self) -> sp.csr_array:
-        """Its columns in the feature matrix."""
-        size = self.values.size
-        if not self.categories:
-            return sp.csr_array(self.values[:, None])
-        entries = np.ones(size, np.float32), self.values, np.arange(size + 1)
-        return sp.csr_array(entries, shape=(size, len(self.categories)))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -182,11 +163,9 @@ def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[s
         column = pc.if_else(pc.is_nan(column), None, column)
         fraction = pc.not_equal(column, pc.floor(column))
         if pc.any(fraction).as_py():
-            row = first(fraction)
-            value = column[row].as_py()
-            raise labels.error(
-                row, f"holds the fraction {value}; a label is a class (text or a whole number)"
-            )
+            problem = f"holds the fraction {column[first(fraction)].as_py()}"
+            advice = "a label is a class (text or a whole number)"
+            raise labels.error(first(fraction), f"{problem}; {advice}")
         column = column.cast(pa.int64(), safe=False)
     elif not is_text(column.type) and not types.is_integer(column.type):
         column = column.cast(pa.large_string())
@@ -230,29 +209,21 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
     y, classes = encode_labels(columns[roles.label], most)
     split = None if roles.split is None else split_roles(columns[roles.split])
     owners = {name: as_numpy(columns[name].complete().values) for name in roles.owners}
-    features = [
-        _feature(column.complete(), roles, most)
-        for name, column in columns.items()
-        if name in roles.features
-    ]
+    chosen = [column.complete() for name, column in columns.items() if name in roles.features]
+    features = [_feature(column, roles, loading) for column in chosen]
     if not features:
         advice = "add at least one, for example each node's degree"
         raise DataError(f"{rows.name} has no feature column; {advice}")
-    for one in features:
-        if one.categories:
-            loading.report.note(
-                f"column '{one.name}' became {len(one.categories)} columns, one per category"
-            )
-    names = tuple(name for one in features for name in one.names())
-    x = sp.hstack([one.matrix() for one in features], format="csr")
+    names = tuple(name for found, _ in features for name in found)
+    x = sp.hstack([matrix for _, matrix in features], format="csr")
     dense = x.nnz >= SPARSE_BELOW * x.shape[0] * x.shape[1]
     return Nodes(x.toarray() if dense else x, y, classes, names, split, owners)
 
 
-def _feature(column: Column, roles: NodeRoles, max_categories: int) -> Feature:
+def _feature(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     values, name, kind = column.values, column.name, column.values.type
     if name in roles.categories:
-        return _categories(column, max_categories)
+        return _categories(column, loading)
     if is_number(kind):
         return _numbers(column)
     if not is_text(kind):
@@ -268,11 +239,11 @@ def _feature(column: Column, roles: NodeRoles, max_categories: int) -> Feature:
         problem = f"holds {quoted(values[row].as_py())}, but {why} the column is a number"
         advice = "correct it, or list it under categories in schema.toml"
         raise column.error(row, f"{problem}; {advice}")
-    return _numbers(column) if name in roles.numbers else _categories(column, max_categories)
+    return _numbers(column) if name in roles.numbers else _categories(column, loading)
 
 
-def _categories(column: Column, most: int) -> Feature:
-    texts = column.values.cast(pa.large_string())
+def _categories(column: Column, loading: Loading) -> Feature:
+    texts, most = column.values.cast(pa.large_string()), loading.options.max_categories
     distinct = _sorted_values(texts)
     if len(distinct) > most:
         raise DataError(
@@ -280,7 +251,11 @@ def _categories(column: Column, most: int) -> Feature:
             f"most {most} can become categories; list it under ignore in schema.toml, "
             f"or raise max_categories"
         )
-    return Feature(column.name, lookup(texts, distinct), tuple(distinct.to_pylist()))
+    size, count = len(texts), len(distinct)
+    loading.report.note(f"column '{column.name}' became {count} columns, one per category")
+    entries = np.ones(size, np.float32), lookup(texts, distinct), np.arange(size + 1)
+    names = [f"{column.name}={value}" for value in distinct.to_pylist()]
+    return names, sp.csr_array(entries, shape=(size, count))
 
 
 def _numbers(column: Column) -> Feature:
@@ -292,4 +267,4 @@ def _numbers(column: Column) -> Feature:
         row = first(bad)
         advice = "a feature is a finite number that float32 can hold: replace these values"
         raise column.error(row, f"holds {wide[row]} ({int(bad.sum())} such rows in all); {advice}")
-    return Feature(column.name, values)
+    return [column.name], sp.csr_array(values[:, None])

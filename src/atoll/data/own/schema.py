@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import ConfigError, DataError, unknown
+from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import TASKS
 
 CONVENTION = {
@@ -60,8 +60,7 @@ class OwnOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise unknown(f"choice for {name}", str(getattr(self, name)), allowed)
+            check_name(f"choice for {name}", str(getattr(self, name)), allowed)
         if self.max_categories < 1:
             raise ConfigError(f"max_categories is {self.max_categories}; give 1 or more")
 
@@ -156,13 +155,11 @@ def read_schema(path: Path) -> Schema:
     values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
     top = {key: _checked(raw.pop(key), _TEXT, f"{path.name} {key}") for key in _TOP if key in raw}
     for section, entries in raw.items():
-        if section not in _KEYS:
-            raise unknown(f"section of {path.name}", section, [*_KEYS, *_TOP])
+        check_name(f"section of {path.name}", section, [*_KEYS, *_TOP])
         if not isinstance(entries, dict):
             raise ConfigError(f"{path.name}: write [{section}] as a section, not as a value")
         for key, value in entries.items():
-            if key not in _KEYS[section]:
-                raise unknown(f"{path.name} [{section}] key", key, _KEYS[section])
+            check_name(f"{path.name} [{section}] key", key, _KEYS[section])
             values[key] = _checked(value, _KEYS[section][key], f"{path.name} [{section}] {key}")
     values["task"] = top.get("task")
     if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
@@ -171,8 +168,21 @@ def read_schema(path: Path) -> Schema:
             f"'{values['label']}', but both name the column to predict; leave one of them out"
         )
     schema = Schema(file=path.name, **values)
-    _check_task(schema)
-    _no_double_role(schema)
+    if schema.task is not None:
+        check_name(f"task in {schema.file}", schema.task, TASKS)
+        if TASKS[schema.task].many_graphs:  # tables hold one graph
+            raise ConfigError(
+                f"{schema.file} gives task = '{schema.task}', but nodes and edges are tables of "
+                'one graph with labels on its nodes; write task = "node", or leave it out'
+            )
+    roles: dict[str, str] = {}
+    for role in _KEYS["nodes"]:
+        given = getattr(schema, role)
+        for name in (given,) if isinstance(given, str) else given or ():
+            if name in roles:
+                both = f"column '{name}' as {roles[name]} and as {role}"
+                raise ConfigError(f"{schema.file} [nodes] gives {both}; a column has one role")
+            roles[name] = role
     return schema
 
 
@@ -184,30 +194,6 @@ def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ..
     if kind == _LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return tuple(value)
     raise ConfigError(f"{where} is {value!r}; it must be {kind}")
-
-
-def _check_task(schema: Schema) -> None:
-    """Refuse a task that does not exist, or that tables of one graph cannot have."""
-    if schema.task is not None and schema.task not in TASKS:
-        raise unknown(f"task in {schema.file}", schema.task, TASKS)
-    if schema.task is not None and TASKS[schema.task].many_graphs:
-        raise ConfigError(
-            f"{schema.file} gives task = '{schema.task}', but nodes and edges are tables of one "
-            'graph with labels on its nodes; write task = "node", or leave it out'
-        )
-
-
-def _no_double_role(schema: Schema) -> None:
-    roles: dict[str, str] = {}
-    for role in _KEYS["nodes"]:
-        given = getattr(schema, role)
-        for name in (given,) if isinstance(given, str) else given or ():
-            if name in roles:
-                raise ConfigError(
-                    f"{schema.file} [nodes] gives column '{name}' as {roles[name]} and as {role}; "
-                    f"a column has one role"
-                )
-            roles[name] = role
 
 
 def node_roles(

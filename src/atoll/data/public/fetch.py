@@ -37,14 +37,13 @@ def fetch(
     mirror: str | Path | None = None,  # default `ATOLL_MIRROR`, else the public source
     *,
     force: bool = False,  # replace a complete set; an incomplete one is always replaced
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
 ) -> Path:
     """Get the raw files of a data set, unless they are there already, and return its folder."""
     info, base = dataset_info(name), registry.data_root(root)
-    say = progress or (lambda _: None)
     home = base / info.home
     if not force and not missing_files(info, base):
-        say(f"{info.name} is already in {home}")
+        progress(f"{info.name} is already in {home}")
         return home
     source = str(mirror or os.environ.get("ATOLL_MIRROR") or "")
     local = _local_archive(info, source)
@@ -52,17 +51,17 @@ def fetch(
         with untrusted.workspace(base) as work:
             new = work / "new"
             if not source:
-                _from_public(info, new, say)
+                _from_public(info, new, progress)
             else:
                 archive = local or work / info.archive
                 if local is None:
-                    say(f"downloading {info.archive} from {source}")
+                    progress(f"downloading {info.archive} from {source}")
                     url = f"{source.rstrip('/')}/{urllib.parse.quote(info.archive)}"
                     if not _download(url, archive):
                         advice = "try another mirror"
                         raise DataError(f"the mirror {source} has no {info.archive}; {advice}")
                 _check_sum(archive, source, work)
-                say(f"unpacking {archive.name}")
+                progress(f"unpacking {archive.name}")
                 unpack(archive, new, PurePosixPath(info.home))
             _verify(info, new)
             # Another process may have been quicker.
@@ -70,7 +69,7 @@ def fetch(
                 _place(new / info.home, home, work / "old")
     except OSError as error:
         raise _disk_problem(error, base) from error
-    say(f"{info.name} is now in {home} (licence: {info.licence})")
+    progress(f"{info.name} is now in {home} (licence: {info.licence})")
     return home
 
 
@@ -78,14 +77,14 @@ def check(
     root: str | Path | None = None,
     names: Iterable[str] = tuple(DATASETS),
     *,
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
 ) -> list[tuple[str, bool, str | None]]:
     """Load the sets that are present and compare their counts with the published ones.
 
     Returns:
         For every set its name, whether all its files are there, and what is wrong with it or None.
     """
-    base, say = registry.data_root(root), progress or (lambda _: None)
+    base = registry.data_root(root)
     report: list[tuple[str, bool, str | None]] = []
     for name in names:
         info = dataset_info(name)
@@ -94,7 +93,7 @@ def check(
             some = len(absent) < len(info.files)
             report.append((info.name, False, f"incomplete: no {absent[0]}" if some else None))
             continue
-        say(f"loading {info.name}")
+        progress(f"loading {info.name}")
         try:
             found = counts(registry.load_dataset(info.name, base))
             wrong = [kind for kind in found if getattr(info, kind) not in (None, found[kind])]
@@ -188,7 +187,7 @@ class _Downloaded(Exception):
     """Raised in place of processing: only the raw files are wanted."""
 
 
-def _from_public(info: DatasetInfo, target: Path, say: Progress) -> None:
+def _from_public(info: DatasetInfo, target: Path, progress: Progress) -> None:
     """Let PyG's or OGB's own class download the raw files into `target`."""
     if info.loader == "structure":
         advice = f"give a mirror: atoll data fetch {info.name} --mirror DIR-or-URL"
@@ -197,7 +196,7 @@ def _from_public(info: DatasetInfo, target: Path, say: Progress) -> None:
     def stop(_: object) -> None:
         raise _Downloaded
 
-    say(f"downloading {info.name} from its public source ({info.origin})")
+    progress(f"downloading {info.name} from its public source ({info.origin})")
     folder = target / info.folder
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from atoll.core.errors import AtollError, ConfigError, DataError, unknown
+from atoll.core.errors import AtollError, ConfigError, DataError, check_name, unknown
 from atoll.core.task import GRAPHS, NODES
 from atoll.data.public.untrusted import OGB_CLASS, open_raw
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source, compact
@@ -187,8 +187,7 @@ def load_dataset(
     the published value, else the set's largest; larger ones share it.
     """
     info, base = dataset_info(name), data_root(root)
-    if features not in FEATURES:
-        raise unknown("value of features", features, FEATURES)
+    check_name("value of features", features, FEATURES)
     absent = missing_files(info, base)
     if absent:
         raise DataError(
@@ -300,7 +299,19 @@ def _graph_set(
     edges = data.edge_index.numpy() + np.repeat(node_ptr[:-1], np.diff(edge_ptr))
     labels, attributes = dataset.num_node_labels, dataset.num_node_attributes
     if features == "degree" or not (labels or attributes):
-        x = _degree_one_hot(info, edges, int(node_ptr[-1]), max_degree)
+        nodes = int(node_ptr[-1])
+        degree = np.bincount(edges[0], minlength=nodes)
+        top = info.max_degree or int(degree.max(initial=0)) if max_degree is None else max_degree
+        size = nodes * (top + 1) * 4
+        if top < 0:
+            raise ConfigError(f"max_degree is {top}; give a number from 0 on")
+        if max_degree is None and size > MAX_DEGREE_BYTES:
+            raise DataError(
+                f"data set '{info.name}' has degrees up to {top}, which one-hot would take "
+                f"{size / 2**30:.0f} GiB; give a smaller max_degree"
+            )
+        x = np.zeros((nodes, top + 1), dtype=np.float32)
+        x[np.arange(nodes), np.minimum(degree, top)] = 1
     else:  # GCFL's choice: one-hot labels without attributes
         x = data.x.numpy()[:, attributes if labels else 0 :]
     return GraphSet(
@@ -312,21 +323,3 @@ def _graph_set(
         classes=int(data.y.max()) + 1,
         metric=info.metric,
     )
-
-
-def _degree_one_hot(
-    info: DatasetInfo, edges: np.ndarray, nodes: int, max_degree: int | None
-) -> np.ndarray:
-    degree = np.bincount(edges[0], minlength=nodes)
-    top = info.max_degree or int(degree.max(initial=0)) if max_degree is None else max_degree
-    size = nodes * (top + 1) * 4
-    if top < 0:
-        raise ConfigError(f"max_degree is {top}; give a number from 0 on")
-    if max_degree is None and size > MAX_DEGREE_BYTES:
-        raise DataError(
-            f"data set '{info.name}' has degrees up to {top}, which one-hot would "
-            f"take {size / 2**30:.0f} GiB; give a smaller max_degree"
-        )
-    x = np.zeros((nodes, top + 1), dtype=np.float32)
-    x[np.arange(nodes), np.minimum(degree, top)] = 1
-    return x
