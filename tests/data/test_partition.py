@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -273,3 +274,67 @@ def test_compat_replacement_needs_overlap():
 
 def test_every_recipe_has_its_own_sentence():
     assert all(function.__doc__ for function in PARTITIONS.values())
+
+
+def graph_set(graphs: int = 130) -> GraphSet:
+    """Graph g is a path of 2 + g % 5 nodes whose features are all -g."""
+    lengths = 2 + np.arange(graphs) % 5
+    ptr = np.concatenate([[0], np.cumsum(lengths)])
+    tails = np.concatenate([np.arange(a, b - 1) for a, b in pairwise(ptr)])
+    edges = np.stack([np.r_[tails, tails + 1], np.r_[tails + 1, tails]])
+    x = -np.repeat(np.arange(graphs), lengths)[:, None].astype(np.float32)
+    return GraphSet("paths", x, edges, ptr, np.arange(graphs) % 2, 2)
+
+
+@pytest.mark.data
+def test_cora_dirichlet_alpha_is_the_skew(real_data):
+    cora = load_dataset("cora", real_data("cora"))
+
+    def largest_class(alpha: float) -> float:
+        parts = divide(cora, "dirichlet", 10, 0, alpha=alpha).parts
+        return float(np.mean([np.bincount(cora.y[i]).max() / len(i) for i in parts]))
+
+    assert largest_class(0.1) > 0.5
+    assert largest_class(100.0) < 0.4
+
+
+def test_column_is_followed_in_ascending_order():
+    bank = np.array(["b", "a", "b", "c", "a", "a", "c", "b"])
+    source = replace(two_cliques(), columns={"bank": bank})
+    partition = divide(source, "column:bank")
+    assert [ids.tolist() for ids in partition.parts] == [[1, 4, 5], [0, 2, 7], [3, 6]]
+    assert (partition.recipe, len(partition.parts)) == ("column:bank", 3)
+    assert divide(source, "column:bank", 3).sha1 == partition.sha1
+
+
+def test_gcfl_chunks_in_file_order_then_draws_like_the_public_code():
+    partition = divide(graph_set(130), "gcfl-oneds", 2, seed=123)
+    stream = np.random.RandomState(123)
+    drawn = np.array([stream.randint(low=0, high=2, size=1)[0] for _ in range(30)])
+    for client, ids in enumerate(partition.parts):
+        chunk = np.arange(50 * client, 50 * client + 50)
+        assert ids.tolist() == [*chunk, *(100 + np.flatnonzero(drawn == client))]
+
+
+def test_gcfl_overlap_repeats_a_graph_only_with_compat():
+    source = graph_set(200)
+    for compat, repeats in ((None, False), ("replacement", True)):
+        partition = divide(source, "gcfl-oneds", 4, 123, overlap=True, compat=compat)
+        assert all(50 <= size < 150 for size in partition.sizes)
+        found = [len(np.unique(ids)) < len(ids) for ids in partition.parts]
+        assert all(found) if repeats else not any(found)
+
+
+def test_feature_and_topology_skew_cut_sorted_runs():
+    by_feature = divide(graph_set(13), "feature-skew", 3)
+    assert [ids.tolist() for ids in by_feature.parts] == [
+        [12, 11, 10, 9],
+        [8, 7, 6, 5],
+        [4, 3, 2, 1, 0],
+    ]
+    by_degree = divide(graph_set(12), "topology-skew", 3)
+    assert [(ids % 5).tolist() for ids in by_degree.parts] == [
+        [0, 0, 0, 1],
+        [1, 1, 2, 2],
+        [3, 3, 4, 4],
+    ]

@@ -108,10 +108,8 @@ def _divided(
         advice = "leave out --partition"
         raise ConfigError(f"group '{source.name}' has one client for each data set; {advice}")
     if clients not in (None, len(source.sets)):
-        raise ConfigError(
-            f"group '{source.name}' has {len(source.sets)} data sets and one client for each; "
-            f"leave out --clients {clients}"
-        )
+        problem = f"group '{source.name}' has {len(source.sets)} data sets and one client for each"
+        raise ConfigError(f"{problem}; leave out --clients {clients}")
     return Partition(BY_SET, tuple(np.arange(one.checked().num_graphs) for one in source.sets))
 
 

@@ -71,10 +71,8 @@ class _Labelled:
             )
         wrong = np.flatnonzero((self.y >= self.classes) | (self.y < -1))
         if wrong.size:
-            raise DataError(
-                f"data '{self.name}': {kind} {wrong[0]} has label {self.y[wrong[0]]}; labels are "
-                f"0 to {self.classes - 1}, or -1 where unknown"
-            )
+            problem = f"data '{self.name}': {kind} {wrong[0]} has label {self.y[wrong[0]]}"
+            raise DataError(f"{problem}; labels are 0 to {self.classes - 1}, or -1 where unknown")
 
 
 @dataclass(frozen=True, eq=False)

@@ -184,10 +184,8 @@ def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """The roles that came with the data; seed and ratios have no effect."""
     del seed, ratios
     if isinstance(source, GraphSet) or source.split is None:
-        raise DataError(
-            f"data '{source.name}' comes without a split, so split 'given' is not possible; "
-            f"use split 'stratified'"
-        )
+        problem = f"data '{source.name}' comes without a split, so split 'given' is not possible"
+        raise DataError(f"{problem}; use split 'stratified'")
     return [source.split[ids] for ids in parts]
 
 

@@ -100,10 +100,8 @@ class Archipelago(Lagoon):
 
     def _check(self, who: str) -> None:
         if not 10 <= self.least <= self.most:
-            raise ConfigError(
-                f"{who}: owners of {self.least} to {self.most} nodes are not possible; give least "
-                "from 10 on and most from least on"
-            )
+            problem = f"{who}: owners of {self.least} to {self.most} nodes are not possible"
+            raise ConfigError(f"{problem}; give least from 10 on and most from least on")
         object.__setattr__(self, "nodes", self.least)  # what the smallest owner's graph allows
         super()._check(who)
 

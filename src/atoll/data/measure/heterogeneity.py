@@ -353,9 +353,7 @@ def _wasserstein(first: ndarray, second: ndarray, order: int) -> float:
     try:
         import ot
     except ImportError as error:
-        raise ConfigError(
-            "the Wasserstein distance needs the package POT, which is not installed; "
-            "install it with: pip install 'atoll-fgl[report]'"
-        ) from error
+        problem = "the Wasserstein distance needs the package POT, which is not installed"
+        raise ConfigError(f"{problem}; install it with: pip install 'atoll-fgl[report]'") from error
     cost = ot.dist(first, second, metric="euclidean" if order == 1 else "sqeuclidean")
     return float(np.power(ot.emd2([], [], cost), 1 / order))

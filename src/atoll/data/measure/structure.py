@@ -146,9 +146,8 @@ def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
     # An anonymous walk numbers nodes as they first appear: both a-b-a-c and x-y-x-z are 0102.
     walks: list[tuple[int, ...]] = [(0,)]
     for _ in range(steps):
-        walks = [
-            (*walk, name) for walk in walks for name in range(max(walk) + 2) if name != walk[-1]
-        ]
+        steps_on = ((walk, name) for walk in walks for name in range(max(walk) + 2))
+        walks = [(*walk, name) for walk, name in steps_on if name != walk[-1]]
     return tuple(walks)
 
 

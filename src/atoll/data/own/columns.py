@@ -104,10 +104,8 @@ def from_lists(values: Mapping[str, Sequence[object]], name: str) -> pa.Table:
             table[key] = clean_text(pa.chunked_array([pa.array(column)]))
         except pa.ArrowException:
             kinds = sorted({type(value).__name__ for value in column if value is not None})
-            raise DataError(
-                f"{name}, attribute '{key}' holds {' and '.join(kinds)}; give every node a "
-                f"number, or every node a text"
-            ) from None
+            problem = f"{name}, attribute '{key}' holds {' and '.join(kinds)}"
+            raise DataError(f"{problem}; give every node a number, or every node a text") from None
     return pa.table(table)
 
 

@@ -224,10 +224,8 @@ def _read_tensors(path: Path) -> Tensors:
     except Exception as problem:  # a broken or hostile file fails in any way it likes
         code = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem))
         if code:
-            raise DataError(
-                f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused; save a "
-                f"PyG Data or a dict of tensors"
-            ) from None
+            refusal = f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused"
+            raise DataError(f"{refusal}; save a PyG Data or a dict of tensors") from None
         advice = "save a PyG Data or a dict of tensors with torch.save"
         raise DataError(f"'{path.name}' is not readable as a .pt file; {advice}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

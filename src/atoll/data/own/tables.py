@@ -189,10 +189,8 @@ def find_parts(folder: Path) -> list[Part]:
         return [_part(folder, None)]
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] not in "._")
     if not any(_table(sub, "nodes") for sub in inside):
-        raise DataError(
-            f"folder '{folder}' has no nodes.csv or nodes.parquet, and no sub-folder with one; "
-            f"put nodes and edges there, or give another folder"
-        )
+        problem = f"folder '{folder}' has no nodes.csv or nodes.parquet, and no sub-folder with one"
+        raise DataError(f"{problem}; put nodes and edges there, or give another folder")
     for sub in inside:
         if (sub / "schema.toml").exists():
             advice = "all clients share one: put it beside the client folders"

@@ -13,24 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, check_name, unknown
-from atoll.data.partition import communities, plain
+from atoll.data import spec
+from atoll.data.partition import communities
+from atoll.data.partition.communities import Parts, members
 from atoll.data.source import GraphSet, Source
-from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
-Recipe = Callable[..., list[np.ndarray]]
+Recipe = Callable[..., Parts]
 """(source, clients, seed, *, options) -> the ids of each client; keyword-only = its options."""
-
-
-def _named(*recipes: Recipe) -> dict[str, Recipe]:
-    return {recipe.__name__.replace("_", "-"): recipe for recipe in recipes}
-
-
-_ANY = (plain.dirichlet, plain.random)
-NODE_PARTITIONS = _named(*communities.LOUVAIN, *communities.METIS, *_ANY, plain.column)
-"""Recipes that divide the nodes of one graph."""
-GRAPH_PARTITIONS = _named(plain.gcfl_oneds, plain.feature_skew, plain.topology_skew, *_ANY)
-"""Recipes that divide a set of graphs."""
-PARTITIONS = {**NODE_PARTITIONS, **GRAPH_PARTITIONS}
+TRIES = 100  # OpenFGL's number
+CHUNK = 50  # graphs that GCFL hands out in file order before it draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +48,13 @@ def divide(
     recipe: str,  # in `PARTITIONS`, also with options ("dirichlet:alpha=0.5"), or "column:NAME"
     clients: int | None = None,  # only "column:NAME" may leave it out
     seed: int = 0,  # of the recipe's own generator, below 2**32
-    **options: Value | None,
+    **options: spec.Value | None,
 ) -> Partition:
     """Divide the nodes of a graph, or the graphs of a set, among clients; none is empty."""
     if recipe.startswith("column:"):
         name, options = "column", {**options, "name": recipe.partition(":")[2]}
     else:
-        name, named = parse_recipe(recipe)
+        name, named = spec.parse_recipe(recipe)
         options = {**named, **options}
     check_name("partition", name, PARTITIONS)
     is_set = isinstance(source, GraphSet)
@@ -71,19 +62,17 @@ def divide(
     if name not in table:
         divides = "one graph" if is_set else "sets of graphs"
         given = "a set of graphs" if is_set else "one graph"
-        raise ConfigError(
-            f"partition '{name}' divides {divides}, but '{source.name}' is {given}; "
-            f"choose one of: {', '.join(sorted(table))}"
-        )
-    allowed, count = options_of(table[name]), len(source.y)
+        problem = f"partition '{name}' divides {divides}, but '{source.name}' is {given}"
+        raise ConfigError(f"{problem}; choose one of: {', '.join(sorted(table))}")
+    allowed, count = spec.options_of(table[name]), len(source.y)
     for option in options:
         if option not in allowed:
             if not allowed:
                 raise ConfigError(f"partition '{name}' takes no options, but got '{option}'")
             raise unknown(f"option of partition '{name}'", option, allowed)
-    check_seed(seed)
+    spec.check_seed(seed)
     if name != "column":
-        check_whole(f"the number of clients for partition '{recipe}'", clients, 1)
+        spec.check_whole(f"the number of clients for partition '{recipe}'", clients, 1)
     if name != "column" and clients is not None and clients > count:
         raise DataError(
             f"data '{source.name}' has {count} {'graphs' if is_set else 'nodes'}, too few for "
@@ -91,3 +80,137 @@ def divide(
         )
     found = table[name](source, clients, int(seed), **options)
     return Partition(recipe, tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found))
+
+
+def random(source: Source | GraphSet, clients: int, seed: int) -> Parts:
+    """Every client gets the same number, give or take one, drawn uniformly."""
+    order = np.random.default_rng(seed).permutation(len(source.y))
+    return [np.sort(ids) for ids in np.array_split(order, clients)]
+
+
+def column(source: Source, clients: int | None, seed: int, *, name: str | None = None) -> Parts:
+    """One client for each value of a node column, values ascending; the seed has no effect."""
+    del seed
+    if not name or name not in source.columns:
+        raise ConfigError(
+            f"partition 'column:{name or 'NAME'}' needs a node column of '{source.name}'; "
+            f"its columns are: {', '.join(sorted(source.columns)) or 'none'}"
+        )
+    values = np.asarray(source.columns[name])
+    # NaN is the one value that differs from itself.
+    missing = np.flatnonzero([value is None or bool(value != value) for value in values])  # noqa: PLR0124
+    if missing.size:
+        raise DataError(
+            f"column '{name}' of '{source.name}' has no value at node {int(missing[0])} "
+            f"({missing.size} in all); fill it, every node needs a client"
+        )
+    if values.dtype == object:
+        values = values.astype(str)
+    distinct, owner = np.unique(values, return_inverse=True)
+    if clients is not None and clients != len(distinct):
+        raise ConfigError(
+            f"column '{name}' of '{source.name}' has {len(distinct)} values, so it gives "
+            f"{len(distinct)} clients, not {clients!r}; leave the number out or use that one"
+        )
+    return members(owner, len(distinct))
+
+
+def dirichlet(
+    source: Source | GraphSet, clients: int, seed: int, *, alpha: float = 10.0, least: int = 5
+) -> Parts:
+    """Label skew: Dirichlet(alpha) shares out each class, drawn again until all have `least`."""
+    # A small alpha is skewed, a large one even; unknown labels count as one more class.
+    spec.check_whole("least", least, 1)
+    spec.check_positive("alpha", alpha)
+    count = len(source.y)
+    if clients * least > count:
+        raise DataError(
+            f"partition 'dirichlet' gives each client at least {least} of the {count} members of "
+            f"'{source.name}', too few for {clients} clients; "
+            f"use at most {max(1, count // least)} clients, or a smaller least (dirichlet:least=1)"
+        )
+    rng = np.random.default_rng(seed)
+    for _ in range(TRIES):
+        owner = _draw_owners(source.y, clients, alpha, rng)
+        if np.bincount(owner, minlength=clients).min() >= least:
+            return members(owner, clients)
+    raise DataError(
+        f"partition 'dirichlet' with alpha = {alpha} left a client of '{source.name}' with fewer "
+        f"than {least} members in each of {TRIES} draws; use fewer than {clients} clients, "
+        f"a larger alpha or a smaller least"
+    )
+
+
+def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    owner = np.empty(len(y), dtype=np.int64)
+    sizes = np.zeros(clients, dtype=np.int64)
+    for label in np.unique(y):
+        ids = rng.permutation(np.flatnonzero(y == label))
+        still_open = sizes < len(y) / clients
+        share = rng.dirichlet(np.full(clients, alpha)) * still_open
+        if share.sum() == 0:  # a small alpha put everything on clients that are full
+            share = still_open.astype(float)
+        cuts = np.floor(np.cumsum(share / share.sum()) * len(ids)).astype(np.int64)
+        cuts[-1] = len(ids)
+        taken = np.diff(cuts, prepend=0)
+        owner[ids] = np.repeat(np.arange(clients), taken)
+        sizes += taken
+    return owner
+
+
+def feature_skew(source: GraphSet, clients: int, seed: int) -> Parts:
+    """Graphs sorted by their mean feature value, cut into equal runs; the seed has no effect."""
+    del seed
+    totals = np.bincount(
+        source.graph_of_node(), weights=source.x.sum(axis=1), minlength=source.num_graphs
+    )
+    return _runs(totals / np.maximum(np.diff(source.node_ptr) * source.num_features, 1), clients)
+
+
+def topology_skew(source: GraphSet, clients: int, seed: int) -> Parts:
+    """Graphs sorted by their mean degree, cut into equal runs; the seed has no effect."""
+    del seed
+    edges = np.bincount(source.graph_of_node()[source.edges[0]], minlength=source.num_graphs)
+    return _runs(edges / np.maximum(np.diff(source.node_ptr), 1), clients)
+
+
+def _runs(value: np.ndarray, clients: int) -> Parts:
+    """Equal runs of the ids in ascending order of value; the last run takes the rest."""
+    length = len(value) // clients
+    return np.split(np.argsort(value, kind="stable"), length * np.arange(1, clients))
+
+
+def gcfl_oneds(
+    source: GraphSet, clients: int, seed: int, *, overlap: bool = False, compat: str | None = None
+) -> Parts:
+    """Up to 50 graphs each in file order, the remaining graphs to clients at random."""
+    # TU files are often sorted by class, so the first chunk makes label skew. With `overlap` each
+    # client draws 50 to 149 graphs of the whole set instead; with `compat="replacement"`, as GCFL
+    # does: a client can have one graph twice, for training and for testing. GCFL's seed is 123.
+    spec.check_flag("overlap", overlap)
+    spec.check_compat(compat, "replacement")
+    if compat and not overlap:
+        raise ConfigError("compat 'replacement' of partition 'gcfl-oneds' needs overlap = true")
+    stream = np.random.RandomState(seed)
+    count = source.num_graphs
+    if overlap:
+        sizes = stream.randint(50, 150, size=clients)
+        if compat:
+            return [stream.choice(count, size=size, replace=True) for size in sizes]
+        return [stream.choice(count, size=min(size, count), replace=False) for size in sizes]
+    chunk = min(CHUNK, count // clients)
+    handed_out = np.repeat(np.arange(clients), chunk)
+    rest = stream.randint(0, clients, size=count - len(handed_out))
+    return members(np.concatenate([handed_out, rest]), clients)
+
+
+def _named(*recipes: Recipe) -> dict[str, Recipe]:
+    return {recipe.__name__.replace("_", "-"): recipe for recipe in recipes}
+
+
+_ANY = (dirichlet, random)
+NODE_PARTITIONS = _named(*communities.LOUVAIN, *communities.METIS, *_ANY, column)
+"""Recipes that divide the nodes of one graph."""
+GRAPH_PARTITIONS = _named(gcfl_oneds, feature_skew, topology_skew, *_ANY)
+"""Recipes that divide a set of graphs."""
+PARTITIONS = {**NODE_PARTITIONS, **GRAPH_PARTITIONS}

@@ -18,6 +18,7 @@ from atoll.data.source import Source
 from atoll.data.spec import check_compat, check_flag, check_whole
 
 Parts = list[np.ndarray]
+Counts = Sequence[int] | int
 NoRoom = Callable[[np.ndarray, np.ndarray, int], int]
 """(sizes of all clients, open clients, cursor) -> the client that takes what fits nowhere."""
 
@@ -149,12 +150,7 @@ def _metis_clients(
 
 
 def metis_overlap(
-    source: Source,
-    clients: int,
-    seed: int,
-    *,
-    per_community: int = 5,
-    after: Sequence[int] | int = (),
+    source: Source, clients: int, seed: int, *, per_community: int = 5, after: Counts = ()
 ) -> Parts:
     """FED-PUB's overlapping clients: `per_community` random halves of each METIS community."""
     # Python's generator is used in the order community, client. `after` lists client counts drawn

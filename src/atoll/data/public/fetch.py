@@ -46,29 +46,25 @@ def fetch(
         progress(f"{info.name} is already in {home}")
         return home
     source = str(mirror or os.environ.get("ATOLL_MIRROR") or "")
-    local = _local_archive(info, source)
     try:
         with untrusted.workspace(base) as work:
             new = work / "new"
-            if not source:
-                _from_public(info, new, progress)
+            if source:
+                _from_mirror(info, source, work, progress)
             else:
-                archive = local or work / info.archive
-                if local is None:
-                    progress(f"downloading {info.archive} from {source}")
-                    url = f"{source.rstrip('/')}/{urllib.parse.quote(info.archive)}"
-                    if not _download(url, archive):
-                        advice = "try another mirror"
-                        raise DataError(f"the mirror {source} has no {info.archive}; {advice}")
-                _check_sum(archive, source, work)
-                progress(f"unpacking {archive.name}")
-                unpack(archive, new, PurePosixPath(info.home))
+                _from_public(info, new, progress)
             _verify(info, new)
             # Another process may have been quicker.
             if force or missing_files(info, base):
                 _place(new / info.home, home, work / "old")
     except OSError as error:
-        raise _disk_problem(error, base) from error
+        problem = f"the data set could not be stored in {base} ({error})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = f"no space left in {base}; free some or choose another folder (ATOLL_DATA)"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = f"no permission for {error.filename or base} ({error.strerror}); choose "
+            problem += "another folder with --data-root or ATOLL_DATA"
+        raise DataError(problem) from error
     progress(f"{info.name} is now in {home} (licence: {info.licence})")
     return home
 
@@ -79,11 +75,7 @@ def check(
     *,
     progress: Progress = lambda _: None,
 ) -> list[tuple[str, bool, str | None]]:
-    """Load the sets that are present and compare their counts with the published ones.
-
-    Returns:
-        For every set its name, whether all its files are there, and what is wrong with it or None.
-    """
+    """For every set its name, whether its files are there, and how it differs from the table."""
     base = registry.data_root(root)
     report: list[tuple[str, bool, str | None]] = []
     for name in names:
@@ -119,36 +111,12 @@ def counts(data: Source | GraphSet) -> dict[str, int]:
     }
 
 
-def _local_archive(info: DatasetInfo, source: str) -> Path | None:
-    """The archive in a mirror that is a folder; None where there is no mirror, or it is a URL."""
-    if not source or _is_url(source):
-        return None
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"the mirror {source} is not there; give a folder or an http(s) address")
-    archive = folder / info.archive
-    if not archive.is_file():
-        names = sorted(path.name.removesuffix(".tar.xz") for path in folder.glob("*.tar.xz"))
-        advice = f"it has: {', '.join(names) or 'nothing'}"
-        raise DataError(f"the mirror {source} has no {info.archive}; {advice}")
-    return archive
-
-
-def _is_url(source: str) -> bool:
-    scheme, separator, _ = source.partition("://")
-    if separator and scheme.lower() not in ("http", "https"):
-        raise ConfigError(f"the mirror {source} is neither a folder nor an http(s) address")
-    return bool(separator)
-
-
 def _download(url: str, target: Path) -> bool:
     """Store the content of an address; False if it has none."""
     request = urllib.request.Request(url, headers={"User-Agent": "atoll"})
     try:
-        with (
-            urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply,
-            target.open("wb") as file,
-        ):
+        reply = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+        with reply, target.open("wb") as file:
             stated = reply.headers.get("Content-Length")
             while chunk := reply.read(2**20):
                 if file.tell() > MAX_BYTES:
@@ -166,21 +134,34 @@ def _download(url: str, target: Path) -> bool:
     return True
 
 
-def _check_sum(archive: Path, source: str, work: Path) -> None:
-    """Refuse an archive whose SHA-256 differs from the mirror's list, where it has one."""
-    path = Path(source).expanduser() / SUMS
-    if _is_url(source):
-        path = work / SUMS
-        _download(f"{source.rstrip('/')}/{SUMS}", path)
-    if not path.is_file():
-        return
-    sums = untrusted.parse_sums(path.read_text(encoding="utf-8", errors="replace"))
-    wanted = sums.get(archive.name)
+def _from_mirror(info: DatasetInfo, mirror: str, work: Path, progress: Progress) -> None:
+    """Unpack the archive of a folder or an address into `work / "new"`, if its SHA-256 is right."""
+    scheme, is_url, _ = mirror.partition("://")
+    if is_url and scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"the mirror {mirror} is neither a folder nor an http(s) address")
+    folder = work if is_url else Path(mirror).expanduser()
+    archive, sums = folder / info.archive, folder / SUMS
+    if is_url:
+        progress(f"downloading {info.archive} from {mirror}")
+        address = mirror.rstrip("/")
+        if not _download(f"{address}/{urllib.parse.quote(info.archive)}", archive):
+            raise DataError(f"the mirror {mirror} has no {info.archive}; try another mirror")
+        _download(f"{address}/{SUMS}", sums)
+    elif not folder.is_dir():
+        raise DataError(f"the mirror {mirror} is not there; give a folder or an http(s) address")
+    elif not archive.is_file():
+        names = sorted(path.name.removesuffix(".tar.xz") for path in folder.glob("*.tar.xz"))
+        found = f"it has: {', '.join(names) or 'nothing'}"
+        raise DataError(f"the mirror {mirror} has no {info.archive}; {found}")
+    listed = sums.read_text(encoding="utf-8", errors="replace") if sums.is_file() else ""
+    wanted = untrusted.parse_sums(listed).get(archive.name)
     if wanted is not None and (found := sha256(archive)) != wanted:
         raise DataError(
             f"the archive {archive.name} has SHA-256 {found[:12]}…, but the mirror's {SUMS} says "
             f"{wanted[:12]}…; it is damaged or changed and was not unpacked"
         )
+    progress(f"unpacking {archive.name}")
+    unpack(archive, work / "new", PurePosixPath(info.home))
 
 
 class _Downloaded(Exception):
@@ -239,16 +220,3 @@ def _place(new: Path, home: Path, old: Path) -> None:
         if old.exists():
             os.replace(old, home)
         raise
-
-
-def _disk_problem(error: OSError, base: Path) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(
-            f"no space left in {base}; free some or choose another folder (ATOLL_DATA)"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return DataError(
-            f"no permission for {error.filename or base} ({error.strerror}); "
-            "choose another folder with --data-root or ATOLL_DATA"
-        )
-    return DataError(f"the data set could not be stored in {base} ({error})")

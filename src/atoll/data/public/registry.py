@@ -190,10 +190,8 @@ def load_dataset(
     check_name("value of features", features, FEATURES)
     absent = missing_files(info, base)
     if absent:
-        raise DataError(
-            f"data set '{info.name}' is not in {base} (no {info.home}/{absent[0]}); "
-            f"get it with: atoll data fetch {info.name}"
-        )
+        problem = f"data set '{info.name}' is not in {base} (no {info.home}/{absent[0]})"
+        raise DataError(f"{problem}; get it with: atoll data fetch {info.name}")
     try:
         if info.loader == "structure":
             return _structure(info, base / info.home, split_index).checked()

@@ -43,9 +43,8 @@ STALE_SECONDS = 24 * 3600
 
 def parse_sums(text: str) -> dict[str, str]:
     """The SHA-256 of each file name in a list as `sha256sum` writes it; other lines are skipped."""
-    found = (
-        re.fullmatch(r"([0-9a-fA-F]{64}) [ *](.+)", line.strip()) for line in text.splitlines()
-    )
+    pattern = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+    found = (pattern.fullmatch(line.strip()) for line in text.splitlines())
     return {match[2]: match[1].lower() for match in found if match}
 
 
@@ -133,9 +132,8 @@ def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
     except DataError as error:
         raise DataError(f"the archive {archive.name} {error}; it was not unpacked") from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as error:
-        raise DataError(
-            f"the file {archive.name} is not a complete .tar.xz archive ({error}); get it again"
-        ) from error
+        problem = f"the file {archive.name} is not a complete .tar.xz archive ({error})"
+        raise DataError(f"{problem}; get it again") from error
 
 
 def _check_member(member: tarfile.TarInfo, inside: PurePosixPath) -> None:
@@ -213,10 +211,8 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
         try:
             from ogb.nodeproppred import PygNodePropPredDataset as found
         except ImportError as error:
-            raise ConfigError(
-                f"this data set is read by OGB's own package, which is missing ({error}); "
-                "install it with: pip install ogb"
-            ) from error
+            problem = f"this data set is read by OGB's own package, which is missing ({error})"
+            raise ConfigError(f"{problem}; install it with: pip install ogb") from error
     else:
         import torch_geometric.datasets
 
