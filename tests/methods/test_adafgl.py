@@ -334,7 +334,7 @@ def test_knowledge_is_preserved_between_probabilities_unless_asked(logits):
     said = homo if logits else homo.softmax(-1)
     expected = functional.mse_loss(said, NET(own.model, graph).softmax(-1))
     expected = expected + sum(cross_entropy(h, graph) for h in (homo, *hetero))
-    torch.testing.assert_close(method.heads_loss(own.heads, seen, graph, None), expected)
+    torch.testing.assert_close(method.heads_loss(seen, own.heads, graph, None), expected)
 
 
 @pytest.mark.parametrize("fault", [{"inverted_rescale": True}, {"threshold": 0.999}, {"beta": 0.9}])

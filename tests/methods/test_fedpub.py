@@ -153,11 +153,11 @@ def test_regularisers_are_the_gradients_of_what_they_say(proximal: Any) -> None:
     anchor = {"w": torch.tensor([[0.5, 1.0, 3.0]]), "b": torch.tensor([0.0])}
     assert float(penalty(method, params, params["model"])) == pytest.approx(0.0015005)
     slope = torch.func.grad(lambda p: penalty(method, p, anchor))(params)
-    found = method.regularised(tree_map(torch.zeros_like, params), params, anchor)
+    found = method.regularised(anchor, tree_map(torch.zeros_like, params), params)
     for ours, one in zip(leaves(found), leaves(slope), strict=True):
         torch.testing.assert_close(ours, one)
     # At the anchor, where the norm has no gradient, nothing pulls.
-    still = method.regularised(tree_map(torch.zeros_like, params), params, params["model"])
+    still = method.regularised(params["model"], tree_map(torch.zeros_like, params), params)
     assert not still["model"]["w"].any()
 
 

@@ -231,16 +231,16 @@ def test_the_loss_and_who_is_trained_by_it(variant: Any) -> None:
     graph, key = prepared(method), make_key(4)
     params, received, other = (NET.init(make_key(seed)) for seed in range(3))
     given = received, graph, key
-    found = method.taught_loss(params, *given)
+    found = method.taught_loss(received, params, graph, key)
     assert float(found) == pytest.approx(float(by_hand(method, params, *given)), abs=1e-12)
     slopes = (
-        torch.func.grad(method.taught_loss)(params, *given),
+        torch.func.grad(method.taught_loss, argnums=1)(received, params, graph, key),
         torch.func.grad(lambda p: by_hand(method, p, *given))(params),
     )
     for one, expected in zip(*map(leaves, slopes), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-11)
     # The authors' code computes the global model's part and throws it away.
-    heard = float(method.taught_loss(params, other, graph, key)) != float(found)
+    heard = float(method.taught_loss(other, params, graph, key)) != float(found)
     assert heard is (variant != "authors")
 
 
@@ -256,7 +256,7 @@ def test_the_received_model_teaches_without_dropout() -> None:
         params, graph, fold(key, "strong"), method.strong_edges, method.strong_features, True
     )
     expected = cross_entropy(deep(params, graph, key), graph) + method.lesson(strong, taught, graph)
-    torch.testing.assert_close(method.taught_loss(params, received, graph, key), expected)
+    torch.testing.assert_close(method.taught_loss(received, params, graph, key), expected)
 
 
 @dataclass(frozen=True)

@@ -72,13 +72,17 @@ def init_private(net: Net, graph: Graph, key: Tensor) -> Tree:
     return net.init_private(fold(key, "private"), graph)
 
 
-def whole_params(net: Net, graph: Graph, received: Tree, state: Private | None) -> Tree:
-    """The parameters that a client predicts with, from what it received and what it kept."""
+def whole_params(net: Net, graph: Graph, received: Tree, state: Tree) -> Tree:
+    """The parameters that a client predicts with, from what it received and what it kept.
+
+    A method that keeps more has its `Private` in a field `own`.
+    """
     if not private_names(net):
         return received  # whatever the state is: a method may keep something else there
-    if state is None:  # it has never trained: a fixed draw replaces its private layers
+    own = getattr(state, "own", state)
+    if own is None:  # it has never trained: a fixed draw replaces its private layers
         return join_parts(received, init_private(net, graph, make_key(0, graph.real.device)))
-    return join_parts(received, state.layers)
+    return join_parts(received, own.layers)
 
 
 def fit_received(

@@ -21,10 +21,8 @@ Wire, per client and round:  step 1:  down  model           up  model, num_nodes
     `keep="best"` starts step 2 from the federated round with the best validation accuracy of those
     who took part in it; in step 1 each then downloads the new model, too, and sends two counts.
 Private state: step 1: Adam's moments if kept; step 2: θ, heads, their moments, HCS. Nothing has a
-node axis: P is one forward pass, and X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB
-of Physics) is never made (`nn/adafgl.py`).
-Floats per client and round: 2P + 1 in step 1 (3P + 3 for `keep="best"`), P in the first round of
-step 2, then none.
+node axis: X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB of Physics) is never made.
+Floats per client and round: 2P + 1 in step 1 (3P + 3 for `keep="best"`), then P once, then none.
 Compute: O(N² C) for the signed messages, and for S with a `threshold`, `block` rows at a time.
 Departures from the reference code: heads are mixed by HCS, as in the paper; the authors' code takes
 the homophilous one alone where HCS >= 0.9, else the other (`switch="hard"`). Ties in HCS are a fair
@@ -38,6 +36,7 @@ seeds, actor 28.7 / 28.6 on one), so the default is what makes sense.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -96,15 +95,12 @@ class Private:
 
 @record
 class Server:
-    """The global model; the best one so far and its score (`keep="best"`); who is in step 2, (N,).
-
-    `rule` is the state of the aggregation rule.
-    """
+    """The global model, the best one so far and its score (`keep="best"`), the rule's state."""
 
     model: Tree
     best: Tree
     score: Tensor
-    ready: Tensor
+    ready: Tensor  # one for clients that are in step 2, (N,)
     rule: Tree = None
 
 
@@ -246,17 +242,13 @@ class AdaFGL(Training):
         if state is None or state.confidence is None:
             return state  # it has not received the global model yet: wait
         around = self.adaptive.surroundings(self.net(state.model, graph), graph)
-
-        def loss(heads: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return self.heads_loss(heads, around, graph, key)
-
         start = state.heads, self.optimizer, state.moments, self.personal_epochs
         why = "adafgl propagates over the whole graph"
-        heads, moments = fit(loss, *start, key, graph, needs_whole=why)
+        heads, moments = fit(partial(self.heads_loss, around), *start, key, graph, needs_whole=why)
         return replace(state, heads=heads, moments=moments)
 
     def heads_loss(
-        self, heads: Tree, around: Surroundings, graph: Graph, key: Tensor | None
+        self, around: Surroundings, heads: Tree, graph: Graph, key: Tensor | None
     ) -> Tensor:
         """Both heads' losses in one number: they share no parameters, so nothing is traded off."""
         homo, *hetero = self.adaptive(heads, around, graph, key)

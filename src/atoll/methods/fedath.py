@@ -113,9 +113,8 @@ class FedATH(Averaging):
     ) -> Tensor:
         networks = message if state is None else {**state.networks, **message}
         # A client that never trained has no evaluator yet: it uses every edge.
-        propagate = weighted_gcn(
-            graph.sparse_view("loops"), self.edge_weights(networks, graph, key)
-        )
+        weight = self.edge_weights(networks, graph, key)
+        propagate = weighted_gcn(graph.sparse_view("loops"), weight)
         return self.net.on(propagate, networks["causal"], graph, key)
 
     @client_step
@@ -124,9 +123,8 @@ class FedATH(Averaging):
     ) -> tuple[Update, Private]:
         """Train evaluator, causal and biased network together."""
         kept = [name for name in SHARED["all"] if name not in shared]
-        own = {name: self._fresh(name, key) for name in kept} if state is None else state.networks
-        moments = None if state is None else state.moments
-        networks, moments = self.fit(graph, {**shared, **own}, moments, key)
+        own = state or Private({name: self._fresh(name, key) for name in kept}, None)
+        networks, moments = self.fit(graph, {**shared, **own.networks}, own.moments, key)
         reply = Update({name: networks[name] for name in shared}, graph.size("nodes"))
         return reply, Private({name: networks[name] for name in kept}, moments)
 
@@ -166,8 +164,7 @@ class FedATH(Averaging):
 
 def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
     """Dependence of two representations (N, d) over the real nodes, with linear kernels."""
-    mask = real.unsqueeze(-1)
-    count = real.sum()
+    mask, count = real.unsqueeze(-1), real.sum()
     centred = (a - (a * mask).sum(0) / count) * mask
     trace = ((centred.T @ (b * mask)) ** 2).sum()
     return trace / (count if scale == "trace/N" else (count - 1).clamp(min=1) ** 2)

@@ -20,8 +20,7 @@ the rate. h_i adds up all updates, so that w is an extrapolation, and Adam, whos
 shrink, drives it away; hence plain SGD, as in both, with rates and α chosen on validation nodes of
 Cora and validation graphs of PROTEINS. Faults of OpenFGL, alone or together (`compat=openfgl`):
 `no-server-term`, s has no gradient there; `lagging-drift`, h_i grows by the update before the last.
-`preset=openfgl` adds its Adam, α and weights. That OpenFGL leaves the pull out of the first round
-is not reproduced.
+`preset=openfgl` adds its Adam, α and weights. Its first round without the pull is not reproduced.
 """
 
 from dataclasses import dataclass, replace
@@ -133,12 +132,15 @@ class FedDC(Training):
 
     def _followed(self, server: Server, reply: Update, present: Tensor) -> tuple[Tree, Tree]:
         """All h_i and s_i after the participants' updates."""
-        far = self.optimizer.lr * reply.steps  # K η
+
+        def far(like: Tensor) -> Tensor:  # K η of each participant, for a stacked tensor
+            return (self.optimizer.lr * reply.steps).reshape(-1, *[1] * (like.dim() - 1))
+
         before = take(server.slope, present)
         update = tree_map(torch.sub, reply.model, server.model)
-        slope = tree_map(lambda d: -d / _aligned(far, d), update)
+        slope = tree_map(lambda d: -d / far(d), update)
         if self.compat in ("lagging-drift", "openfgl"):
-            update = tree_map(lambda s: -s * _aligned(far, s), before)
+            update = tree_map(lambda s: -s * far(s), before)
         if self.variant == "authors":
             mean = average(server.slope)
             slope = tree_map(lambda new, old, s: new + old - s, slope, before, mean)
@@ -150,17 +152,10 @@ class FedDC(Training):
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy with the pull and the shift."""
-
-        def corrected(grad: Tensor, theta: Tensor, w: Tensor, v: Tensor) -> Tensor:
-            return grad + self.alpha * (theta - w) + v
+        sent = received.model, received.shift
 
         def correct(grads: Tree, params: Tree) -> Tree:
-            return tree_map(corrected, grads, params, received.model, received.shift)
+            return tree_map(lambda g, x, w, v: g + self.alpha * (x - w) + v, grads, params, *sent)
 
         model, own = fit_received(self, graph, received.model, state, key, adjust=correct)
         return Update(model, num_steps(graph, self.epochs), graph.size(self.weight_by)), own
-
-
-def _aligned(numbers: Tensor, stacked: Tensor) -> Tensor:
-    """One number for each client, (K,), shaped to multiply a stacked tensor, (K, ...)."""
-    return numbers.reshape(-1, *[1] * (stacked.dim() - 1))

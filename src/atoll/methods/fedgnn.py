@@ -98,14 +98,11 @@ class Private:
 
 @record
 class Server:
-    """The global model; which twins the noted nodes are, (N, s), -1 for none; how many pairs.
-
-    `rule` is the state of the aggregation rule.
-    """
+    """The global model, the twins, and the state of the aggregation rule."""
 
     model: Tree
-    group: Tensor
-    pairs: Tensor
+    group: Tensor  # which twins the noted nodes are, (N, s), -1 for none
+    pairs: Tensor  # how many pairs of twins there are
     rule: Tree = None
 
 
@@ -205,8 +202,7 @@ class FedGNN(Training):
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             return graph.task.loss(self.predict(graph, params, own, key), graph)
 
-        why = "fedgnn adds neighbours to the whole graph"
-        start = received.model, own.moments
+        start, why = (received.model, own.moments), "fedgnn adds neighbours to the whole graph"
         model, moments = self.fit(graph, *start, key, loss=loss, needs_whole=why)
         model = self.hidden(model, received.model, fold(key, "privacy"))
         return Update(model, graph.size(self.weight_by)), replace(own, moments=moments)

@@ -112,11 +112,9 @@ class FedGTA(Mixing):
         reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
         alike = cosines(reply.moments)
         weight = personal_weights(alike, reply.confidence, self.threshold)
-        return Server(
-            put(server.models, present, mix(reply.model, weight)),
-            put_pairs(server.similarity, present, alike),
-            put_pairs(server.weights, present, weight),
-        )
+        models = put(server.models, present, mix(reply.model, weight))
+        pairs = (server.similarity, alike), (server.weights, weight)
+        return Server(models, *(put_pairs(known, present, found) for known, found in pairs))
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
         return {"similarity": server.similarity, "mixing": server.weights}
@@ -153,9 +151,7 @@ class FedGTA(Mixing):
             y = spreads * matmul(adjacency, y) + (1 - spreads) * known
             if self.propagation == "authors":
                 y = y + train * known
-            elif openfgl:
-                y = y.clamp(0, 1)
-            found.append(y)
+            found.append(y := y.clamp(0, 1) if openfgl else y)
         return found if self.moments_of == "all" else found[-1:]
 
     def mixed_moments(self, p: Tensor, share: Tensor) -> Tensor:

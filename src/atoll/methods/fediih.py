@@ -38,6 +38,7 @@ Ablations, which the paper names but does not define: `hierarchy=false` has the 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -171,11 +172,8 @@ class FedIIH(Mixing):
         reply = clients.map(self.train, ToEach(Download(server.models, alpha)))
         alike, present = self.similarities(reply, clients), clients.positions
         mixed = separate_federation(reply.model, torch.softmax(self.tau * alike, dim=-1))
-        return Server(
-            put(server.models, present, mixed),
-            self.global_factors(reply, server.alpha),
-            put_pairs(server.similarity, present, alike),
-        )
+        models, known = server.models, put_pairs(server.similarity, present, alike)
+        return Server(put(models, present, mixed), self.global_factors(reply, server.alpha), known)
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
         return mixing_of(server.similarity, self.tau)
@@ -185,19 +183,15 @@ class FedIIH(Mixing):
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Train classifier, encoder and the latent parameters; describe the client by q."""
-        latent = self._latent(received.alpha) if state is None else state.latent
-        moments = None if state is None else state.moments
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return self.whole_loss(params, received.alpha, graph, key)
-
-        params = {"model": received.model, "latent": latent}
-        params, moments = self.fit(graph, params, moments, key, loss=loss)
+        state = state or Private(self._latent(received.alpha), None)
+        start = {"model": received.model, "latent": state.latent}
+        loss = partial(self.whole_loss, received.alpha)
+        params, moments = self.fit(graph, start, state.moments, key, loss=loss)
         described = self.describe(params, graph, fold(key, "statistics"))
         return Update(params["model"], *described), Private(params["latent"], moments)
 
     def whole_loss(
-        self, params: Tree, alpha: Tensor | None, graph: Graph, key: Tensor | None
+        self, alpha: Tensor | None, params: Tree, graph: Graph, key: Tensor | None
     ) -> Tensor:
         """Cross entropy and, if it is used, the ELBO.
 
@@ -299,8 +293,7 @@ def separate_federation(models: Tree, beta: Tensor) -> Tree:
 
     `beta` has a matrix for each factor, (K, P, P), whose rows add up to one.
     """
-    encoder, classifier = models["encoder"], models["classifier"]
-    factors = len(beta)
+    encoder, classifier, factors = models["encoder"], models["classifier"], len(beta)
     blocks = zip(
         encoder["weight"].chunk(factors, dim=-1),
         encoder["bias"].chunk(factors, dim=-1),

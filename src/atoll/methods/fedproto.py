@@ -15,8 +15,7 @@ initial model      up  prototypes, which classes it owns (`counts` and `paper`: 
 nodes of each); with `share_weights` also the model both ways and num_nodes up
 Private state: the model and the optimizer's moments. The prototype of a class with one training
 node is that node's embedding, and the owners' flags tell which classes a client has.
-Floats per client and round: 2C(h + 1) + 1 for C classes and width h; 2P + 1 more with
-`share_weights`.
+Floats per client and round: 2C(h + 1) + 1 for C classes and width h; `share_weights`: 2P + 1 more.
 Departures from the reference code: z is what the last layer reads before its activation (after it
 for `gin` and `disengcn`, whose last layer is linear); prototypes come from one forward pass without
 dropout after training (the authors average what they saw in the last epoch). A class whose owners

@@ -26,7 +26,7 @@ and τ for disjoint clients, are `preset=paper`; that and no regularisers is `pr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -135,14 +135,10 @@ class FedPUB(Mixing):
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Train weights and masks together; say what the result does on the random graph."""
-
-        def regularised(grads: Tree, params: Tree) -> Tree:
-            return self.regularised(grads, params, received)
-
         if state is None:
             state = Private([torch.ones_like(leaf) for leaf in _matrices(received)], None)
         start = {"model": received, "masks": state.masks}
-        adjust = regularised if self.regularizers == "on" else None
+        adjust = partial(self.regularised, received) if self.regularizers == "on" else None
         params, moments = self.fit(graph, start, state.moments, key, adjust=adjust)
         model, masks = params["model"], params["masks"]
         like = leaves(model)[0]
@@ -154,7 +150,7 @@ class FedPUB(Mixing):
         """The task's loss of the masked weights."""
         return super().loss(masked(params["model"], params["masks"]), graph, key)
 
-    def regularised(self, grads: Tree, params: Tree, anchor: Tree) -> Tree:
+    def regularised(self, anchor: Tree, grads: Tree, params: Tree) -> Tree:
         """The gradient with those of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖²."""
 
         def pulled(grad: Tensor, weight: Tensor, start: Tensor) -> Tensor:

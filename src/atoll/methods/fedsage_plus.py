@@ -12,12 +12,11 @@ number n̂_v and p_max features x̂_v, of which the first a_v = min(⌊n̂_v⌋,
     train   FedSage on the mended graphs:  θ <- mean_i θ_i
 
 X_v are up to p_max of the hidden neighbours, in L_f^j neighbours of a random node of client j; CE
-is of the classifier on the mended graph without hidden nodes; `mend` is for these as well.
-`learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first
-`generator_rounds` rounds, `train` to the last of these and all later ones: by default the first
-round does all, and every round trains the classifier. Until then the initial classifier is
-deployed, and a client that has not mended its graph predicts on it as it is. A client that missed
-the first rounds learns alone before it mends.
+is of the classifier on the mended graph without hidden nodes; `mend` is for these as well. `learn`
+(`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first `generator_rounds`
+rounds, `train` to the last of these and all later ones: by default the first round does all, and
+every round trains the classifier. Until then the initial classifier is deployed; a client predicts
+on its graph until it mends it. One that missed the first rounds learns alone before.
 
 In an exchange client i shows x̂ of some kept nodes, the others return the gradient by it, and client
 i propagates the sum back through its generator: by the chain rule the gradient of the published
@@ -47,7 +46,7 @@ where they are too many, the graph is mended again for every step, on a GPU in a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -277,7 +276,8 @@ class FedSagePlus(Averaging):
 
         start = state.generator["features"], self._adam, state.moments
         layers, moments = fit(loss, *start, 1, key, graph, needs_whole=WHOLE)
-        state = Learning({**state.generator, "features": layers}, state.seed, key, moments)
+        generator = {**state.generator, "features": layers}
+        state = Learning(generator, state.seed, key, moments)
         return self._show(layers, self._sample(graph, lost, found, key)), state
 
     @client_step
@@ -295,8 +295,7 @@ class FedSagePlus(Averaging):
             return graph.task.loss(logits, graph)
 
         model, moments = self.fit(graph, model, state.moments, key, loss=loss, needs_whole=WHOLE)
-        update = Update(model, graph.size(self.weight_by))
-        return update, Mended(state.generator, state.seed, moments)
+        return Update(model, graph.size(self.weight_by)), replace(state, moments=moments)
 
     def mend(
         self, graph: Graph, generator: Tree, seed: Tensor, sparing: bool = False

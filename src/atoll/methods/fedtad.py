@@ -208,7 +208,9 @@ class FedTAD(Wrapper, Averaging):
         students, moments = deployed.tree, server.model_moments
         if personal:
             students, moments = take(students, rows), take(moments, rows)
-        lesson = Lesson(self, _by_column(teachers), _share(server.phi[rows]), personal)
+        # Matrices stored by column: products with all of them need no copy.
+        stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
+        lesson = Lesson(self, stored, _share(server.phi[rows]), personal)
         generator, its_moments = server.generator, server.generator_moments
         for number in range(self.iterations):
             key = fold(clients.key, "distil", number)
@@ -247,8 +249,7 @@ class Lesson:
     @property
     def weight(self) -> Tensor:
         """Trust in each teacher on each pseudo node, (K, B)."""
-        labels = self.labels
-        weight = self.share[:, labels]
+        labels, weight = self.labels, self.share[:, self.labels]
         if self.method.reduce == "sum":
             return weight
         return weight / (labels.unsqueeze(1) == labels).sum(1)
@@ -265,17 +266,14 @@ class Lesson:
             taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
             found = self.answers(students, graph, fold(key, "students"), many=self.personal)
             found = found if self.personal else found.unsqueeze(0)
-            wrong = functional.cross_entropy(
-                taught.flatten(0, 1), labels.repeat(len(taught)), reduction="none"
-            )
+            known = taught.flatten(0, 1), labels.repeat(len(taught))
+            wrong = functional.cross_entropy(*known, reduction="none")
             sem = (weight * wrong.reshape(weight.shape)).sum()
             fixed = taught.detach() if method.discrepancy == "l1" else taught
             gaps = [parts.divergence(one, fixed, weight, method.discrepancy) for one in found]
             diverg = torch.stack(gaps).mean()
-            if method.diversity == "cosine":
-                div = parts.mean_cosine(x)
-            else:
-                div = len(taught) * parts.mode_seeking(noise, x)
+            seeking = method.diversity == "mode-seeking"
+            div = len(taught) * parts.mode_seeking(noise, x) if seeking else parts.mean_cosine(x)
             return method.lam_sem * sem + method.lam_div * div - method.lam_diverg * diverg
 
         optimizer, steps = Adam(lr=method.generator_lr), method.generator_steps
@@ -321,11 +319,11 @@ class Lesson:
         predict, noise = self.method.predict, key if self.method.server_dropout else None
         if not many:
             return predict(graph, models, None, noise)
-        if noise is None:
-            found: Tensor = torch.func.vmap(lambda model: predict(graph, model, None))(models)
-            return found
-        keys = fold(noise, torch.arange(leaves(models)[0].shape[0], device=noise.device))
-        found = torch.func.vmap(lambda model, k: predict(graph, model, None, k))(models, keys)
+        keys = []
+        if noise is not None:
+            keys = [fold(noise, torch.arange(len(leaves(models)[0]), device=noise.device))]
+        each = torch.func.vmap(lambda model, *key: predict(graph, model, None, *key))
+        found: Tensor = each(models, *keys)
         return found
 
 
@@ -334,11 +332,6 @@ def _share(phi: Tensor) -> Tensor:
     phi = phi.clamp(min=0)
     total = phi.sum(0)
     return torch.where(total > 0, phi / torch.where(total > 0, total, torch.ones_like(total)), 0.0)
-
-
-def _by_column(stacked: Tree) -> Tree:
-    """The same matrices stored by column: then products with all of them need no copy."""
-    return tree_map(lambda leaf: leaf.mT.contiguous().mT if leaf.dim() > 2 else leaf, stacked)
 
 
 def _every_node_alike(graph: Graph) -> Tensor:

@@ -29,6 +29,7 @@ in the authors' code, but by default with Adam, where they take SGD.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -88,14 +89,11 @@ class FGSSL(Averaging):
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
         """Minimise cross entropy and what the global model teaches."""
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            return self.taught_loss(params, received, graph, key)
-
+        loss = partial(self.taught_loss, received)
         model, moments = self.fit(graph, received, state, key, loss=loss)
         return Update(model, graph.size(self.weight_by)), moments
 
-    def taught_loss(self, params: Tree, received: Tree, graph: Graph, key: Tensor) -> Tensor:
+    def taught_loss(self, received: Tree, params: Tree, graph: Graph, key: Tensor) -> Tensor:
         """The loss of one step; its views are drawn by the key."""
         error = self.loss(params, graph, key)
         if self.variant == "paper" and not self.lam_c and not self.lam_d:

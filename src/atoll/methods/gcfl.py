@@ -149,8 +149,8 @@ class GCFL(Mixing):
             [s.round - 1 for s in splits if s.round > 0 and member in s.stay + s.leave]
             for member in range(len(server.cluster))
         ]
-        parts = {"cluster": server.cluster, "cached": cached}
-        return {**parts, "splits": splits, "trace": server.trace}
+        found = {"cluster": server.cluster, "cached": cached, "splits": splits}
+        return {**found, "trace": server.trace}
 
     @client_step
     def train(
@@ -261,8 +261,7 @@ def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]
     """The two sides with the least similarity between them (Stoer and Wagner, 1997)."""
     import networkx as nx
 
-    graph = nx.Graph()
-    values = similarity.tolist()
+    graph, values = nx.Graph(), similarity.tolist()
     for i, line in enumerate(values):
         graph.add_weighted_edges_from((i, j, line[j]) for j in range(i + 1, len(values)))
     cut, (one, other) = nx.stoer_wagner(graph)

@@ -11,8 +11,7 @@ Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the client's last local model, which it has sent before, the optimizer's moments, and
 the layers that the network calls private. The model is kept and not z^p, although z^p would save a
 forward pass a round: what has a row for every node cannot be stacked with other clients' states.
-Floats per client and round: 2P + 1 for P parameters (with a head of width k on h: 2hk + k + h more
-in P).
+Floats per client and round: 2P + 1 for P parameters (a head of width k on h: 2hk + k + h more).
 Departures from the reference code: a client without a previous model trains with the cross entropy
 alone; the authors' code does so in the first round, and contrasts a client that comes later with an
 initial model of its own. The network has no projection head unless `head` gives its width; then it
@@ -88,8 +87,7 @@ class MOON(Averaging):
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
     ) -> Tensor:
-        own = None if state is None else state.own
-        out: Tensor = self.model(layers.whole_params(self.model, graph, message, own), graph, key)
+        out: Tensor = self.model(layers.whole_params(self.model, graph, message, state), graph, key)
         return out
 
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
@@ -147,10 +145,8 @@ class Projected:
 
     def init(self, key: Tensor) -> Tree:
         params, h = self.net.init(key), getattr(self.net, "width", self.net.hidden)
-        head = [
-            linear(fold(key, "head", 0), h, self.width),
-            linear(fold(key, "head", 1), self.width, h),
-        ]
+        sizes = enumerate(((h, self.width), (self.width, h)))
+        head = [linear(fold(key, "head", number), *size) for number, size in sizes]
         return {**(params if isinstance(params, dict) else {"layers": params}), "head": head}
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:

@@ -54,10 +54,7 @@ class Server:
 
 @record
 class Update:
-    """What leaves a client: y_i, K_i, the weight of y_i, and a control.
-
-    That is Δc_i (option I) or c_i (`replace-controls`); None where the server rebuilds Δc_i.
-    """
+    """A reply: y_i, K_i, its weight, and Δc_i (option I), c_i (`replace-controls`) or None."""
 
     model: Tree
     steps: Tensor
@@ -121,33 +118,25 @@ class Scaffold(Training):
         slopes = average(mean_slope(server.model, reply.model, reply.steps, self.optimizer.lr))
         return tree_map(lambda c, s: torch.lerp(c, s, share), server.control, slopes)
 
-    def predict(
-        self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        return super().predict(graph, message, None if state is None else state.own, key)
-
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(
         self, graph: Graph, received: Server, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy with corrected steps; then correct the control."""
         if state is None:
-            zero = tree_map(torch.zeros_like, received.control)
             own = layers.Private(layers.init_private(self.net, graph, key), None)
-            state = Private(zero, own)
+            state = Private(tree_map(torch.zeros_like, received.control), own)
         shift = tree_map(torch.sub, received.control, state.control)
 
-        def correct(grads: Tree, params: Tree) -> Tree:
+        def bent(grads: Tree, params: Tree) -> Tree:
             return tree_map(torch.add, grads, shift)
 
-        model, own = layers.fit_received(
-            self, graph, received.model, state.own, key, adjust=correct
-        )
+        model, own = layers.fit_received(self, graph, received.model, state.own, key, adjust=bent)
         steps, sent = num_steps(graph, self.epochs), None
         if self.option == "I":
-            params = layers.join_parts(received.model, state.own.layers)
+            start = layers.join_parts(received.model, state.own.layers)
             noise = fold(key, "control")
-            slope = gradient(lambda params, key: self.loss(params, graph, key), params, noise)
+            slope = gradient(lambda params, key: self.loss(params, graph, key), start, noise)
             control = layers.shared_part(self.net, slope)
             sent = tree_map(torch.sub, control, state.control)
         else:
@@ -155,8 +144,7 @@ class Scaffold(Training):
             control = tree_map(torch.sub, slope, shift)
         if self.compat == "replace-controls":
             sent = control
-        reply = Update(model, steps, graph.size(self.weight_by), sent)
-        return reply, Private(control, own)
+        return Update(model, steps, graph.size(self.weight_by), sent), Private(control, own)
 
 
 def mean_slope(start: Tree, end: Tree, steps: Tensor, lr: float) -> Tree:

@@ -14,11 +14,11 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +45,6 @@ ROUNDS = 3
 FEATURES, CLASSES = 11, 3
 SIZES = (13, 17, 22, 9)
 
-Value = TypeVar("Value")
 MakeMethod = Callable[..., Method]  # a method's class, or a function: net -> method
 
 
@@ -73,26 +72,28 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
         >>> from atoll.testing import check_method
         >>> check_method(FedSage, rounds=2)
     """
-    # One thread: on graphs this small, waking threads costs more than the work.
-    one_thread = _changed(torch.get_num_threads, torch.set_num_threads, 1)
-    with double_precision(), one_thread:
-        for task in map(task_named, getattr(_class(make), "tasks", (NODES.name,))):
+    cls = getattr(make, "func", make)  # also behind `functools.partial`
+    net = (*getattr(cls, "nets", ()), "gcn")[0]
+    with double_precision(), ExitStack() as afterwards:
+        # One thread: on graphs this small, waking threads costs more than the work.
+        afterwards.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        for task in map(task_named, getattr(cls, "tasks", (NODES.name,))):
             try:
-                _check_task(make, task, rounds)
+                _check_task(make, task, net, rounds)
             except ContractBroken as error:
                 if not task.many_graphs:
                     raise
                 raise ContractBroken(f"with many graphs at each client: {error}") from error
 
 
-def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
+def _check_task(make: MakeMethod, task: Task, net: str, rounds: int) -> None:
     small: dict[str, Any] = {"hidden": 5, "dropout": 0.4}
+    federation = small_graph_federation() if task.many_graphs else small_federation()
     if task.many_graphs:
-        net, federation = NETS["gin-graph"], small_graph_federation()
-        small["layers"] = 2  # the first convolution is like no other; one other is enough
-    else:
-        net, federation = NETS[(*getattr(_class(make), "nets", ()), "gcn")[0]], small_federation()
-    method = make(net=net(FEATURES, CLASSES, **small))
+        # The first convolution is like no other; one other is enough.
+        net, small["layers"] = "gin-graph", 2
+    method = make(net=NETS[net](FEATURES, CLASSES, **small))
     whole = Case(method, federation, rounds)
     part = dataclasses.replace(whole, fraction=0.5)
     check_frozen(method)
@@ -109,17 +110,13 @@ def _check_task(make: MakeMethod, task: Task, rounds: int) -> None:
     check_rule(method, federation)
 
 
-def _class(make: MakeMethod) -> Any:
-    """The method's class, also behind `functools.partial`."""
-    return getattr(make, "func", make)
-
-
 def check_frozen(method: Method) -> None:
     """A method is a frozen dataclass: it cannot remember anything."""
     # Asked of the class itself: a subclass without the decorator is not frozen any more.
     params = vars(type(method)).get("__dataclass_params__")
     if params is None or not params.frozen or "__dict__" not in dir(method):
-        raise ContractBroken(f"{_name(method)} must be a frozen dataclass: @dataclass(frozen=True)")
+        name = type(method).__name__
+        raise ContractBroken(f"{name} must be a frozen dataclass: @dataclass(frozen=True)")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -215,8 +212,8 @@ def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
     models = [leaves(mean.server), leaves(fused.server)]
     if models[0] and all(torch.equal(one, other) for one, other in zip(*models, strict=True)):
         raise ContractBroken(
-            f"{_name(method)} has a field `aggregate`, but a median changes nothing; combine the "
-            "replies with it (`core.aggregate.next_server`)"
+            f"{type(method).__name__} has a field `aggregate`, but a median changes nothing; "
+            "combine the replies with it (`core.aggregate.next_server`)"
         )
 
 
@@ -229,7 +226,7 @@ def check_steps(case: Case) -> None:
         for number in range(case.rounds):
             server = method.round(server, simulation.clients(number))
     if "train" not in watcher.seen:
-        raise ContractBroken(f"{_name(method)} never maps a step called 'train'")
+        raise ContractBroken(f"{type(method).__name__} never maps a step called 'train'")
 
 
 class _Watcher:
@@ -276,18 +273,13 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
     _same_trees(inputs, before, f"{where} changed one of its inputs in place", tolerance=0.0)
     if {name: repr(value) for name, value in vars(step.owner).items()} != attributes:
         raise ContractBroken(f"{where} keeps something on self; return it as private state instead")
-    _check_reply(step, reply, after)
-
-
-def _check_reply(step: Step, reply: Tree, state: Tree) -> None:
-    where, kind = f"step '{step.name}'", type(reply).__name__
     if not dataclasses.is_dataclass(reply) or isinstance(reply, type):
-        raise ContractBroken(f"{where} must reply with a record, not {kind}")
+        raise ContractBroken(f"{where} must reply with a record, not {type(reply).__name__}")
     for name, leaf in named_leaves(reply):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise ContractBroken(f"{where}: reply '{name}' is not finite")
         declared = name.split(".")[0] in step.discloses
-        for private, kept in named_leaves(state):
+        for private, kept in named_leaves(after):
             same = leaf.shape == kept.shape and leaf.numel() > 1 and torch.equal(leaf, kept)
             if same and bool(leaf.any()) and not declared:
                 raise ContractBroken(
@@ -364,22 +356,13 @@ def relabelled(graph: Graph, seed: int) -> Graph:
     return dataclasses.replace(graph, **moved, edges=edges, edge_weight=weight)
 
 
-def double_precision() -> AbstractContextManager[None]:
-    """float64 as the default type, and back."""
-    return _changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
-
-
 @contextmanager
-def _changed(
-    get: Callable[[], Value], change: Callable[[Value], None], value: Value
-) -> Iterator[None]:
-    """A setting of torch with another value, and back."""
-    before = get()
-    change(value)
-    try:
+def double_precision() -> Iterator[None]:
+    """float64 as the default type, and back."""
+    with ExitStack() as afterwards:
+        afterwards.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
         yield
-    finally:
-        change(before)
 
 
 @contextmanager
@@ -391,7 +374,9 @@ def _explained(method: Method, engine: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, AtollError) else f"{type(error).__name__}: "
-        raise ContractBroken(f"{_name(method)} fails on engine {engine}: {kind}{error}") from error
+        raise ContractBroken(
+            f"{type(method).__name__} fails on engine {engine}: {kind}{error}"
+        ) from error
 
 
 def _same_runs(a: Run, b: Run, problem: str, tolerance: float = TOLERANCE) -> None:
@@ -422,7 +407,3 @@ def _close(
     worst = float(gap.max())
     if not worst <= tolerance:
         raise ContractBroken(f"{problem}: they differ by {worst:.3g} (allowed {tolerance:.0e})")
-
-
-def _name(method: Method) -> str:
-    return type(method).__name__
