@@ -82,9 +82,8 @@ def compare(
     """
     arms, sources = plan.named_arms(methods), plan.named_data(data)
     tested: Json = {"against": against, "metric": metric, "alpha": alpha}
-    options = {"seeds": seeds, **options}
-    values = sources.values()
-    request = plan.make_request(arms, values, clients=clients, options=options, grid=grid, **tested)
+    asked: Json = {"clients": clients, "grid": grid, "options": {"seeds": seeds, **options}}
+    request = plan.make_request(arms, sources.values(), **asked, **tested)
     given = {k: v for k, v in arms.items() if not isinstance(v, str)}
     objects = {k: v for k, v in sources.items() if not isinstance(v, str)}
     with contextlib.ExitStack() as stack:
@@ -116,14 +115,10 @@ def run_request(
     federations = FederationCache()
     check_folder(folder, resuming=True)
     plan.check(shown, runs, folder, federations)
-    about = {
-        "kind": "compare",
-        "command": command(request, folder),
-        "request": msgspec.to_builtins(request),
-    }
-    outcomes = run_study(
-        folder, runs, about=about, observer=observer, federations=federations, log=log, jobs=jobs
-    )
+    about = {"kind": "compare", "command": command(request, folder)}
+    about["request"] = msgspec.to_builtins(request)
+    how: Json = {"observer": observer, "federations": federations, "log": log, "jobs": jobs}
+    outcomes = run_study(folder, runs, about=about, **how)
     found = make_comparison(outcomes, request, folder)
     found.to_csv(folder / "compare.csv")
     found.to_markdown(folder / "compare.md")
@@ -156,15 +151,11 @@ def read_request(folder: Path) -> ComparisonRequest:
 
 
 def command(request: ComparisonRequest, folder: Path) -> str:
-    """The command line that runs this study; repeated, it continues where it was stopped.
-
-    A comment, which a shell takes as well, where no command line can express the request.
-    """
+    """The command that runs or continues this study; a comment where only Python can do that."""
     arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
     if request.objects:
-        return in_python(
-            "atoll.compare", f"objects ({', '.join(request.objects)}), which no file holds", folder
-        )
+        objects = f"objects ({', '.join(request.objects)}), which no file holds"
+        return in_python("atoll.compare", objects, folder)
     if plan.named_arms(arms) != request.methods:
         return in_python("atoll.compare", "labels that a command line cannot have", folder)
     words = ["atoll", "compare", *arms, "--data", ",".join(request.data)]
@@ -297,11 +288,7 @@ def make_comparison(
     """Tables and tests of the runs that finished, sentences of those that failed."""
     problems = compare_runs(outcomes, request)
     tables = tuple(table for table, _ in problems)
-    return Comparison(
-        tables,
-        compare_overall(tables, request) if len(tables) > 1 else None,
-        tuple(line for _, lines in problems for line in lines),
-        {o.run.name: o.error for o in outcomes if o.error is not None},
-        request,
-        folder,
-    )
+    overall = compare_overall(tables, request) if len(tables) > 1 else None
+    lines = tuple(line for _, own in problems for line in own)
+    failed = {one.run.name: one.error for one in outcomes if one.error is not None}
+    return Comparison(tables, overall, lines, failed, request, folder)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline
 from atoll.experiment.build import build_method
-from atoll.experiment.config import config_text, data_header, make_config, resolve
+from atoll.experiment.config import RunConfig, config_text, data_header, make_config, resolve
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.metrics import COMPARED
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
@@ -62,15 +62,12 @@ def make_request(
     clients: int | Sequence[int] | None = None,
     options: Json | None = None,
     grid: Grid | None = None,
-    against: str | None = None,
-    metric: str | None = None,
-    alpha: float = ALPHA,
+    **tested: Any,
 ) -> ComparisonRequest:
-    """A request from a user's values: nothing twice, nothing missing."""
+    """A request from a user's values, with the tests' options; nothing twice, nothing missing."""
     arms, sources = named_arms(methods), named_data(data)
     numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
     given = [*arms.items(), *sources.items()]
-    tested: Json = {"against": against, "metric": metric, "alpha": alpha}
     return ComparisonRequest(
         methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
         data=tuple(sources),
@@ -152,20 +149,17 @@ def make_runs(
 ) -> list[StudyRun]:
     """Every arm and grid point on every problem, in the order of the tables."""
     arms = [parse_arm(label, text, methods.get(label)) for label, text in request.methods.items()]
+    problems = itertools.product(request.data, request.clients, arms)
+    found = [_runs_of(arm, request, (name, n), data.get(name)) for name, n, arm in problems]
     runs: list[StudyRun] = []
-    used: set[str] = set()
-    for name, clients in itertools.product(request.data, request.clients):
-        for arm in arms:
-            runs += _runs_of(arm, request, (name, clients), data.get(name), used)
+    for run in itertools.chain(*found):
+        folder = _folder_name(run.name, config_text(run.config), {one.name for one in runs})
+        runs.append(replace(run, name=folder))
     return runs
 
 
 def _runs_of(
-    arm: Arm,
-    request: ComparisonRequest,
-    problem: tuple[str, int | None],
-    given: Data | None,
-    used: set[str],
+    arm: Arm, request: ComparisonRequest, problem: tuple[str, int | None], given: Data | None
 ) -> Iterator[StudyRun]:
     """The runs of one arm on one problem, one for each point of its grid."""
     name, clients = problem
@@ -180,22 +174,17 @@ def _runs_of(
             f"{next(iter({**shared, **arm.settings}))}, or give the method by name"
         )
     objects = {"method": arm.method, "data": given}
-    base |= {
-        "method": arm.name,
-        "data": name if given is None else given.name,
-        "clients": clients,
-        "objects": [key for key, value in objects.items() if value is not None],
-    }
+    base |= {"method": arm.name, "data": name if given is None else given.name, "clients": clients}
+    base["objects"] = [key for key, value in objects.items() if value is not None]
     settings = {**shared, **arm.settings}
-    grid = _grid_of(arm, request, base, settings, given)
+    grid = _grid_of(arm, request, make_config(**base, set=settings), given)
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         config = make_config(**base, set={**settings, **point})
         labels = {"data": name, "clients": clients, "method": arm.label, "point": point}
         parts = [name, *([f"{clients}c"] if clients else []), arm.label]
         parts += [f"{key}={value}" for key, value in point.items()]
-        folder = _folder_name("-".join(parts), config_text(config), used)
-        yield StudyRun(folder, config, labels, arm.method, given)
+        yield StudyRun("-".join(parts), config, labels, arm.method, given)
 
 
 def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Arm:
@@ -286,17 +275,13 @@ def problem_of(run: StudyRun) -> tuple[str, int | None]:
 
 
 def _grid_of(
-    arm: Arm,
-    request: ComparisonRequest,
-    base: Json,
-    settings: Mapping[str, Value],
-    data: Data | None,
+    arm: Arm, request: ComparisonRequest, given: RunConfig, data: Data | None
 ) -> dict[str, Sequence[Value]]:
     """The part of the request's grid that is for this arm."""
     grid: dict[str, Sequence[Value]] = {}
     if not request.grid or arm.method is not None:
         return grid
-    config, _ = resolve(make_config(**base, set=dict(settings)), task_of_object(data))
+    settings, (config, _) = given.set, resolve(given, task_of_object(data))
     header = data_header(config)
     task = task_of_object(data) or (header.task if header else task_of_data(config.data))
     method = build_method(config, task=task)
@@ -329,11 +314,10 @@ def _has(method: Method, key: str) -> bool:
     return key in words and key not in ("features", "classes")
 
 
-def _folder_name(text: str, config: str, used: set[str]) -> str:
+def _folder_name(text: str, config: str, used: Container[str]) -> str:
     """A folder's name from words; two that look alike are told apart by their configuration."""
     safe = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in text).strip("-.")
     name = safe[:100]
     if name in used or len(safe) > 100:
         name = f"{name[:90]}-{hashlib.sha256(config.encode()).hexdigest()[:8]}"
-    used.add(name)
     return name

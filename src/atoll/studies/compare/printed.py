@@ -34,12 +34,18 @@ def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Tabl
         notes = [note for note in notes if note not in given]
         given.update(notes)
         failed = [f"Failed: {row.method}: {row.error}" for row in table.rows if row.error]
+        chosen = [
+            f"{row.method}: {settings_text(row.point)}, chosen from {row.points} points by "
+            "validation scores; test scores are read for it alone."
+            for row in table.rows
+            if row.points > 1 and row.point
+        ]
         test = table.tests[0].by if table.tests else ""
         p = {"wilcoxon": "p (Wilcoxon)", "t": "p (t)"}.get(test, "p")
         head = [table.metric.replace("_", " "), "", "rank", "gap", p, "MB/round", "s/round"]
         columns = [Column("method", "left", wrap=True), *map(Column, head)]
         rows = [_cells(table, row) for row in table.rows]
-        notes = [*_findings(table, alpha), *_chosen_points(table), *notes, *failed]
+        notes = [*_findings(table, alpha), *chosen, *notes, *failed]
         found.append(make_table(columns, rows, title=_heading(table), notes=notes))
     return found
 
@@ -73,8 +79,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         if names:
             found.append(f"{table.reference} is {word} than {_and(names)}.")
     found += [_noise(test, table, alpha) for test in table.tests if not test.different]
-    ranks = table.rank_test
-    if ranks is not None:
+    if (ranks := table.rank_test) is not None:
         words = "rank alike as far as can be told."
         if ranks.p < alpha:
             words = (
@@ -118,16 +123,6 @@ def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
     seeds = max(table.seeds + 1, math.ceil(needed / table.problems))
     about = "more than" if test.needed is None else "about"
     return begin + f"a difference of this size and spread would take {about} {seeds} seeds to show."
-
-
-def _chosen_points(table: ComparisonTable) -> list[str]:
-    """The points of the grids behind the numbers, and how they were chosen."""
-    return [
-        f"{row.method}: {settings_text(row.point)}, chosen from {row.points} points by validation "
-        "scores; test scores are read for it alone."
-        for row in table.rows
-        if row.points > 1 and row.point
-    ]
 
 
 def _scored_models(table: ComparisonTable) -> list[str]:
@@ -248,23 +243,17 @@ def comparison_latex(
         rank = f"{row.rank:.2f}" if math.isfinite(row.rank) else DASH
         marked = (one.rows[place].marked for one in tables if one.rows[place].scored)
         rows.append([next(marked, row.method), *cells, rank])
-    columns = [Column("Method", "left"), *problems, Column("Rank")]
-    table = make_table(columns, rows, caption=_paper_caption(tables, request))
-    return f"{present.NEEDS_BOOKTABS}\n{present.latex(table, place='')}"
-
-
-def _paper_caption(tables: Sequence[ComparisonTable], request: ComparisonRequest) -> str:
-    """The facts that a paper's readers need."""
-    first, alpha, reference = tables[0], request.alpha, request.against
-    tests = {"wilcoxon": "Wilcoxon signed-rank test", "t": "paired t-test"}
-    used = {t.by for table in tables for t in table.tests if t.by in tests}
-    by = " or ".join(tests[name] for name in sorted(used)) or "no test"
+    tests = {"t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test"}
+    used = {test.by for table in tables for test in table.tests}
+    by = " or ".join(words for name, words in tests.items() if name in used) or "no test"
     text = (
-        f"Test {first.metric.replace('_', ' ')} in percent, mean ± standard deviation over "
-        f"{counted(first.seeds, 'seed')}; the same partitions and seeds for all methods. Bold: "
+        f"Test {tables[0].metric.replace('_', ' ')} in percent, mean ± standard deviation over "
+        f"{counted(tables[0].seeds, 'seed')}; the same partitions and seeds for all methods. Bold: "
         "best; ≈: not told "
-        f"from {reference or 'the best'} at {alpha:g} ({by}, Holm-corrected)."
+        f"from {request.against or 'the best'} at {request.alpha:g} ({by}, Holm-corrected)."
     )
     if any(row.points > 1 for table in tables for row in table.rows):
         text += " Hyper-parameters were chosen by validation scores."
-    return text
+    columns = [Column("Method", "left"), *problems, Column("Rank")]
+    table = make_table(columns, rows, caption=text)
+    return f"{present.NEEDS_BOOKTABS}\n{present.latex(table, place='')}"

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 import numpy as np
 
@@ -97,7 +98,9 @@ def _compare_problem(
     data: str, clients: int | None, group: Sequence[RunOutcome], request: ComparisonRequest
 ) -> tuple[ComparisonTable, list[Json]]:
     summaries = [one.summary for one in group if one.summary is not None]
-    metric = _metric(request.metric, summaries)
+    # The data's own metric counts where it is defined.
+    own = {s["metric"] if f"test_{s['metric']}" in s["metrics"] else "accuracy" for s in summaries}
+    metric = request.metric or (own.pop() if len(own) == 1 else "accuracy")
     points: dict[str, list[RunOutcome]] = {name: [] for name in request.methods}
     for outcome in group:
         points[outcome.run.labels["method"]].append(outcome)
@@ -106,25 +109,13 @@ def _compare_problem(
     # A baseline has no rounds, so that a method describes the problem if there is one.
     federated = [one for one in summaries if one["scored"] not in KINDS]
     shown = next(iter(federated or summaries), None)
-    about = {
-        key: shown[key] if shown else None for key in ("partition", "split", "protocol", "rounds")
-    }
+    about = {key: shown and shown[key] for key in ("partition", "split", "protocol", "rounds")}
     clients = shown["clients"] if shown else clients
     seeds, same = group[0].run.config.seeds, _same_clients(rows, winners)
     table = ComparisonTable(data, clients, metric, seeds, same, about=about)
-    lines: list[Json] = []
-    for outcome in group:
-        winner = winners[outcome.run.labels["method"]] is outcome
-        lines += _lines(outcome, metric, clients, winner=winner)
-    return _with_tests(table, request), lines
-
-
-def _metric(wanted: str | None, summaries: Sequence[Json]) -> str:
-    """The wanted metric, else the data's own where it is defined."""
-    if wanted is not None:
-        return wanted
-    own = {s["metric"] if f"test_{s['metric']}" in s["metrics"] else "accuracy" for s in summaries}
-    return own.pop() if len(own) == 1 else "accuracy"
+    chosen = list(winners.values())
+    lines = [_lines(one, metric, clients, winner=any(one is w for w in chosen)) for one in group]
+    return _with_tests(table, request), list(itertools.chain(*lines))
 
 
 def _winner(outcomes: Sequence[RunOutcome], metric: str) -> RunOutcome | None:
@@ -146,48 +137,35 @@ def _row(
 ) -> ComparedRow:
     seeds, points = outcomes[0].run.config.seeds, len(outcomes)
     errors = [one.error for one in outcomes if one.error is not None]
-    error = errors[0] if errors else None
-    if errors and points > 1:
-        error = f"{len(errors)} of {points} points failed: {errors[0]}"
+    several = f"{len(errors)} of {points} points failed: " if points > 1 else ""
+    error = f"{several}{errors[0]}" if errors else None
     empty = ComparedRow(name, np.full(seeds, math.nan), points=points, error=error)
-    if winner is None or winner.summary is None:
+    if winner is None or (summary := winner.summary) is None:
         reason = f"no validation {metric}, which would choose the point of the grid"
         return replace(empty, error=error or reason)
-    found = winner.summary["metrics"].get(f"test_{metric}", {"per_seed": []})["per_seed"]
+    found = summary["metrics"].get(f"test_{metric}", {"per_seed": []})["per_seed"]
     if len(found) < seeds:
         return replace(empty, error=f"its test {metric} is not defined for every seed")
-    scores = np.array(found, dtype=float)
-    rounds = (winner.summary["rounds"] or 1) * winner.summary["seeds"]
-    return replace(
-        empty,
-        scores=scores,
-        mean=float(scores.mean()),
-        std=spread(scores),
-        megabytes=sum(winner.summary["bytes"].values()) / rounds / 1e6,
-        seconds=winner.summary["seconds"]["per_round"],
-        scored=winner.summary["scored"],
-        validation=_validation(winner, metric),
-        point=winner.run.labels["point"],
-    )
+    scores, rounds = np.array(found, dtype=float), (summary["rounds"] or 1) * summary["seeds"]
+    costs: Json = {"seconds": summary["seconds"]["per_round"]}
+    costs["megabytes"] = sum(summary["bytes"].values()) / rounds / 1e6
+    about: Json = {"scored": summary["scored"], "point": winner.run.labels["point"]}
+    about |= {"validation": _validation(winner, metric), "std": spread(scores)}
+    return replace(empty, scores=scores, mean=float(scores.mean()), **costs, **about)
 
 
 def _same_clients(
     rows: Sequence[ComparedRow], winners: Mapping[str, RunOutcome | None]
 ) -> tuple[ComparedRow, ...]:
     """Drop a row whose clients are not the first one's: its data changed in between."""
-    first: dict[str, bytes] | None = None
-    checked = []
+    clients = {}
     for row in rows:
-        winner = winners[row.method]
-        if winner is not None and row.finished:
+        if row.finished and (winner := winners[row.method]):
             files = sorted(winner.folder.glob("seed-*/partition.npz"))
-            clients = {path.parent.name: path.read_bytes() for path in files}
-            first = clients if first is None else first
-            if clients != first:
-                checked.append(_failed(row, CHANGED))
-                continue
-        checked.append(row)
-    return tuple(checked)
+            clients[row.method] = [(f.parent.name, sha256(f.read_bytes()).digest()) for f in files]
+    first = next(iter(clients.values()), [])
+    same = [clients.get(row.method, first) == first for row in rows]
+    return tuple(r if ok else _failed(r, CHANGED) for r, ok in zip(rows, same, strict=True))
 
 
 def _failed(row: ComparedRow, error: str) -> ComparedRow:
@@ -222,23 +200,13 @@ def compare_overall(
         if lost:
             rows.append(_failed(row, f"failed on {lost} of {len(tables)} problems"))
             continue
-        by_seed = np.mean([one.scores for one in own], axis=0)
-        rows.append(
-            replace(
-                row,
-                mean=float(by_seed.mean()),
-                std=spread(by_seed),
-                megabytes=float(np.mean([one.megabytes for one in own])),
-                seconds=float(np.mean([one.seconds for one in own])),
-                scored=own[0].scored,
-                validation=float(np.mean([one.validation for one in own])),
-                points=own[0].points,
-            )
-        )
-    metrics = {table.metric for table in tables}
-    metric = metrics.pop() if len(metrics) == 1 else "score"
-    seeds = tables[0].seeds
-    overall = ComparisonTable("", None, metric, seeds, tuple(rows), problems=len(tables))
+        by_seed, averaged = np.mean([one.scores for one in own], 0), ("megabytes", "seconds")
+        found: Json = {"mean": float(by_seed.mean()), "std": spread(by_seed)}
+        for name in (*averaged, "validation"):
+            found[name] = float(np.mean([getattr(one, name) for one in own]))
+        rows.append(replace(row, scored=own[0].scored, points=own[0].points, **found))
+    metric = tables[0].metric if len({table.metric for table in tables}) == 1 else "score"
+    overall = ComparisonTable("", None, metric, tables[0].seeds, tuple(rows), len(tables))
     return _with_tests(overall, request)
 
 
