@@ -141,19 +141,13 @@ def run_parallel(
 ) -> dict[str, RunOutcome]:
     """Run groups in so many processes, or by the workers of a `crew` with the same settings.
 
-    Returns:
-        Outcomes by name, without those of runs whose objects no other process can load.
-
-    Raises:
-        Stopped: An observer stopped it; everything done so far is saved.
-        AtollError: No process could be started.
+    The outcomes are by name, without those of runs whose objects no other process can load.
     """
-    tasks = [
-        RunGroup(tuple(g), group_of(g[0].config), sum(cost_of(run.config) for run in g))
-        for g in groups
-    ]
-    parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first))
-    parent.runs = {run.name: run for group in groups for run in group}
+    costs = [sum(cost_of(run.config) for run in group) for group in groups]
+    kins = [group_of(group[0].config) for group in groups]
+    tasks = list(map(RunGroup, map(tuple, groups), kins, costs))
+    runs = {run.name: run for group in groups for run in group}
+    parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first), runs)
     try:
         with contextlib.ExitStack() as stack:
             parent.run(crew or stack.enter_context(Crew(settings, observer, jobs)))
@@ -161,11 +155,9 @@ def run_parallel(
         for name in parent.running:  # their processes are gone
             study_run.note(settings.folder, "stopped", name)
     if parent.refused:
-        logger.warning(
-            "another process cannot have what %s is made of (%s); it is run in this one",
-            ", ".join(parent.refused),
-            next(iter(parent.refused.values())),
-        )
+        names, reason = ", ".join(parent.refused), next(iter(parent.refused.values()))
+        words = "another process cannot have what %s is made of (%s); it is run in this one"
+        logger.warning(words, names, reason)
     if parent.stopped:
         raise Stopped(settings.folder, 0, 0)
     return parent.outcomes
@@ -178,7 +170,7 @@ class _Parent:
     observer: StudyObserver
     settings: StudySettings
     schedule: Schedule
-    runs: dict[str, StudyRun] = field(default_factory=dict)
+    runs: dict[str, StudyRun]
     running: dict[str, Observer] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     lost: Counter[str] = field(default_factory=Counter)
@@ -261,17 +253,17 @@ class _Parent:
 
     def _replace(self, worker: _Worker, crew: Crew) -> None:
         """Fail what a dead worker had begun, reschedule the rest, and start another worker."""
-        reason = worker.how_it_ended()
         left = [run for run in worker.task.runs if not self._is_over(run)] if worker.task else []
         useful = worker.last is not worker.task or any(run.name in self.begun for run in left)
         crew.workers.remove(worker)
-        worker.end()
+        reason = worker.end()
         if self.stopped:
             return
         for run in left:
             self.lost[run.name] += 1
             if run.name in self.running or self.lost[run.name] > TRIES:
-                self._end(study_run.fail(self.settings.folder, run, reason))
+                failed = RunOutcome(run, self.settings.folder_of(run), error=reason)
+                self._end(study_run.note_failure(self.settings.folder, failed))
             else:
                 self.schedule.returned.append(RunGroup((run,)))
         if useful:
@@ -317,18 +309,16 @@ class _Worker:
         with contextlib.suppress(OSError):  # it has died, and the parent will find that out
             self.pipe.send_bytes(content)
 
-    def how_it_ended(self) -> str:
+    def end(self) -> str:
+        """End the process; one sentence says how it ended, if it had ended before."""
+        self.pipe.close()
+        self.process.kill()
         code = self.process.wait()
         if code == -signal.SIGKILL:
             return "its process was killed, perhaps for want of memory; try fewer --jobs"
         if code < 0:
             return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
         return f"its process ended with status {code}"
-
-    def end(self) -> None:
-        self.pipe.close()
-        self.process.kill()
-        self.process.wait()
 
 
 class Crew:

@@ -31,34 +31,21 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, r
 
 
 def run_study(
-    folder: Path,
-    runs: Sequence[StudyRun],
+    folder: Path,  # it may contain runs of an earlier call
+    runs: Sequence[StudyRun],  # in the order of the tables
     *,
-    about: Mapping[str, object],
+    about: Mapping[str, object],  # of study.json: "kind", "command" and further keys of that kind
     observer: StudyObserver | None = None,
-    federations: FederationCache | None = None,
-    log: str | Sequence[str] = (),
-    at_once: bool | None = None,
-    adds: bool = False,
-    jobs: int | str = 1,
-    dearest_first: bool = True,
+    federations: FederationCache | None = None,  # a cache that the caller has filled
+    log: str | Sequence[str] = (),  # further loggers (`experiment.loggers.LOGS`)
+    at_once: bool | None = None,  # whether neighbours may share one program; None: on a GPU
+    adds: bool = False,  # whether runs of earlier calls stay part of the study
+    jobs: int | str = 1,  # processes; "auto" chooses; with 1, this one keeps the given order
+    dearest_first: bool = True,  # whether several processes begin with the longest runs
 ) -> list[RunOutcome]:
     """Run what is not finished yet; a failed run is noted, and the rest continues.
 
-    Args:
-        folder: The study's folder; it may contain runs of an earlier call.
-        runs: In the order of the tables; names are unique.
-        about: Content of study.json: "kind", "command" and further keys of that kind.
-        observer: Is notified of progress.
-        federations: A cache of federations that the caller has already made.
-        log: Further loggers (`experiment.loggers.LOGS`).
-        at_once: Train neighbours that differ only in numbers in one program; None: on a GPU.
-        adds: Whether runs of earlier calls stay part of the study.
-        jobs: Number of processes; "auto" chooses. With 1, this process runs all in the given order.
-        dearest_first: Several processes begin with the longest runs, or else with the shortest.
-
-    Raises:
-        Stopped: The user stopped it; everything done so far is saved.
+    `Stopped` is raised if the user stops it; everything done so far is saved.
     """
     check_logs(log)
     check_jobs(jobs)

@@ -1,8 +1,8 @@
 """One run of a study, or several in one program: folders, events, and how they end.
 
-`STUDY/cells/NAME/` is the ordinary folder of a run, so every command that reads a run also reads a
-run of a study. A run is finished when its result.json is there; it is then only read. A stopped run
-continues at its last checkpoint, and one with fewer seeds than requested runs the missing seeds.
+`STUDY/cells/NAME/` is the ordinary folder of a run, which every command for runs can read. A run is
+finished when its result.json is there; it is then only read. A stopped run continues at its last
+checkpoint, and one with fewer seeds than requested runs the missing seeds.
 `STUDY/events.jsonl` gets one line whenever a run begins, ends, fails, is pruned or is stopped.
 """
 
@@ -201,7 +201,9 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
             write_atomically(to / "error.txt", traceback.format_exc().encode())
             sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
             sentence += f"; {to / 'error.txt'} says where"
-        return fail(folder, run, sentence, error, judge.curve if judge else ())
+        curve, kind = judge.curve if judge else (), type(error).__name__
+        failed = RunOutcome(run, to, error=sentence, kind=kind, cause=error, curve=curve)
+        return note_failure(folder, failed)
     if judge is not None and judge.pruned:
         note(folder, "pruned", run.name)
         return RunOutcome(run, to, pruned=True)
@@ -215,19 +217,12 @@ def _ended(run: StudyRun, settings: StudySettings) -> RunOutcome:
     return outcome
 
 
-def fail(
-    folder: Path,
-    run: StudyRun,
-    error: str,
-    cause: Exception | None = None,
-    curve: Sequence[float] = (),
-) -> RunOutcome:
-    """The outcome of a failed run, with its line in events.jsonl."""
-    kind = "" if cause is None else type(cause).__name__
-    more = {"kind": kind, "curve": list(curve)} if curve else {"kind": kind}
-    note(folder, "failed", run.name, error=error, **more)
-    to = folder / "cells" / run.name
-    return RunOutcome(run, to, error=error, kind=kind, cause=cause, curve=curve)
+def note_failure(folder: Path, outcome: RunOutcome) -> RunOutcome:
+    """Give a failed run its line in events.jsonl."""
+    curve: Json = {"curve": list(outcome.curve)} if outcome.curve else {}
+    about = {"error": outcome.error, "kind": outcome.kind, **curve}
+    note(folder, "failed", outcome.run.name, **about)
+    return outcome
 
 
 def note(folder: Path, event: str, name: str, **more: object) -> None:

@@ -80,13 +80,12 @@ def _scores(drawing: Drawing) -> Table:
 def _panels(
     drawing: Drawing,
     panels: Sequence[Chart],
+    size: tuple[float, float] = (5.4, 4.4),
     *,
-    width: float = 5.4,
-    height: float = 4.4,
     legend: bool = False,
 ) -> dict[str, Panels]:
-    """The only picture of a figure."""
-    rows = charts.in_rows(panels)
+    """The only picture of a figure, with panels of a size in inches."""
+    rows, (width, height) = charts.in_rows(panels), size
     wide = len(rows[0])
     room = int(13 * width * wide)
     title = "\n".join(textwrap.fill(line, room) for line in drawing.title().splitlines())
@@ -175,7 +174,7 @@ def draw_bars(drawing: Drawing) -> Illustration:
     score = _score_axis(drawing, drawing.points[0].dataset)
     y = replace(score, low=max(0.0, low - 8), room=0.12)
     chart, width = Chart("", Axis(ticks=ticks), y, tuple(marks)), max(8.0, 2.2 * len(groups))
-    picture = _panels(drawing, [chart], width=width, height=4.8, legend=len(methods) > 1)
+    picture = _panels(drawing, [chart], (width, 4.8), legend=len(methods) > 1)
     return picture, _scores(drawing)
 
 
@@ -245,17 +244,17 @@ def _distances(folder: Path) -> list[float]:
     run, found = read_run(folder), []
     method = run.method
     assert method is not None
-    for number, (server, federation) in enumerate(zip(run.servers, run.federations, strict=True)):
-        seed = run.config.seed + number
+    pairs = zip(run.servers, run.federations, strict=True)
+    for seed, (server, federation) in enumerate(pairs, start=run.config.seed):
         states = unpack_states(load_checkpoint(RunFolder(folder).checkpoint(seed))["states"])
-        message, outputs = method.deploy(server), []
-        for position, bare in enumerate(federation.graphs):
-            graph = with_views(bare, method.views)
-            with torch.no_grad():
-                own = method.predict(graph, message.for_one(position), states[position])
-            outputs.append(own.numpy())
+        message = method.deploy(server)
+        with torch.no_grad():
+            outputs = [
+                method.predict(with_views(graph, method.views), message.for_one(n), states[n])
+                for n, graph in enumerate(federation.graphs)
+            ]
         labels = [graph.y.numpy() for graph in federation.graphs]
-        found.append(embedding_distance(outputs, labels, seed=seed))
+        found.append(embedding_distance([one.numpy() for one in outputs], labels, seed=seed))
     return found
 
 
@@ -316,10 +315,8 @@ def draw_losses(drawing: Drawing) -> Illustration:
         study = last[dataset]
         pictures[dataset.lower()] = clusters_charts.loss_chart(study, cluster_title(study))
         for run, gain in zip((study.run, *study.others), study.gains, strict=True):
-            losses = np.concatenate(
-                [one.history.array("deployed", "loss", "test") for one in run.result.seeds], axis=1
-            )
-            for number, line in enumerate(losses):
+            by_seed = [one.history.array("deployed", "loss", "test") for one in run.result.seeds]
+            for number, line in enumerate(np.concatenate(by_seed, axis=1)):
                 numbers = round(float(np.nanmean(line)), 5), round(float(np.nanstd(line)), 5)
                 rows.append((dataset, gain.name, number, *numbers))
     return pictures, _table(drawing, rows)
@@ -344,7 +341,7 @@ def draw_pairs(drawing: Drawing) -> Illustration:
     x = Axis("structure heterogeneity to the other data set (nats)", room=0.15)
     y = Axis(f"test accuracy on {drawing.points[0].dataset}, %", room=0.15)
     chart = Chart("", x, y, tuple(marks), legend="inside")
-    return _panels(drawing, [chart], width=7.4, height=4.8), _table(drawing, rows)
+    return _panels(drawing, [chart], (7.4, 4.8)), _table(drawing, rows)
 
 
 def draw_violins(drawing: Drawing) -> Illustration:
@@ -360,21 +357,18 @@ def draw_violins(drawing: Drawing) -> Illustration:
             if base is None:
                 continue
             name = "" if label in bases else str(label)
-            if label not in bases:
-                bases[label] = read_run(base.folder)
+            bases[label] = bases.get(label) or read_run(base.folder)
             run = read_run(_folder(point), like=bases[label])
             alone = bases[label].result.of_clients().mean(0)
             gain = 100 * (run.result.of_clients().mean(0) - alone)
             place, side = methods.index(point.method), sides.index(label)
             marks += _half_violin(gain[np.isfinite(gain)], place, side, name)
-            rows += [
-                (dataset, point.method, label, client, round(float(value), 4), drawing.rules)
-                for client, value in enumerate(gain)
-            ]
+            for client, value in enumerate(gain.tolist()):
+                rows.append((dataset, point.method, label, client, round(value, 4), drawing.rules))
         y = Axis("points gained over training alone (line: mean)")
         panels.append(Chart(dataset, named("", methods), y, tuple(marks)))
     width = max(4.6, 1.5 * len(methods))
-    return _panels(drawing, panels, width=width, legend=len(sides) > 1), _table(drawing, rows)
+    return _panels(drawing, panels, (width, 4.4), legend=len(sides) > 1), _table(drawing, rows)
 
 
 def _half_violin(values: np.ndarray, place: int, side: int, name: str) -> list[Mark]:

@@ -70,7 +70,13 @@ class Search:
 
     @property
     def trials(self) -> list[Trial]:
-        return [_trial(number, frozen) for number, frozen in enumerate(self.frozen)]
+        found = []
+        for number, frozen in enumerate(self.frozen):
+            curve = [value for _, value in sorted(frozen.intermediate_values.items())]
+            about = frozen.user_attrs  # the other fields
+            value = frozen.value if about["state"] == "complete" else None
+            found.append(Trial(number, dict(frozen.params), value=value, curve=curve, **about))
+        return found
 
     def ask(self) -> dict[str, Value] | None:
         """The next settings; None if nothing is left that was not tried."""
@@ -159,13 +165,6 @@ class Search:
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
         found = optuna.importance.get_param_importances(memory, evaluator=evaluator, params=varied)
         return {key: float(share) for key, share in found.items()}
-
-
-def _trial(number: int, frozen: FrozenTrial) -> Trial:
-    curve = [value for _, value in sorted(frozen.intermediate_values.items())]
-    about = frozen.user_attrs  # the other fields
-    value = frozen.value if about["state"] == "complete" else None
-    return Trial(number, dict(frozen.params), value=value, curve=curve, **about)
 
 
 def _distribution(wanted: Range) -> BaseDistribution:
