@@ -7,8 +7,8 @@ import pytest
 
 import atoll
 from atoll.core.errors import AtollError
-from atoll.experiment import columns
 from atoll.experiment import folder as folders
+from atoll.experiment import result as tables
 from atoll.experiment.folder import NotFinished, open_run, read_result
 
 SMALL = {"clients": 3, "rounds": 4, "seeds": 2, "seed": 5, "set": {"hidden": 8}}
@@ -36,7 +36,7 @@ def test_reads_what_the_run_returned(saved):
 
 def test_long_tables_are_read_as_parquet(saved, tmp_path, monkeypatch):
     _, ran = saved
-    monkeypatch.setattr(columns, "MAX_CSV_ROWS", 5)
+    monkeypatch.setattr(tables, "MAX_CSV_ROWS", 5)
     shutil.copytree(saved[0], tmp_path / "run", ignore=shutil.ignore_patterns("*.csv"))
     ran.save(tmp_path / "run")
     found = read_result(tmp_path / "run")

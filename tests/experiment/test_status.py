@@ -1,4 +1,4 @@
-"""Watching from files alone: running, finished, stopped and killed runs and studies."""
+"""The events of a study, and the status of runs and studies from their files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from atoll.experiment.config import make_config
 from atoll.experiment.folder import NotFinished, open_run
 from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.run import Stopped
-from atoll.experiment.status import StatusReader
+from atoll.experiment.status import (
+    EVENTS,
+    NewEvents,
+    StatusReader,
+    append_event,
+    failures,
+    read_events,
+)
 from atoll.present.watch import follow, plain, status_text
 from atoll.studies.study import run_study
 from atoll.studies.study_run import StudyObserver, StudyRun
@@ -215,3 +222,32 @@ def test_watching_ends_with_the_study(stopped: Path) -> None:
 def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a run nor a study"):
         StatusReader(tmp_path)
+
+
+def test_half_a_line_costs_one_event_only(tmp_path: Path) -> None:
+    assert read_events(tmp_path) == []
+    append_event(tmp_path, {"event": "begin", "cell": "a"})
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"event": "end", "ce')  # the process was killed here
+    append_event(tmp_path, {"event": "begin", "cell": "b"})
+    assert [event["cell"] for event in read_events(tmp_path)] == ["a", "b"]
+
+
+def test_a_failure_counts_until_the_cell_begins_again(tmp_path: Path) -> None:
+    append_event(tmp_path, {"event": "failed", "cell": "a", "error": "no"})
+    append_event(tmp_path, {"event": "failed", "cell": "b"})
+    assert failures(tmp_path) == {"a": "no", "b": "failed"}
+    append_event(tmp_path, {"event": "begin", "cell": "a"})
+    assert failures(tmp_path) == {"b": "failed"}
+
+
+def test_new_events_are_whole_lines_since_the_last_call(tmp_path: Path) -> None:
+    append_event(tmp_path, {"event": "begin", "cell": "old"})
+    news = NewEvents(tmp_path)
+    assert news.read() == []
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"event": "begin", "cell": "a"}\n{"event"')
+    assert [event["cell"] for event in news.read()] == ["a"]
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write(': "end", "cell": "a"}\n')
+    assert [event["event"] for event in news.read()] == ["end"]

@@ -19,9 +19,9 @@ import pytest
 import atoll
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig, make_config
-from atoll.experiment.events import read_events
 from atoll.experiment.hardware import cores
 from atoll.experiment.observers import Observer
+from atoll.experiment.status import read_events
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.studies import parallel, study_run

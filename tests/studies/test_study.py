@@ -10,8 +10,8 @@ import pytest
 import atoll
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import make_config
-from atoll.experiment.events import read_events
 from atoll.experiment.observers import Observer
+from atoll.experiment.status import read_events
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.studies.study import run_study

@@ -18,10 +18,10 @@ from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves, tree_map
 from atoll.engines.replay import Replay
 from atoll.experiment.config import make_config
-from atoll.experiment.events import read_events
 from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
+from atoll.experiment.status import read_events
 from atoll.experiment.sweep import Parted, Sweep, run_together, why_one_by_one
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN

@@ -157,8 +157,8 @@ def study_clusters(
     run = read_run(folder, data)
     config = run.config
     number = config.seed if seed is None else seed
-    if not config.seed <= number < config.seed + config.seeds:
-        last = config.seed + config.seeds - 1
+    if number not in config.all_seeds:
+        last = config.all_seeds[-1]
         raise ConfigError(f"seed is {number}, but the run has the seeds {config.seed} to {last}")
     if run.method is None:
         raise ConfigError(

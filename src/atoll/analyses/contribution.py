@@ -184,7 +184,7 @@ def contribution(
     first = problem.seed_of_data(problem.config.seed)
     divide, config, notes = _divider(problem, first)
     train, present, absent, best = [], [], [], []
-    for seed in range(config.seed, config.seed + config.seeds):
+    for seed in config.all_seeds:
         whole = divide(problem.seed_of_data(seed))
         federation = vary_federation(whole, vary, client=client, ratio=ratio, seed=first)
         method = build_method(config, federation.features, federation.classes)

@@ -100,10 +100,6 @@ class Settled:
         method = build_method(config, roster.features, roster.classes, roster.task.name)
         return Settled(roster, config, rules, method)
 
-    @property
-    def seeds(self) -> range:
-        return range(self.config.seed, self.config.seed + self.config.seeds)
-
     def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:
         """The result of all seeds."""
         config, roster = self.config, self.roster
@@ -141,7 +137,7 @@ def coordinate(
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
     seeds = []
-    for seed in settled.seeds:
+    for seed in settled.config.all_seeds:
         experiment = FederatedExperiment(
             with_privacy(settled.method, config.dp),
             federation,
@@ -176,7 +172,7 @@ def read_federated_result(order: Order, folder: Path) -> Result:
     wanted = make_config(**parse_config(order.config, "the configuration"))
     roster = _roster(order, wanted, _read_summaries(folder / ROSTER))
     settled, seeds = Settled.of(wanted, roster), []
-    for seed in settled.seeds:
+    for seed in settled.config.all_seeds:
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
         seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), settled.method))
     setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]

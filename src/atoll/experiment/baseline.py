@@ -1,9 +1,8 @@
 """Baselines: rows of a comparison that are not federated methods.
 
-A baseline fits any model to a federation and predicts for each client. It sends no message, has no
-rounds, and works neither in an engine nor in a real federation. `run_baseline` gives it the
-clients, the metrics and the files of an ordinary run, so that tables and tests treat it like a
-method. Its results are marked "not federated", and also if it pools the clients' data.
+A baseline fits any model to a federation and predicts for each client, without messages, rounds and
+engines. `run_baseline` gives it the clients, the metrics and the files of an ordinary run, so that
+tables and tests treat it like a method. Its results are marked "not federated".
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ AnyBaseline = Baseline[Any]
 
 def without_test(federation: Federation) -> Federation:
     """The federation without test nodes: no test role, and none of those labels."""
-    return replace(federation, graphs=each(_without_test, federation.graphs))
 
+    def hide(graph: Graph) -> Graph:
+        y = torch.where(graph.test > 0, torch.zeros_like(graph.y), graph.y)
+        return replace(graph, y=y, test=torch.zeros_like(graph.test))
 
-def _without_test(graph: Graph) -> Graph:
-    hidden = torch.where(graph.test > 0, torch.zeros_like(graph.y), graph.y)
-    return replace(graph, y=hidden, test=torch.zeros_like(graph.test))
+    return replace(federation, graphs=each(hide, federation.graphs))
 
 
 @tuned_process()
@@ -91,10 +90,8 @@ def run_baseline(
     """
     problem = Problem.of(config, data)
     if problem.config.dp is not None:
-        raise ConfigError(
-            f"differential privacy protects federated training, but '{config.method}' is a "
-            "baseline without any; leave out dp, or the baseline"
-        )
+        why = f"protects federated training, but '{config.method}' is a baseline without any"
+        raise ConfigError(f"differential privacy {why}; leave out dp, or the baseline")
     full = msgspec.structs.replace(problem.config, rounds=1, evaluate="deployed")
     problem = replace(problem, config=full)
     folder = None if out is None else RunFolder(out)
@@ -102,7 +99,7 @@ def run_baseline(
         check_folder(out, resuming=True)
     observers = Observers(observer, out, open_logs(log, out))
     seeds, began = list[SeedResult](), time.perf_counter()
-    for number in range(full.seed, full.seed + full.seeds):
+    for number in full.all_seeds:
         made = (divide or Problem.divide)(problem, number)
         federation, full = made.federation, made.config
         if not seeds:
@@ -138,18 +135,14 @@ def run_baseline(
 
 
 def _fit_and_score(baseline: AnyBaseline, federation: Federation, seed: int) -> History:
-    began, hidden = time.perf_counter(), without_test(federation)
-    history = empty_history(federation)
-    model = baseline.fit(hidden, seed)
-    found = []
+    began, hidden, found = time.perf_counter(), without_test(federation), []
+    history, model = empty_history(federation), baseline.fit(hidden, seed)
     for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
         scores = baseline.predict(model, client, blind)
-        if tuple(scores.shape) != (graph.num_nodes, federation.classes):
-            raise ConfigError(
-                f"{type(baseline).__name__}.predict gave scores of shape {tuple(scores.shape)} for "
-                f"client {client}; it must give one row a node and one column a class, "
-                f"{(graph.num_nodes, federation.classes)}"
-            )
+        if tuple(scores.shape) != (shape := (graph.num_nodes, federation.classes)):
+            given = f"gave scores of shape {tuple(scores.shape)} for client {client}"
+            wanted = f"one row a node and one column a class, {shape}"
+            raise ConfigError(f"{type(baseline).__name__}.predict {given}; it must give {wanted}")
         found.append(graph.task.score(scores, graph, with_auc=federation.classes == 2))
     table = score_numbers(stack(found))
     history.scores = {name: [table] for name in history.scores}

@@ -66,6 +66,11 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     dp: PrivacyConfig | None = None
     objects: tuple[str, ...] = ()  # "method", "data", "engine": objects, which no file can hold
 
+    @property
+    def all_seeds(self) -> range:
+        """The number of every seed."""
+        return range(self.seed, self.seed + self.seeds)
+
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 """Published hyper-parameters, one file each, and the papers' tables."""

@@ -8,7 +8,7 @@
 - `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds of each
   round and, for methods that compare clients, their similarity, mixing weights and clusters.
 - `model/seed-N/`: the model of the selected round (`experiment.model`).
-- `metrics.csv`, `ledger.csv` (`experiment.columns`) and `result.json`, which marks the end.
+- `metrics.csv`, `ledger.csv` (`experiment.result`) and `result.json`, which marks the end.
 - `progress.json`: the state of a run that has not ended (`experiment.observers`).
 
 Reading a result needs neither data nor method nor checkpoints.
@@ -37,13 +37,20 @@ from atoll.core.tree import Tree
 from atoll.data.measure.heterogeneity import describe
 from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
-from atoll.experiment.columns import read_history, read_ledger, read_table
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config
 from atoll.experiment.history import History, empty_history
 from atoll.experiment.model import SelectedModel, about_model, read_model, write_model
 from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
-from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult
+from atoll.experiment.result import (
+    CONFIG,
+    RESULT,
+    Result,
+    SeedResult,
+    read_history,
+    read_ledger,
+    read_table,
+)
 from atoll.experiment.rounds import Run
 
 CHECKPOINT = "checkpoint.atoll"
@@ -130,7 +137,7 @@ class RunFolder:
 
     def model(self, seed: int | None = None) -> SelectedModel:
         """The model of the selected round of a seed, by default of the first."""
-        number, seeds = self.config.seed if seed is None else seed, self.seeds
+        number, seeds = self.config.seed if seed is None else seed, self.config.all_seeds
         if number not in seeds:
             give = f"give one from {seeds[0]} to {seeds[-1]}"
             raise ConfigError(f"the run in '{self.path}' has no seed {number}; {give}")
@@ -150,11 +157,6 @@ class RunFolder:
             raise ConfigError(f"'{self.path}' holds no run (it has no {CONFIG})")
         return make_config(**read_config(self.path / CONFIG))
 
-    @property
-    def seeds(self) -> range:
-        """The numbers of the run's seeds."""
-        return range(self.config.seed, self.config.seed + self.config.seeds)
-
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of result.json: the reported numbers in full precision."""
@@ -172,7 +174,7 @@ class RunFolder:
     def seed_data(self) -> tuple[Arrays, ...]:
         """The arrays of every seed; empty for a run of a version that wrote none."""
         new, old = SEED_DATA
-        folders = map(self.seed, self.seeds)
+        folders = map(self.seed, self.config.all_seeds)
         return tuple(_read_arrays(path / new) or _read_arrays(path / old) for path in folders)
 
     @cached_property
@@ -205,7 +207,7 @@ class RunFolder:
                 config=config,
                 seeds=tuple(
                     SeedResult(seed, read_history(metrics, seed, arrays), read_ledger(ledger, seed))
-                    for seed, arrays in zip(self.seeds, self.seed_data, strict=True)
+                    for seed, arrays in zip(self.config.all_seeds, self.seed_data, strict=True)
                 ),
                 deployed=names.pop() if names else about["scored"],
                 setup_seconds=about["seconds"]["setup"],
@@ -321,17 +323,17 @@ def read_run(
         federations = like.federations
     else:
         count = config.seeds if rules.data_seed is None else 1
-        made = [problem.divide(seed) for seed in found.seeds[:count]]
+        made = [problem.divide(seed) for seed in found.config.all_seeds[:count]]
         federations, config = tuple(one.federation for one in made), made[0].config
     if rules.data_seed is not None:
         federations = federations[:1] * config.seeds
     first, method = federations[0], None
     if "method" not in config.objects:
         method = build_method(config, first.features, first.classes, first.task.name)
-    trees = [load_checkpoint(found.checkpoint(seed)) for seed in found.seeds]
+    trees = [load_checkpoint(found.checkpoint(seed)) for seed in found.config.all_seeds]
     seeds = tuple(
         SeedResult.of_checkpoint(seed, tree, empty_history(federation), method)
-        for seed, tree, federation in zip(found.seeds, trees, federations, strict=False)
+        for seed, tree, federation in zip(found.config.all_seeds, trees, federations, strict=False)
     )
     result = replace(found.result, config=config, seeds=seeds)
     return FinishedRun(result, tuple(tree["server"] for tree in trees), federations, method)

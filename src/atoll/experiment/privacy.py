@@ -1,4 +1,4 @@
-"""Differential privacy: what `--dp` asks for, what the clients spent, and how a result reports it.
+"""Differential privacy: the options of `--dp`, the privacy that clients spent, and its report.
 
 The accountant is Google's (`dp-accounting`). A client's releases are Gaussian mechanisms: k of them
 with multiplier z reveal as much as one with z / √k, whose epsilon at a given delta is known
@@ -27,6 +27,7 @@ from atoll.engines.ledger import Ledger
 if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
 
+EXAMPLE = "write --dp clip=1,noise=1.1,delta=1e-5"
 ADJACENCY = "one client's updates are all zero (zero-out)"
 SAMPLING = "who is drawn is taken as known; the client drawn most often; no amplification"
 
@@ -51,9 +52,7 @@ def parse_privacy(text: str) -> dict[str, Any]:
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not key:
-            raise ConfigError(
-                f"--dp takes key=value, but got '{part}'; write --dp clip=1,noise=1.1,delta=1e-5"
-            )
+            raise ConfigError(f"--dp takes key=value, but got '{part}'; {EXAMPLE}")
         check_name("key of --dp", key, PrivacyConfig.__struct_fields__)
         try:
             found[key] = float(value) if key in ("clip", "noise", "delta") else value
@@ -67,7 +66,7 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
     plain = parse_privacy(given) if isinstance(given, str) else dict(given)
     for key in ("clip", "noise"):
         if key not in plain:
-            raise ConfigError(f"--dp lacks {key}; write --dp clip=1,noise=1.1,delta=1e-5")
+            raise ConfigError(f"--dp lacks {key}; {EXAMPLE}")
     try:
         config: PrivacyConfig = msgspec.convert(plain, PrivacyConfig)
     except msgspec.ValidationError as error:
@@ -84,10 +83,8 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
 def need_accountant() -> None:
     """Raise one sentence where the extra is missing."""
     if find_spec("dp_accounting") is None:
-        raise ConfigError(
-            "differential privacy is accounted for by dp-accounting, which is not installed: pip "
-            "install 'atoll-fgl[privacy]'"
-        )
+        problem = "differential privacy is accounted for by dp-accounting, which is not installed"
+        raise ConfigError(f"{problem}: pip install 'atoll-fgl[privacy]'")
 
 
 def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
@@ -95,9 +92,7 @@ def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
     if privacy is None:
         return method
     need_accountant()
-    return Noised(
-        net=method.net, base=method, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta
-    )
+    return Noised(method.net, method, privacy.clip, privacy.noise, privacy.delta)
 
 
 def epsilon(precision: float, delta: float) -> float:
@@ -116,15 +111,13 @@ def release(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Spent:
-    """The updates of the client that sent most, fewest clients of a round, and two epsilons.
+    """The privacy that clients spent."""
 
-    The server sees every update. All other parties (`peers`) see the models: another site knows its
-    own noise, and is left with the noise of the others.
-    """
-
-    releases: int
-    least: int
-    server: float
+    releases: int  # of the client that sent most
+    least: int  # clients of a round
+    server: float  # epsilon; the server sees every update
+    # Epsilon of all other parties, which see the models. Another site knows its own noise, and is
+    # left with the noise of the others.
     peers: float
 
 
@@ -138,12 +131,9 @@ def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
             releases[first:end] += 1
             shares[first:end] += 1 / max(entry.size - 1, 1)
     most, one = int(releases.max()), release(noise)
-    return Spent(
-        most,
-        min((entry.size for entry in sent), default=0),
-        epsilon(one * most if most else 0.0, delta),
-        epsilon(one * float(shares.max()) if most else 0.0, delta),
-    )
+    least = min((entry.size for entry in sent), default=0)
+    revealed = (one * most, one * float(shares.max())) if most else (0.0, 0.0)
+    return Spent(most, least, *(epsilon(precision, delta) for precision in revealed))
 
 
 def privacy_report(
@@ -160,10 +150,9 @@ def privacy_report(
     groups = [list(ledgers)] if federated else [[ledger] for ledger in ledgers]
     every = [spent(privacy.noise, privacy.delta, group) for group in groups]
     found = max(every, key=lambda one: one.releases)
-    broken = federated and privacy.randomness == "seed"
-    server = math.inf if broken else max(one.server for one in every)
-    peers = math.inf if broken else max(one.peers for one in every)
-    if broken:
+    server, peers = max(one.server for one in every), max(one.peers for one in every)
+    if federated and privacy.randomness == "seed":
+        server = peers = math.inf
         says = (
             "epsilon is infinite: the noise was drawn from the seed, which the server knows "
             "(randomness=seed is for tests)"
@@ -177,6 +166,7 @@ def privacy_report(
             f"{privacy.clip:g}, noise {privacy.noise:g}, {found.releases} updates of the client "
             "that sent most)"
         )
+    says += "" if privacy.delta * clients < 1 else f"; give a delta far below 1/{clients}"
     return {
         **msgspec.to_builtins(privacy),
         "epsilon_server": server if math.isfinite(server) else None,
@@ -190,6 +180,5 @@ def privacy_report(
         "sampling": SAMPLING,
         "accountant": f"dp-accounting {metadata.version('dp-accounting')}, get_epsilon_gaussian",
         "simulated": not federated,
-        "says": says
-        + ("" if privacy.delta * clients < 1 else f"; give a delta far below 1/{clients}"),
+        "says": says,
     }

@@ -194,7 +194,7 @@ class RunPlan:
 
     def experiments(self) -> Iterator[Experiment]:
         """One for each seed, made when it is needed."""
-        for number in range(self.config.seed, self.config.seed + self.config.seeds):
+        for number in self.config.all_seeds:
             made = (self.divide or Problem.divide)(self.problem, number)
             config, federation = made.config, made.federation
             method = self.given_method or build_method(

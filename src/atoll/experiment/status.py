@@ -1,11 +1,16 @@
-"""The status of a run or a study, from its files only, while another process works on it.
+"""The events of a study, and the status of a run or a study while another process works on it.
 
-No file is written or locked, and no torch is loaded, so that reading costs little. A killed process
-cannot report its own death, so the status has the seconds since the last sign of life.
+`events.jsonl` has a line whenever a cell begins, ends, fails or is stopped. Several processes may
+write. A killed process may leave half a line: readers skip it, and the next writer begins another.
+
+A status is read from files only, without locks and without torch, so that it costs little. A killed
+process cannot report its own death, so the status has the seconds since the last sign of life.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -18,14 +23,69 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import ConfigError, DataError
-from atoll.experiment.events import read_events
 
+EVENTS = "events.jsonl"
 SILENT = 60.0
 """Seconds without a sign after which a user should look."""
 STATES = {"begin": "running", "end": "finished"} | {s: s for s in ("pruned", "failed", "stopped")}
 """The state of a cell after its last event."""
 Json = Mapping[str, Any]
 """An object of a JSON file."""
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """All whole lines of a study; none if nothing was begun."""
+    path = folder / EVENTS
+    return _parse(path.read_bytes()) if path.exists() else []
+
+
+def _parse(lines: bytes) -> list[dict[str, Any]]:
+    found = []
+    for line in lines.decode(errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def failures(folder: Path) -> dict[str, str]:
+    """The last error of every cell that failed and was not begun again."""
+    failed: dict[str, str] = {}
+    for event in read_events(folder):
+        if event.get("event") == "failed":
+            failed[event["cell"]] = str(event.get("error", "failed"))
+        else:
+            failed.pop(event.get("cell", ""), None)
+    return failed
+
+
+def append_event(folder: Path, event: Mapping[str, Any]) -> None:
+    """Write one more line."""
+    with (folder / EVENTS).open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, and all is written
+        line = json.dumps(event).encode() + b"\n"
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else b"\n" + line
+        file.write(line)
+
+
+class NewEvents:
+    """Reads the lines that appear in events.jsonl from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / EVENTS
+        self.place = self.path.stat().st_size if self.path.exists() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The whole lines since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self.place += len(text)
+        return _parse(text)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.config import RunConfig
-from atoll.experiment.events import failures
 from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
 from atoll.experiment.metrics import LABELS
+from atoll.experiment.status import failures
 from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.history import read_tables

@@ -33,12 +33,12 @@ from typing import Self
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
-from atoll.experiment.events import NewEvents
 from atoll.experiment.hardware import available_memory, cores
 from atoll.experiment.loggers import share_logs
 from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.problem import SHARE, FederationCache, group_of
 from atoll.experiment.run import Stopped
+from atoll.experiment.status import NewEvents
 from atoll.studies import study_run
 from atoll.studies.costs import cost_of, memory_of
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, StudySettings

@@ -21,10 +21,10 @@ import msgspec
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.experiment.config import make_config, parse_config, what_differs
-from atoll.experiment.events import read_events
 from atoll.experiment.folder import read_json
 from atoll.experiment.loggers import check_logs
 from atoll.experiment.problem import FederationCache
+from atoll.experiment.status import read_events
 from atoll.studies import study_run
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome

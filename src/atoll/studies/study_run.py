@@ -27,13 +27,13 @@ from atoll.core.vmap.varied import Undecided, points
 from atoll.experiment.baseline import AnyBaseline, Baseline, run_baseline
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, resolve
-from atoll.experiment.events import append_event
 from atoll.experiment.folder import read_json
 from atoll.experiment.hardware import choose_device, device_answers, tuned_process
 from atoll.experiment.observers import Observer
 from atoll.experiment.problem import Data, Divide, FederationCache, Problem, name_configuration
 from atoll.experiment.result import Result
 from atoll.experiment.run import SAVE_EVERY, RunPlan, Stopped
+from atoll.experiment.status import append_event
 from atoll.experiment.sweep import Parted, SeedFailed, run_together, why_one_by_one
 
 logger = logging.getLogger(__name__)

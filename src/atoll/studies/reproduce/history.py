@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.experiment.events import failures
 from atoll.experiment.folder import read_json
+from atoll.experiment.status import failures
 from atoll.studies.reproduce import table as tables
 from atoll.studies.reproduce.recipes import STRICT, Paper, Printed, read_paper
 from atoll.studies.reproduce.table import ReproducedRow, Reproduction, Wanted

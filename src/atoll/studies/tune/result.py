@@ -16,8 +16,8 @@ import numpy as np
 
 from atoll.core.space import Range, Value
 from atoll.experiment.config import RunConfig, config_text, read_config, run_command
-from atoll.experiment.events import read_events
 from atoll.experiment.folder import read_json
+from atoll.experiment.status import read_events
 from atoll.present import chart
 from atoll.present.files import plain_json, write_all
 from atoll.present.layout import Part, heading, quiet
