@@ -40,9 +40,8 @@ from atoll.engines.base import choose_engine
 from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
-from atoll.experiment.evaluate import Evaluator
 from atoll.experiment.hardware import choose_device, tuned_process
-from atoll.experiment.metrics import mean_over_clients
+from atoll.experiment.metrics import Evaluator, mean_over_clients
 from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 from atoll.present.terminal import last_validation

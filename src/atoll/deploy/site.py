@@ -38,8 +38,7 @@ from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, make_config
-from atoll.experiment.evaluate import Evaluator
-from atoll.experiment.metrics import from_confusion
+from atoll.experiment.metrics import Evaluator, from_confusion
 from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
 
 EVALUATOR = "evaluator"

@@ -24,11 +24,11 @@ from atoll.core.graph import Graph
 from atoll.core.tree import stack
 from atoll.engines.ledger import Ledger
 from atoll.experiment.config import RunConfig
-from atoll.experiment.evaluate import score_numbers
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import tuned_process
 from atoll.experiment.history import History, empty_history, select_rule
 from atoll.experiment.loggers import open_logs
+from atoll.experiment.metrics import score_numbers
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.problem import Data, Divide, Problem
 from atoll.experiment.result import Result, SeedResult

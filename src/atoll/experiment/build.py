@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 import msgspec
@@ -46,11 +46,14 @@ def build_method(
     if task not in cls.tasks:
         able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
         what = " and ".join(f"{known}s" for known in cls.tasks)
-        raise ConfigError(
-            f"{config.method} classifies {what}, but '{plain_name(config.data)}' has {task}s to "
-            f"classify; methods for that: {able}"
-        )
-    settings = _with_preset(dict(config.set), cls, config.method)
+        has = f"'{plain_name(config.data)}' has {task}s to classify"
+        raise ConfigError(f"{config.method} classifies {what}, but {has}; methods for that: {able}")
+    settings = dict(config.set)
+    if preset := str(settings.pop("preset", "")):
+        if not cls.presets:
+            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
+        check_name(f"preset of {config.method}", preset, cls.presets)
+        settings = {**cls.presets[preset], **settings}
     if TASKS[task].many_graphs:
         settings = {**cls.for_graphs, **settings}
     base = _base(settings.pop("base", ""), cls, config.method)
@@ -76,7 +79,7 @@ def build_method(
     for key, value in settings.items():
         for owner, name in _owners(key, parts, config.method):
             chosen[owner][name] = _converted(parts[owner], name, value)
-    # All of a part's at once: what two of them say together is checked when both are there.
+    # All values of a part at once, because some are checked together.
     parts = {owner: replace(part, **chosen[owner]) for owner, part in parts.items()}
     shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
     if base is not None:
@@ -84,17 +87,6 @@ def build_method(
         shared["base"] = replace(parts["base"], **given)
     built: Method = replace(parts["method"], **shared)
     return built
-
-
-def _with_preset(settings: dict[str, Value], cls: type[Method], method: str) -> dict[str, Value]:
-    """The settings, over those of the method's preset if one is named."""
-    preset = str(settings.pop("preset", ""))
-    if not preset:
-        return settings
-    if not cls.presets:
-        raise ConfigError(f"{method} has no presets; leave out --set preset={preset}")
-    check_name(f"preset of {method}", preset, cls.presets)
-    return {**cls.presets[preset], **settings}
 
 
 def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
@@ -107,10 +99,8 @@ def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str
         works = " or ".join(fitting)
         raise ConfigError(f"{config.method} cannot use net={name}; use --set net={works}")
     if name not in nets:
-        raise ConfigError(
-            f"net={name} does not classify {task}s, as '{plain_name(config.data)}' needs; use "
-            f"--set net={' or '.join(nets)}"
-        )
+        why = f"does not classify {task}s, as '{plain_name(config.data)}' needs"
+        raise ConfigError(f"net={name} {why}; use --set net={' or '.join(nets)}")
     return name
 
 
@@ -152,10 +142,14 @@ def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, 
 
 def _converted(part: Any, name: str, value: object) -> Any:
     """A hyper-parameter's value in its type, within its limits."""
-    assert is_dataclass(part)
     hyper = hypers(type(part))[name]
-    if hyper.kind is Rule:
-        return _rule(str(value))
+    if hyper.kind is Rule:  # an aggregation rule: `median`, or `trimmed:f=2` with its parameters
+        kind, options = parse_recipe(str(value))
+        check_name("aggregation rule", kind, RULES)
+        rule: Any = RULES[kind]()
+        for key in options:
+            check_name(f"parameter of aggregate={kind}", key, _names(rule))
+        return replace(rule, **{key: _converted(rule, key, options[key]) for key in options})
     try:
         converted = msgspec.convert(value, hyper.kind, strict=False)
     except msgspec.ValidationError:
@@ -164,14 +158,3 @@ def _converted(part: Any, name: str, value: object) -> Any:
         raise ConfigError(f"{name} cannot be '{value}'; it takes {wanted}") from None
     hyper.check(converted)
     return converted
-
-
-def _rule(text: str) -> Rule:
-    """The aggregation rule that a recipe names: `median`, or `trimmed:f=2` with its parameters."""
-    name, options = parse_recipe(text)
-    check_name("aggregation rule", name, RULES)
-    rule: Any = RULES[name]()
-    for key in options:
-        check_name(f"parameter of aggregate={name}", key, _names(rule))
-    made: Rule = replace(rule, **{key: _converted(rule, key, options[key]) for key in options})
-    return made

@@ -121,7 +121,13 @@ def make_config(**given: Any) -> RunConfig:
     try:
         config: RunConfig = msgspec.convert(given, RunConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(_wrong_type(str(error), given)) from error
+        # As in "Expected `int | null`, got `str` - at `$.rounds`".
+        found = re.search(r"Expected `([^`]*)`.* at `\$\.(\w+)", str(error))
+        if found is None:
+            raise ConfigError(f"the configuration cannot be used: {error}") from error
+        kinds, name = found[1].removesuffix(" | null").split(" | "), found[2]
+        takes = " or ".join(KINDS.get(kind, kind) for kind in kinds)
+        raise ConfigError(f"{name} cannot be {given[name]!r}; it takes {takes}") from error
     counts = {name: getattr(config, name) for name in ("clients", "rounds", "epochs", "seeds")}
     at_least_1 = "a whole number of at least 1"
     wrong = {name: (count is not None and count < 1, at_least_1) for name, count in counts.items()}
@@ -162,25 +168,14 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
         wanted = getattr(config, name)
         if wanted not in (None, value):
             option = name.replace("_", "-")
-            raise ConfigError(
-                f"'{config.data}' was divided with {option} {value}, but {wanted} was asked for; "
-                f"leave out --{option}, or divide the data again: atoll partition"
-            )
+            differ = f"with {option} {value}, but {wanted} was asked for"
+            hint = f"leave out --{option}, or divide the data again: atoll partition"
+            raise ConfigError(f"'{config.data}' was divided {differ}; {hint}")
     for name in ("schema", "own", "allow"):
         if getattr(config, name):
             why = f"is for data that are still to be divided, and '{config.data}' is"
             raise ConfigError(f"--{name} {why}; leave it out")
     return replace(config, **fixed)
-
-
-def _wrong_type(problem: str, given: Mapping[str, Any]) -> str:
-    """What msgspec says, "Expected `int | null`, got `str` - at `$.rounds`" in our words."""
-    found = re.search(r"Expected `([^`]*)`.* at `\$\.(\w+)", problem)
-    if found is None:
-        return f"the configuration cannot be used: {problem}"
-    kinds = found[1].removesuffix(" | null").split(" | ")
-    wanted = " or ".join(KINDS.get(kind, kind) for kind in kinds)
-    return f"{found[2]} cannot be {given[found[2]]!r}; it takes {wanted}"
 
 
 def config_text(config: RunConfig) -> str:
@@ -242,10 +237,9 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
 def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> None:
     """The data decide the task; the options and the protocol must agree with them."""
     if config.task is not None and task_named(config.task).name != task:
-        raise ConfigError(
-            f"task is {config.task}, but '{data}' has {TASKS[task].plural} to classify; leave out "
-            "--task, or choose other data"
-        )
+        has = f"'{data}' has {TASKS[task].plural} to classify"
+        hint = "leave out --task, or choose other data"
+        raise ConfigError(f"task is {config.task}, but {has}; {hint}")
     if task not in rules.tasks:
         others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
         kinds, hint = ("sets of graphs", "one graph"), "choose another protocol"

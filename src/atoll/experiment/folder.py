@@ -199,21 +199,21 @@ class RunFolder:
         """The result, as the run returned it. Scores have six digits, as in metrics.csv."""
         config, about = self.config, self.summary
         metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
-        same = ["weights", "select", "engine", "device"]
-        same += ["environment", "federation", "hyperparameters"]
+        same = ("weights", "select", "engine", "device", "environment", "federation")
         try:
             names = set(metrics["scored"].tolist()) - {"local"}
             return Result(
                 config=config,
                 seeds=tuple(
                     SeedResult(seed, read_history(metrics, seed, arrays), read_ledger(ledger, seed))
-                    for seed, arrays in zip(self.config.all_seeds, self.seed_data, strict=True)
+                    for seed, arrays in zip(config.all_seeds, self.seed_data, strict=True)
                 ),
                 deployed=names.pop() if names else about["scored"],
                 setup_seconds=about["seconds"]["setup"],
                 out=self.path,
                 metric=about.get("metric", "accuracy"),
                 privacy=about.get("privacy"),
+                hyperparameters=about["hyperparameters"],
                 **{name: about[name] for name in same},
             )
         except (KeyError, ValueError, IndexError) as error:

@@ -127,8 +127,8 @@ class TensorBoardLog(RoundLog):
 
     def round(self, seed: int, history: History) -> None:
         if seed not in self.writers:
-            folder = str(self.folder / f"seed-{seed}")
             # A resumed run writes all its rounds again, and TensorBoard drops the old ones.
+            folder = str(self.folder / f"seed-{seed}")
             self.writers[seed] = self.writer_class(folder, purge_step=0, flush_secs=10)
         for number, found in self.new_rounds(seed, history).items():
             for name, value in found.items():

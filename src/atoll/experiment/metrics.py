@@ -1,14 +1,23 @@
-"""From confusion counts to numbers in a table: per client, then means over clients.
+"""From predictions to numbers in a table: counts of each client, its metrics, means over clients.
 
-Arrays have the axes (..., clients); NaN marks a client that has no such number (an empty test
-set) and is left out of every mean, never counted as right.
+Scoring is a client step: a client predicts on its own graph and replies with counts only. Arrays
+have the axes (..., clients); NaN marks a client that has no such number (an empty test set) and is
+left out of every mean, never counted as right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.graph import Graph
+from atoll.core.method import Method, client_step
+from atoll.core.task import Scores
+from atoll.core.tree import Tree, record
 
 LABELS = {
     "accuracy": "accuracy",
@@ -61,3 +70,50 @@ def best_round(validation: np.ndarray) -> int:
     if np.isnan(validation).all():
         return int(validation.shape[0] - 1)
     return int(np.nanargmax(validation))
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores a method's predictions."""
+
+    method: Method
+    with_auc: bool = False
+    with_dropout: bool = False  # only where a compat switch asks for it
+    with_train: bool = True  # whether training nodes, or graphs, are scored
+
+    def derived_from(self, state: Tree) -> Tree:
+        return self.method.derived_from(state)
+
+    def derive(self, graph: Graph, part: Tree) -> Tree:
+        return self.method.derive(graph, part)
+
+    @client_step(keeps_state=True)
+    def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
+        """Predict and count."""
+        if not self.with_train:  # the training part is left out as far as that is possible
+            graph = graph if graph.held_out is None else graph.held_out
+            graph = replace(graph, train=torch.zeros_like(graph.train))
+        noise = key if self.with_dropout else None
+        outputs = self.method.predict(graph, message, state, noise)
+        return graph.task.score(outputs, graph, with_auc=self.with_auc)
+
+
+@record
+class Outcome:
+    """The scores of one round, on the device."""
+
+    positions: Tensor  # of the clients that took part
+    scored: Tensor  # positions of all clients that are there, which scored the deployed model
+    deployed: Scores
+    local: Scores | None = None  # None if no client trained
+    finite: Tensor | None = None  # which numbers that the round's tape watched are finite
+
+
+def score_numbers(scores: Scores) -> np.ndarray:
+    """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
+    confusion, auc = scores.confusion.numpy(), scores.auc.numpy()
+    numbers = from_confusion(confusion)
+    numbers["auc"] = np.where(auc < 0, np.nan, auc)
+    empty = confusion.sum((-1, -2)) == 0
+    numbers["loss"] = np.where(empty, np.nan, scores.loss.numpy())
+    return np.stack([numbers[metric] for metric in METRICS], axis=-1)

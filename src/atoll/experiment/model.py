@@ -160,8 +160,8 @@ class _ReadTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., object], types: object, args: Tree = (), kwargs: Tree = None
     ) -> object:
-        given = pytree.tree_leaves((args, kwargs))
-        self.read |= {id(value) for value in given if isinstance(value, Tensor)}
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.read |= {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
         return func(*args, **(kwargs or {}))
 
 
@@ -225,8 +225,6 @@ def read_model(folder: Path) -> SelectedModel:
         rounds = [picked] * int(about["clients"]) if isinstance(picked, int) else picked
         own = list(read("private").values()) if about["private_parts"] else ()
     except (OSError, KeyError, ValueError, AttributeError, WireError) as error:
-        raise DataError(
-            f"the model in '{folder}' cannot be read ({type(error).__name__}: {error}); copy the "
-            "folder whole"
-        ) from error
+        problem = f"cannot be read ({type(error).__name__}: {error})"
+        raise DataError(f"the model in '{folder}' {problem}; copy the folder whole") from error
     return SelectedModel(np.array(rounds), each, own, about)

@@ -29,9 +29,8 @@ from atoll.engines.clients import Backend, Participants, Simulation
 from atoll.engines.codec import load_checkpoint, pack_states, save_checkpoint, unpack_states
 from atoll.engines.ledger import Ledger
 from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
-from atoll.experiment.evaluate import Evaluator, Outcome, score_numbers
 from atoll.experiment.history import History, Selection, empty_history
-from atoll.experiment.metrics import METRICS
+from atoll.experiment.metrics import METRICS, Evaluator, Outcome, score_numbers
 from atoll.experiment.model import ModelKeeper, Trees
 from atoll.experiment.privacy import spent
 
@@ -211,10 +210,8 @@ class Run:
             return
         tree = load_checkpoint(checkpoint)
         if tree["fingerprint"] != fingerprint:
-            raise DataError(
-                f"checkpoint {checkpoint} belongs to another configuration; resume with its own "
-                "folder (--resume DIR) or choose another --out"
-            )
+            hint = "resume with its own folder (--resume DIR) or choose another --out"
+            raise DataError(f"checkpoint {checkpoint} belongs to another configuration; {hint}")
         self.restore(tree)
 
     def start(self) -> None:
@@ -288,8 +285,8 @@ class Run:
         local = None if found.local is None else score_numbers(found.local)
         for row, played in enumerate(rounds):
             positions, scored = found.positions[row].tolist(), found.scored[row].tolist()
-            problem = played.problem(None if found.finite is None else found.finite[row], positions)
-            if problem is not None:
+            finite = None if found.finite is None else found.finite[row]
+            if problem := played.problem(finite, positions):
                 raise problem
             nothing = np.full((len(self.history.nodes), len(ROLES), len(METRICS)), np.nan)
             everywhere = nothing.copy()

@@ -125,9 +125,8 @@ class StatusReader:
             return self._study()
         if (self.folder / "config.toml").exists():
             return self._run()
-        raise ConfigError(
-            f"'{self.folder}' holds neither a run nor a study (no config.toml, no study.json)"
-        )
+        lacking = "neither a run nor a study (no config.toml, no study.json)"
+        raise ConfigError(f"'{self.folder}' holds {lacking}")
 
     def _run(self) -> Status:
         config = tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))

@@ -21,8 +21,8 @@ from atoll.core.tree import tree_map
 from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.base import engine_name, runs_at_once
 from atoll.engines.replay import Replay, fetched, out_of_memory
-from atoll.experiment.evaluate import Outcome
 from atoll.experiment.history import History
+from atoll.experiment.metrics import Outcome
 from atoll.experiment.rounds import Experiment, Run, Saver
 
 log = logging.getLogger(__name__)
