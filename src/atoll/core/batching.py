@@ -1,6 +1,5 @@
-"""How an epoch's steps see a client's training data, as the experiment chooses.
+"""How an epoch's steps see a client's training data: an engine attaches it to each graph.
 
-An engine attaches the value to each graph (`minibatch.with_batching`), and `fit` reads it there.
 Another way of cutting is one more class here and one more case in `minibatch.py`.
 """
 
@@ -24,7 +23,6 @@ class Graphs:
     """A step sees `size` of a client's small training graphs, each one uncut."""
 
     size: int
-
     cuts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -33,7 +31,6 @@ class Graphs:
 
 
 Batching = Whole | Graphs
-
 WHOLE = Whole()
 
 

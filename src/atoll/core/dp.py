@@ -56,17 +56,14 @@ def clipped(update: Tree, clip: float) -> Tree:
 
 @dataclass(frozen=True)
 class Noised(Wrapper):
-    """A method whose clients send clipped and noised updates.
-
-    With `hides_divergence` an update that is not finite counts as none, so that it discloses
-    nothing; a simulation stops with an error.
-    """
+    """A method whose clients send clipped and noised updates."""
 
     base: Method
     clip: float  # C, the most that one client may move the model
     noise: float  # z, the noise of one client as a multiple of C, for every parameter
     delta: float = 1e-5  # for the account of what is spent; it changes nothing that is sent
     source: Noise = keyed_noise  # a real site has its own, which no other can repeat
+    # An update that is not finite counts as none and discloses nothing; a simulation stops at it.
     hides_divergence: bool = False
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)

@@ -44,16 +44,6 @@ def each(change: Callable[[Graph], Graph], graphs: Sequence[Graph]) -> Sequence[
 class Federation:
     """Clients' graphs, in an order that carries no meaning.
 
-    Attributes:
-        graphs: One per client; a tuple, or `LazyGraphs`.
-        classes: Number of classes, common knowledge.
-        name: The data set's name, for tables.
-        numbers: Each client's own number. Keyed noise follows it, so that listing the clients in
-            another order changes nothing.
-        metric: "accuracy" or "auc".
-        batching: How clients cut their training into steps, unless an experiment chooses.
-        about: How the federation was made (partition, split, hashes), for the record.
-
     Examples:
         >>> import atoll
         >>> federation = atoll.partition(atoll.load("lagoon"), "random", clients=3)
@@ -63,12 +53,13 @@ class Federation:
         [600, 600, 600]
     """
 
-    graphs: Sequence[Graph]
-    classes: int
-    name: str = "federation"
-    numbers: tuple[int, ...] = ()
-    metric: str = "accuracy"
-    batching: Batching = WHOLE
+    graphs: Sequence[Graph]  # one per client; a tuple, or `LazyGraphs`
+    classes: int  # how many there are, common knowledge
+    name: str = "federation"  # of the data set, for tables
+    numbers: tuple[int, ...] = ()  # the clients' own: noise follows them, and not the order
+    metric: str = "accuracy"  # or "auc"
+    batching: Batching = WHOLE  # how clients cut training into steps, unless an experiment chooses
+    # How the federation was made (partition, split, hashes), for the record.
     about: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:

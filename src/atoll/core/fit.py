@@ -15,12 +15,13 @@ from atoll.core.graph import Graph
 from atoll.core.minibatch import minibatches
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
-from atoll.core.tree import Tree, flatten, inside_transform, unflatten
+from atoll.core.tree import Tree, flatten, inside_transform, leaves, unflatten
 from atoll.core.vmap.stacks import Batch, current_batch
 
 Loss = Callable[[Tree, Graph, Tensor], Tensor]
 """(params, graph, key) -> scalar, where the graph is the client's or a mini-batch of it."""
 PlainLoss = Callable[[Tree, Tensor], Tensor]  # (params, key) -> scalar
+Steps = Iterable[tuple[PlainLoss, Tensor]]  # of each step, with its key
 Adjust = Callable[[Tree, Tree], Tree]  # (grads, params) -> grads
 
 
@@ -62,7 +63,7 @@ def fit(
         for epoch in range(epochs)
         for batch, noise in minibatches(graph, fold(key, epoch))
     )
-    return _descend(steps, params, optimizer, state, key, adjust, owned=False)
+    return _descend(steps, params, optimizer, state, adjust, owned=False)
 
 
 def _on(loss: Loss, graph: Graph, params: Tree, key: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def minimise(
 ) -> tuple[Tree, Tree]:
     """`fit` without a graph, on the server; `owned` parameters and state may be overwritten."""
     plain = ((loss, fold(key, number)) for number in range(steps))
-    return _descend(plain, params, optimizer, state, key, None, owned)
+    return _descend(plain, params, optimizer, state, None, owned)
 
 
 def num_steps(graph: Graph, epochs: int) -> Tensor:
@@ -92,25 +93,19 @@ def num_steps(graph: Graph, epochs: int) -> Tensor:
 
 
 def _descend(
-    steps: Iterable[tuple[PlainLoss, Tensor]],
-    params: Tree,
-    optimizer: Optimizer,
-    state: Tree,
-    key: Tensor,
-    adjust: Adjust | None,
-    owned: bool,
+    steps: Steps, params: Tree, optimizer: Optimizer, state: Tree, bend: Adjust | None, owned: bool
 ) -> tuple[Tree, Tree]:
     """One update for each loss and its key."""
     batch = current_batch()
-    if batch is not None and not owned and not key.is_cuda:
+    if batch is not None and not owned and not leaves(params)[0].is_cuda:
         # One copy for every client before the first step. Otherwise the first step copies them, and
         # products with a model that all clients share copy it again. On a GPU no step overwrites.
         params, state, owned = batch.copied(params), batch.copied(state), True
     state = optimizer.init(params) if state is None else state
     for loss, noise in steps:
         grads = gradient(loss, params, noise)
-        if adjust is not None:
-            grads = adjust(grads, params)
+        if bend is not None:
+            grads = bend(grads, params)
         params, state = optimizer.update(grads, params, state, owned=owned)
         owned = True  # from now on only this loop has the parameters: overwrite them
     return params, state
@@ -134,12 +129,9 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
 
 
 def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
-    """Every client's gradient, by plain autograd on the stacks behind `vmap`.
-
-    No client's loss depends on another client's parameters, so the gradient of the losses' sum
-    contains each client's gradient. `torch.func.grad` gives the same numbers, but wraps every
-    operation in a second interpreter layer.
-    """
+    """Every client's gradient, by plain autograd on the stacks behind `vmap`."""
+    # No client's loss depends on another client's parameters, so the gradient of the losses' sum
+    # contains each client's. `torch.func.grad` would wrap every operation in a second interpreter.
     with torch.enable_grad():
         given, spec = flatten(params)
         lowered = [batch.lower(leaf) for leaf in given]

@@ -1,9 +1,8 @@
 """One client's graph as a record of tensors, and the sparse matrices that networks multiply with.
 
-A client that owns many small graphs, each with one label, holds them end to end as one graph
-without edges between them. Label and role of a small graph stand on one of its nodes, its root;
-every other node is in no mask. So losses, masks, padding and scores count graphs where they would
-count nodes.
+A client that owns many small graphs holds them end to end as one graph without edges between them.
+Label and role of a small graph stand on one of its nodes, its root; every other node is in no mask.
+So losses, masks, padding and scores count graphs where they would count nodes.
 """
 
 from __future__ import annotations
@@ -224,12 +223,9 @@ def pick(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
-    """The sum of the values, (E, ...), at each place, (size, ...), always in the same order.
-
-    `index_add` on a GPU adds in the order in which threads arrive, so every run rounds otherwise.
-    """
+    """The sum of the values, (E, ...), at each place, (size, ...), always in the same order."""
     none = values.new_zeros(size, *values.shape[1:])
-    if values.is_cuda:
+    if values.is_cuda:  # `index_add` adds there in the order in which threads arrive
         return none.index_put((places,), values, accumulate=True)
     return none.index_add(0, places, values)
 
@@ -265,10 +261,7 @@ def make_graph(
     has_features: Tensor | None = None,
     has_classes: Tensor | None = None,
 ) -> Graph:
-    """A graph with the usual defaults: no padding, unit weights, ids in order.
-
-    Masks may be boolean; a node without a known label (-1) must be in none of them.
-    """
+    """A graph with the usual defaults; a node without a label (-1) must be in no mask."""
     like = x.values if isinstance(x, Sparse) else x
     size, dtype = y.shape[0], like.dtype
     if root is not None:

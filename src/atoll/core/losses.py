@@ -32,11 +32,9 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
 
 
 def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """How far logits, (N, C), are below their row's largest; log of the sum of exp of that, (N,).
-
-    Their difference is `log_softmax`, for which torch takes three times as long for a few classes.
-    Not by `logsumexp` of the logits themselves: large logits round a small loss away.
-    """
+    """How far logits, (N, C), are below their row's largest; log of the sum of its exp, (N,)."""
+    # Their difference is `log_softmax`, for which torch takes three times as long for few classes.
+    # Not by `logsumexp` of the logits themselves: large logits round a small loss away.
     below = logits - logits.detach().amax(-1, keepdim=True)
     return below, below.exp().sum(-1).log()
 

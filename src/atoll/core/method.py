@@ -78,16 +78,14 @@ def task_of(net: object) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """A client step of one method, ready to be mapped over clients.
-
-    `discloses` names reply fields with a node or edge axis, each with the reason why it must leave.
-    """
+    """A client step of one method, ready to be mapped over clients."""
 
     owner: Any  # a method or an evaluator, whose fields engines read by name
     function: Callable[..., Any]  # (owner, graph, message, state, key), typed where it is written
     name: str  # also part of every key that it gets
     vectorize: bool = True  # whether `fused` may run many clients in one program
     keeps_state: bool = False  # it only reads the private state, and returns just the reply
+    # Reply fields with a node or edge axis, each with the reason why it must leave.
     discloses: Reasons = field(default_factory=lambda: MappingProxyType({}), hash=False)
 
     def __call__(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -265,10 +263,8 @@ class Method(ABC):
         """One round: map steps over the clients, aggregate, return the server's next tree."""
 
     def stage(self, round: int) -> Hashable:
-        """The kind of a round, for a method that looks at `clients.round`; None promises nothing.
-
-        Rounds of one stage do the same with other numbers, so that they can be recorded once.
-        """
+        """The kind of a round, for a method that reads `clients.round`; None promises nothing."""
+        # Rounds of one stage do the same with other numbers, so that they can be recorded once.
         return None
 
     def deploy(self, server: Tree) -> Message:
@@ -325,10 +321,7 @@ class Method(ABC):
         return self.not_private
 
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
-        """The server's tree with another model in the place of the deployed one.
-
-        A method that computes what it deploys must override this.
-        """
+        """The server's tree with another deployed model; to override where `deploy` computes."""
         old, new = leaves(self.deploy(server).tree), leaves(tree)
         swapped = {id(a): b for a, b in zip(old, new, strict=True)}
         if not swapped.keys() <= {id(leaf) for leaf in leaves(server)}:

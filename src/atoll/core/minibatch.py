@@ -1,7 +1,6 @@
-"""Mini-batches of whole graphs: which training graphs a step sees, and the graph that they make.
+"""Mini-batches of whole graphs, for clients that own many small graphs (`Graph.root`).
 
-For clients that own many small graphs (`Graph.root`). No edge is ever cut, because a batch holds a
-small graph whole or not at all.
+No edge is ever cut, because a batch holds a small graph whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ from atoll.core.tree import Tree
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
-    """What each step of an epoch sees, and its key: the graph itself, or some of its small graphs.
-
-    Batches hold what networks read, the views; x and edges are of shapes that fail when read.
-    """
+    """What each step of an epoch sees, and its key: the graph, or some of its small graphs."""
+    # Batches hold what networks read, the views; x and edges are of shapes that fail when read.
     if isinstance(graph.batching, Whole):
         yield graph, key
         return
@@ -132,10 +129,8 @@ def _moved(starts: Tensor, counts: Tensor, order: Tensor, size: int) -> _Moved:
 
 
 def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
-    """Small graphs in an order, `size` at a time, of a graph where they stand one after another.
-
-    All of them are moved at once; then a batch is a slice of everything.
-    """
+    """Small graphs in an order, `size` at a time, of a graph where they stand one after another."""
+    # All of them are moved at once; then a batch is a slice of everything.
     assert graph.root is not None
     assert graph.roots is not None
     counts = torch.unique_consecutive(graph.root, return_counts=True)[1]

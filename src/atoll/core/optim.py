@@ -1,7 +1,4 @@
-"""Functional optimizers, as pairs (init, update); they match `torch.optim` to rounding.
-
-Weight decay is L2 in the gradient, as in `torch.optim.Adam` and everywhere in this literature.
-"""
+"""Functional optimizers (init, update) that match `torch.optim`; weight decay is L2."""
 
 from __future__ import annotations
 

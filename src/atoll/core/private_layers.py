@@ -1,8 +1,7 @@
-"""Layers that never leave a client.
+"""Layers that never leave a client, because they fit what only this client has (its features).
 
-A network may name some of its parameters private (`private`, names at the top of its parameter
-tree): they fit what only this client has, such as its own features. A method shares the rest and
-keeps the client's part in the private state. Most networks have none: all parameters are shared.
+A network names them (`private`, names at the top of its parameter tree). A method shares the rest
+and keeps the client's part in the private state. Most networks have none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Keyed randomness: noise is a hash of (seed, round, client, purpose, index), never a stream.
 
 The same key gives the same noise on every engine, in any order, on CPU and GPU. A key is a scalar
-int64 tensor, so that a captured GPU graph can replay it and `vmap` can carry one per client. The
-node's id indexes per-node noise, not its row, so that padding and relabelling do not change it.
-
-Keys are mixed with 64-bit splitmix; elements with a 32-bit avalanche hash, which vectorises.
+int64 tensor, so that a captured GPU graph can replay it and `vmap` can carry one per client. Ids,
+not rows, index per-node noise, so that padding and relabelling do not change it. Keys are mixed
+with 64-bit splitmix; elements with a 32-bit avalanche hash, which vectorises.
 """
 
 from __future__ import annotations
@@ -118,11 +117,9 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
 def dropout(
     h: Tensor, key: Tensor | None, rows: Tensor, rate: float | Varied, *purpose: int | str
 ) -> Tensor:
-    """Zero entries of h, (N, D), with probability `rate` and rescale; the identity without a key.
-
-    The noise belongs to the nodes whose ids are `rows`, (N,), and to `fold(key, *purpose)`.
-    """
-    # Of 2^16; a tensor where runs have different rates.
+    """Zero entries of h, (N, D), with probability `rate` and rescale; no key drops nothing."""
+    # The noise belongs to the nodes whose ids are `rows`, (N,), and to `fold(key, *purpose)`.
+    # `dropped` is of 2^16; a tensor where runs have different rates.
     if isinstance(rate, Varied):
         dropped: Number = torch.round(rate.tensor * 2**16)
     else:
@@ -213,10 +210,7 @@ class _Bits(Constant):
 
 
 class _Keep(Constant):
-    """A rescaled dropout mask as one op: `vmap` would take thirty integer operations apart.
-
-    `dropped`, of 2^16, is a tensor with the axes of the keys where runs have different rates.
-    """
+    """A rescaled dropout mask as one op: `vmap` would take thirty integer operations apart."""
 
     @staticmethod
     def forward(

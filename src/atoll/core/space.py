@@ -1,7 +1,4 @@
-"""What a search may try: ranges of hyper-parameters of method, network and optimizer.
-
-space = USUAL | {"mu": Real(1e-4, 10, log=True)}
-"""
+"""What a search may try: `space = USUAL | {"mu": Real(1e-4, 10, log=True)}`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What is predicted: the targets, the loss and the scores of a task, which a graph carries.
 
-A new task begins with one class here and one entry in `TASKS`. It names its splits and its metrics,
-whose functions live in `data/split.py` and `experiment/metrics.py`.
+A new task begins with one class here and one entry in `TASKS`; it names its splits and metrics.
 """
 
 from __future__ import annotations

@@ -29,10 +29,8 @@ def static(default: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))
 def record(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass that is a tree of its fields.
-
-    A field that is None is part of the structure, like a static one: `vmap` takes tensors alone.
-    """
+    """Make `cls` a frozen dataclass that is a tree of its fields."""
+    # A field that is None is part of the structure, like a static one: `vmap` takes only tensors.
     made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     _FIELDS[made] = tuple(
         (field.name, bool(field.metadata.get("static"))) for field in dataclasses.fields(made)

@@ -1,7 +1,4 @@
-"""What an engine is, the registry of engines, and how a name or a factory becomes an engine.
-
-This module imports no torch: the command line lists the engines in its help.
-"""
+"""What an engine is, and the registry; without torch, because the help lists the engines."""
 
 from __future__ import annotations
 

@@ -146,22 +146,19 @@ def client_diverged(position: int, step: str, number: int, name: str) -> StepErr
 
 
 class Simulation(Backend):
-    """Clients on this machine, behind one engine (a name among `ENGINES`, or a factory).
-
-    A batching of None leaves it to the federation. `EngineInputs` has the other options.
-    """
+    """Clients on this machine, behind one engine; `EngineInputs` explains the options."""
 
     def __init__(
         self,
         federation: Federation,
         method: Method,
         *,
-        engine: str | EngineFactory = "fused",
+        engine: str | EngineFactory = "fused",  # a name among `ENGINES`, or a factory
         seed: int = 0,
         device: torch.device | str = "cpu",
         chunk: int = 0,
         runs_per_device: int = 1,
-        batching: Batching | None = None,
+        batching: Batching | None = None,  # None leaves it to the federation
     ) -> None:
         batching = federation.batching if batching is None else batching
         views = dict(method.views)

@@ -75,10 +75,7 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
 
 
 def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
-    """Refuse a reply without the names, shapes and types of the template.
-
-    Shapes may differ in `free` fields, which declare a node or edge axis.
-    """
+    """Refuse a reply unlike the template; shapes may differ in `free` (declared) fields."""
     names, declared = ([name for name, _ in named_leaves(t)] for t in (tree, template))
     if structure(tree) != structure(template) or names != declared:
         raise WireError(
@@ -179,12 +176,9 @@ def load_checkpoint(path: Path) -> Tree:
 
 
 def pack_states(states: Tree) -> Tree:
-    """Private states for a checkpoint: those of one shape stacked, so that many cost little.
-
-    An engine whose clients keep their states elsewhere exports no list; that stays unchanged.
-    """
+    """Private states for a checkpoint: those of one shape stacked, so that many cost little."""
     if not isinstance(states, list):
-        return states
+        return states  # from an engine whose clients keep their states elsewhere
     alike: dict[object, list[int]] = {}
     for position, state in enumerate(states):
         alike.setdefault(shapes(state), []).append(position)

@@ -125,16 +125,11 @@ class FlareFleet:
         del self.pings[site]
         return True
 
-    def lost(self, site: str) -> None:
-        """FLARE says that a site's process is gone."""
+    def mark(self, site: str, *, gone: bool) -> None:
+        """Note FLARE's report that a site's process is gone, or there after all."""
         with self.changed:
-            self.gone.add(site)
+            self.gone = self.gone | {site} if gone else self.gone - {site}
             self.changed.notify_all()
-
-    def found(self, site: str) -> None:
-        """FLARE says that a site's process is there after all."""
-        with self.changed:
-            self.gone.discard(site)
 
     def close(self) -> None:
         self.controller.cancel_all_tasks()
@@ -169,10 +164,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
 
     @abstractmethod
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
-        """The server's program.
-
-        `kit` is the server's folder, which outlives the job; the submitter can download `out`.
-        """
+        """The server's program; the folder `kit` outlives the job, `out` can be downloaded."""
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         command = lambda *_args, **_more: dict(self.progress)  # noqa: E731
@@ -197,9 +189,9 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         if self.fleet is None:
             return
         if event_type == EventType.CLIENT_DISCONNECTED:
-            self.fleet.lost(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME))
+            self.fleet.mark(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME), gone=True)
         elif event_type == EventType.CLIENT_RECONNECTED:
-            self.fleet.found(fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME))
+            self.fleet.mark(fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME), gone=False)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types

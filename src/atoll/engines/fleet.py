@@ -1,10 +1,8 @@
 """Real sites, seen from the server: steps go out as packets, checked replies come back.
 
 `Fleet` is the transport (`engines/flare.py` is one), `Remote` the engine on top of it, `Cohort` the
-backend of rounds.
-
-A round either happens whole, with one set of sites, or not at all: where a site fails in the middle
-of it, the round is tried again without that site. Each packet names the round whose private state
+backend of rounds. A round happens whole, with one set of sites, or not at all: where a site fails
+in the middle, it is tried again without that site. Each packet names the round whose private state
 counts (`state`), so that a site discards the state of a failed attempt by itself.
 """
 
@@ -78,13 +76,10 @@ class Aborted(AtollError):
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """What the server knows of the sites' data: the counterpart of a `Federation`.
-
-    Features, classes and task are common to all sites.
-    """
+    """What the server knows of the sites' data: the counterpart of a `Federation`."""
 
     names: tuple[str, ...]  # in the order of the clients
-    features: int
+    features: int  # these, classes and task are common to all sites
     classes: int
     task: Task
     counts: tuple[tuple[int, ...], ...]  # each site's training, validation and test nodes or graphs

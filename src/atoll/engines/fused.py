@@ -25,35 +25,24 @@ from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step
 from atoll.core.tree import Tree, concat, inside_transform, take, tree_map
 from atoll.core.vmap.varied import Undecided
+from atoll.engines import stacking
 from atoll.engines.base import Members
 from atoll.engines.programs import MOST_KEPT, Derived, PrivateStates, RecordedSteps, at_once
 from atoll.engines.recording import NotRecordable
 from atoll.engines.serial import Serial
-from atoll.engines.stacking import (
-    CHUNK,
-    MOST_NODES,
-    Outline,
-    make_buckets,
-    on_disk,
-    outline,
-    stack_graphs,
-)
 
 log = logging.getLogger(__name__)
 
 
 class Fused:
-    """Runs a step on whole buckets of clients; private states stay stacked between rounds.
-
-    `Engine` and `Recordable` say what its methods are for.
-    """
+    """Runs a step on whole buckets of clients; private states stay stacked between rounds."""
 
     name = "fused"
 
     def __init__(self, graphs: Sequence[Graph], chunk: int = 0) -> None:
         self.graphs = graphs
         self.lazy = isinstance(graphs, LazyGraphs)
-        self.chunk = chunk or CHUNK
+        self.chunk = chunk or stacking.CHUNK
         self.looped = Serial(graphs)
         self.stacked: dict[Members, Graph] = {}
         self.buckets: dict[Members, list[Members]] = {}
@@ -63,9 +52,9 @@ class Fused:
         self.derived = Derived()
 
     @cached_property
-    def outlines(self) -> list[Outline]:
+    def outlines(self) -> list[stacking.Outline]:
         """Of all clients, found once."""
-        return outline(self.graphs)
+        return stacking.outline(self.graphs)
 
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
@@ -88,11 +77,8 @@ class Fused:
         return replies if rows == tuple(range(len(rows))) else take(replies, self._index(rows))
 
     def run_sampled(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
-        """Replies of clients that only the device knows, stacked.
-
-        All clients compute, and the results of those that were not drawn are dropped: on a GPU
-        small programs cost what one does.
-        """
+        # All clients compute, and the results of those that were not drawn are dropped: on a GPU
+        # small programs cost what one does.
         everyone = range(len(self.graphs))
         self.regroup()
         before = dict(self.states.stacks)
@@ -174,10 +160,8 @@ class Fused:
     def _in_parallel(
         self, one: Callable[[Members], tuple[Tree, Tree]], programs: Sequence[Members]
     ) -> list[tuple[Tree, Tree]]:
-        """Every program once, as many at a time as there are threads, the largest first.
-
-        Programs of small tensors use a second core better than one program's operations do.
-        """
+        """Every program once, as many at a time as there are threads, the largest first."""
+        # Programs of small tensors use a second core better than one program's operations do.
         threads = torch.get_num_threads()
         # Only their own thread knows the transforms under way.
         if threads == 1 or len(programs) == 1 or self._on_gpu or inside_transform():
@@ -247,26 +231,23 @@ class Fused:
         """The buckets of a roster; those of the last one, and of all clients, are kept."""
         if positions not in self.buckets:
             kept = {p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)}
-            nodes = math.inf if self._on_gpu else MOST_NODES
-            made = make_buckets(self.outlines, positions, self.chunk, nodes)
+            nodes = math.inf if self._on_gpu else stacking.MOST_NODES
+            made = stacking.make_buckets(self.outlines, positions, self.chunk, nodes)
             self.buckets = {**kept, positions: made}
             wanted = {members for found in self.buckets.values() for members in found}
             self.stacked = {m: graph for m, graph in self.stacked.items() if m in wanted}
         return self.buckets[positions]
 
     def _graph(self, members: Members) -> Graph:
-        """The members' graphs, stacked, or the only member's; those in use are kept.
-
-        Where graphs are made lazily they are kept on the disk.
-        """
+        """The members' graphs, stacked, or the only member's; lazy ones are kept on the disk."""
         if members not in self.stacked:
             if len(members) == 1 and not self.lazy:
                 return self.graphs[members[0]]
             if len(self.stacked) >= 2 * max(1, sum(map(len, self.buckets.values()))):
                 self.stacked.clear()  # buckets were split again and again
             made = [self.graphs[p] for p in members]
-            graph = stack_graphs(made) if len(made) > 1 else made[0]
-            self.stacked[members] = on_disk(graph) if self.lazy else graph
+            graph = stacking.stack_graphs(made) if len(made) > 1 else made[0]
+            self.stacked[members] = stacking.on_disk(graph) if self.lazy else graph
         return self.stacked[members]
 
     def stacked_states(self) -> Tree:

@@ -15,14 +15,11 @@ SCORE = "score"  # the evaluation step's name
 
 
 class Entry(NamedTuple):
-    """One step on some clients: `down` bytes to and `up` bytes from each of them.
-
-    The clients, ascending, are runs of neighbours (first, behind the last): all of them are one.
-    """
+    """One step on some clients: `down` bytes to and `up` bytes from each of them."""
 
     round: int
     step: str
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...]  # of neighbouring clients: first, behind the last; ascending
     down: int
     up: int
 

@@ -43,10 +43,8 @@ class PrivateStates:
     """Private states: stacked where a program left them, so that a steady roster copies nothing.
 
     A stack lives as long as one client's newest state is in it. A client that moves to another
-    program leaves a stale row behind, which is never read again.
-
-    Members of a program are one tuple, which is compared by identity first: to compare or hash its
-    hundreds of numbers once per client would cost as the square of the clients.
+    program leaves a stale row behind. Members of a program are one tuple, compared by identity
+    first: comparing its hundreds of numbers once per client would cost the square of the clients.
     """
 
     def __init__(self, size: int) -> None:
@@ -122,12 +120,10 @@ class Derives(Protocol):
 
 
 class Derived:
-    """What clients derive from their graphs and private states (`Method.derive`), for programs.
+    """What clients derive from their graphs and private states (`Method.derive`), for programs."""
 
-    Kept as long as its sources are the same memory, untouched. Not on a GPU, where to derive it
-    again costs less than to carry it through recordings.
-    """
-
+    # Kept as long as its sources are the same memory, untouched. Not on a GPU, where to derive it
+    # again costs less than to carry it through recordings.
     def __init__(self) -> None:
         self.kept: dict[Members, tuple[list[Tensor], list[tuple[int, int]], Tree]] = {}
 
@@ -155,10 +151,7 @@ class Derived:
 
 
 class RecordedSteps:
-    """Programs of steps, recorded when they come for the second time.
-
-    For methods whose server reads numbers, so that no round can be recorded whole.
-    """
+    """Programs of steps, recorded when they come for the second time, where no round can be."""
 
     def __init__(self) -> None:
         self.seen: set[Hashable] = set()

@@ -90,10 +90,8 @@ class Recording:
         return replay
 
     def _settled(self, outputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """Write the carried outputs over the inputs, which are returned in their place.
-
-        First, outputs that share memory with inputs are copied: one may overwrite another.
-        """
+        """Write the carried outputs over the inputs, which are returned in their place."""
+        # First, outputs that share memory with inputs are copied: one may overwrite another.
         ours = {leaf.untyped_storage().data_ptr() for leaf in self.targets}
 
         def apart_from_inputs(leaf: Tensor) -> Tensor:
@@ -119,10 +117,8 @@ def new_pool(cuda: bool) -> Pool | None:
 
 
 def shapes(tree: Tree) -> tuple[object, ...]:
-    """Equal for trees that can take each other's place in a recording.
-
-    A number that is no tensor is part of the program: it must be the same.
-    """
+    """Equal for trees that can take each other's place in a recording."""
+    # A number that is no tensor is part of the program: it must be the same.
     flat, spec = pytree.tree_flatten(tree)
     parts = ((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat)
     return spec, tuple(parts)
@@ -150,8 +146,7 @@ def no_reads(device: torch.device) -> Iterator[Watch]:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """Raises at operations whose result Python reads, or whose shape depends on numbers.
 
-    It also finds the tensors that a recording will read again, such as a graph in a method's cache,
-    so that the recording can keep them.
+    It also finds the tensors that a recording must keep, such as a graph in a method's cache.
     """
 
     def __init__(self) -> None:
@@ -235,11 +230,9 @@ class Tape:
         return salted(self.root, self.salts[len(self.parts) - 1, 0])
 
     def salts_of(self, rounds: Sequence[int]) -> Tensor:
-        """The salts of some rounds, (R, keys, 4), for recordings of this one.
-
-        Each is the first of four numbers, so that it lies in memory as a separate tensor would:
-        kernels are compiled for how their arguments lie.
-        """
+        """The salts of some rounds, (R, keys, 4), for recordings of this one."""
+        # Each is the first of four numbers, so that it lies in memory as a separate tensor would:
+        # kernels are compiled for how their arguments lie.
         found = [[salt(*filled(parts, number)) for parts in self.parts] for number in rounds]
         table = [[[one, 0, 0, 0] for one in row] for row in found]
         return torch.tensor(table, dtype=torch.int64, device=self.root.device)

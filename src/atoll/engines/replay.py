@@ -2,12 +2,8 @@
 
 The first round runs eagerly, because private states begin in it. The second is rehearsed: a wait
 for a number stops it. Otherwise it counts and is recorded, and all later rounds are replays. If it
-was stopped, the clients' steps are recorded one by one, and the rest of a round runs between their
-replays. Each stage of a method (`Method.stage`) begins again.
-
-Several runs that differ only in data, noise and numbers are one program: seeds, and points of a
-grid of hyper-parameters, are one more axis around the clients, `vmap` of a whole round. Each run's
-numbers stand in the method as `Varied`.
+was stopped, only the clients' steps are recorded. Each stage of a method begins again. Several runs
+that differ only in data, noise and numbers (`Varied`) are one program: `vmap` of a whole round.
 """
 
 from __future__ import annotations
@@ -58,10 +54,7 @@ class Playable(Protocol[Found_co]):
     def play(
         self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Found_co]:
-        """One round: the server's next tree, and the round's scores, a tree of tensors.
-
-        `with_train` scores the training part, too; `method` replaces the run's method.
-        """
+        """The server's next tree and the round's scores, of the training part, too, if wanted."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +88,7 @@ class Take:
 
 
 class Replay(Generic[Outcome]):
-    """Plays the rounds of one run, or of several as one program.
-
-    Several runs are equal but for seed, data and numbers among the hyper-parameters (`points`).
-    """
+    """Plays the rounds of one run, or of several that differ in seed, data and `points`."""
 
     def __init__(
         self,
@@ -131,9 +121,8 @@ class Replay(Generic[Outcome]):
     ) -> list[Round[Outcome]]:
         """A round, and as many after it as can be replayed, without reading their outcomes.
 
-        Empty if the round must be played eagerly; then every run has its server and states. `kinds`
-        says for each round whether the training part is scored. `copy` copies the wanted part of
-        server and states before a replay overwrites them.
+        Empty if the round must be played eagerly. `kinds` says for each round whether the training
+        part is scored. `copy` copies server and states before a replay overwrites them.
         """
         if self.stage_of(number) != self.stage:
             self.let_go()
@@ -319,11 +308,9 @@ class Replay(Generic[Outcome]):
             engine.record_steps(False)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
-        """The result of some work; any error in it is a reason not to record.
-
-        Played eagerly, and one by one, the runs give the same results, or the true error. Only a
-        full memory is an error at once where there are several runs: half of them may fit.
-        """
+        """The result of some work; any error in it is a reason not to record."""
+        # Played eagerly, and one by one, the runs give the same results, or the true error. Only a
+        # full memory is an error at once where there are several runs: half of them may fit.
         try:
             return work()
         except Exception as reason:

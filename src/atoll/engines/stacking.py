@@ -44,10 +44,7 @@ def outline(graphs: Sequence[Graph]) -> list[Outline]:
 def make_buckets(
     outlines: Sequence[Outline], positions: Sequence[int], chunk: int, nodes: float = math.inf
 ) -> list[Members]:
-    """Group clients so that padding wastes at most a quarter, or too little to matter.
-
-    A bucket has at most `chunk` clients; one of several clients has at most `nodes` nodes.
-    """
+    """Buckets of at most `chunk` clients and `nodes` nodes; padding wastes at most a quarter."""
     buckets: list[list[int]] = []
     total = 0
     for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):
@@ -72,11 +69,8 @@ def make_buckets(
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:
-    """Graphs -> one graph with a leading client axis, padded to common numbers of nodes and edges.
-
-    There is always one node of padding: padded edges loop on it.
-    """
-    nodes = max(graph.num_nodes for graph in graphs) + 1
+    """Graphs -> one with a leading client axis, padded to common numbers of nodes and edges."""
+    nodes = max(graph.num_nodes for graph in graphs) + 1  # padded edges loop on the last one
     edges = max(graph.edges.shape[1] for graph in graphs)
 
     x = _stack_matrix([graph.x for graph in graphs], nodes)
@@ -167,10 +161,8 @@ def _pad(leaf: Tensor, size: int, value: float = 0) -> Tensor:
 
 
 def on_disk(tree: Tree) -> Tree:
-    """The same tree, its tensors in a file without a name, mapped into memory.
-
-    The system reads the parts in use and drops the rest. The file goes with the last tensor.
-    """
+    """The same tree, its tensors in a file without a name, mapped into memory."""
+    # The system reads the parts in use and drops the rest. The file goes with the last tensor.
     tensors = [leaf.contiguous() for leaf in leaves(tree)]
     places = []
     with tempfile.TemporaryFile(prefix="atoll-") as file:

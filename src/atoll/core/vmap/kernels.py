@@ -63,10 +63,7 @@ def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
 def keep_mask(
     key: Tensor, rows: Tensor, width: int, dropped: int | Tensor, scale: float | Tensor
 ) -> Tensor:
-    """A dropout mask, already rescaled, (..., N, width) float32.
-
-    `dropped` of 2^16 are zero and the rest is `scale`: numbers, or tensors with the keys' axes.
-    """
+    """A mask, (..., N, width) float32: `dropped` of 2^16 are zero and the rest is `scale`."""
     code = """template <typename T> T keep_mask(T low, T high, T row, T columnMORE) {
       unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
       short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);

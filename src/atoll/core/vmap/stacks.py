@@ -1,10 +1,9 @@
 """The stacks behind `vmap`: all clients' tensors at once, where `vmap` shows one client's.
 
-Under `torch.func.vmap` every operation passes through functorch's interpreter, which costs more
-than a small operation itself. Code that works on all clients at once takes the stack from behind a
-tensor (`Batch.lower`), computes with the interpreter taken off (`Batch.paused`) and wraps the
-result again (`Batch.lift`). These functions of `torch._C._functorch` are private to torch: only
-this file and `varied.py` call them, and tests/core/vmap compares every shortcut with plain `vmap`.
+Functorch's interpreter costs more than a small operation itself. Code that works on all clients at
+once takes the stack from behind a tensor (`Batch.lower`), computes without the interpreter
+(`Batch.paused`) and wraps the result again (`Batch.lift`). `torch._C._functorch` is private to
+torch: only this file and `varied.py` call it, and tests compare every shortcut with plain `vmap`.
 """
 
 from __future__ import annotations
@@ -109,11 +108,8 @@ def current_batch() -> Batch | None:
 
 
 def known(numbers: Tensor) -> list[list[float]] | None:
-    """Every client's numbers, (n,), so that shapes may depend on them.
-
-    None on a GPU, which Python would wait for, and under transforms that hide them.
-    """
-    batch = current_batch()
+    """Every client's numbers, (n,), so that shapes may depend on them; None if they are hidden."""
+    batch = current_batch()  # Python would wait for a GPU, and other transforms hide them
     if numbers.is_cuda or (batch is None and inside_transform()):
         return None
     if batch is None:
@@ -125,12 +121,10 @@ def known(numbers: Tensor) -> list[list[float]] | None:
 
 
 def call(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)` for a function with a `vmap` rule, at less cost where possible.
-
-    Under one `vmap` the rule is called on the stacks themselves; torch's way through its transforms
-    to the same call costs 0.2 ms. Without any transform the signature, which `apply` looks at
-    first, is of no use; and without a gradient to track only the kernel is left to call.
-    """
+    """`function.apply(*args)` for a function with a `vmap` rule, at less cost where possible."""
+    # Under one `vmap` the rule is called on the stacks: torch's way to the same call costs 0.2 ms.
+    # Without any transform the signature, which `apply` looks at first, is of no use; and without a
+    # gradient to track only the kernel is left to call.
     batch = current_batch()
     if batch is None and inside_transform():
         return function.apply(*args)  # type: ignore[no-untyped-call]

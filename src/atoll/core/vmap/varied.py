@@ -39,7 +39,6 @@ def _arithmetic(op: Callable[[Any, Any], Any]) -> tuple[Operator, Operator]:
 
 
 def _question(op: Callable[[Any, Any], bool]) -> Operator:
-    """A comparison."""
     return lambda x, other: x._ask(op, other)
 
 
@@ -161,10 +160,8 @@ class Points(Generic[T]):
 
 
 def points(objects: Sequence[T]) -> Points[T]:
-    """How nested dataclasses of one kind differ in numbers; `Undecided` if in anything else.
-
-    Whole numbers count as different kinds: they are widths and numbers of steps.
-    """
+    """How nested dataclasses of one kind differ in numbers; `Undecided` if in anything else."""
+    # Whole numbers count as different kinds: they are widths and numbers of steps.
     paths = tuple(_differences(objects, ()))
     numbers = [[operator.attrgetter(".".join(path))(one) for path in paths] for one in objects]
     return Points(objects[0], paths, tuple(tuple(map(float, row)) for row in numbers))
@@ -187,10 +184,8 @@ def _differences(objects: Sequence[object], path: tuple[str, ...]) -> list[tuple
 
 
 def _with(part: T, path: Sequence[str], value: Varied) -> T:
-    """A copy with another value at a path.
-
-    Not by `dataclasses.replace`: what `__post_init__` checks was checked for each run's numbers.
-    """
+    """A copy with another value at a path."""
+    # Not by `dataclasses.replace`: what `__post_init__` checks was checked for each run's numbers.
     made = object.__new__(type(part))
     for field in fields(part):  # type: ignore[arg-type]  # a path leads through dataclasses
         given = getattr(part, field.name)
