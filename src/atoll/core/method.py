@@ -53,6 +53,10 @@ class Net(Protocol):
 class Embedder(Protocol):
     """A network with a separate last layer: a call is `logits` of `embed`."""
 
+    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """Logits, (N, C); a key turns dropout on."""
+        return self.logits(params, self.embed(params, graph, key), graph, key)
+
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layer's input, a row for all that is classified (`Graph.at_roots`)."""
 

@@ -44,10 +44,8 @@ class Participant(SiteExecutor):
             settings = json.loads((kit / "local" / SETTINGS).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError("the site was not started by `atoll federate site`") from error
-        schema, policy = (
-            Path(settings[name]) if settings.get(name) is not None else None
-            for name in ("schema", "policy")
-        )
+        paths = (settings.get(name) for name in ("schema", "policy"))
+        schema, policy = (None if path is None else Path(path) for path in paths)
         given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}
         data = read_site_data(Path(settings["data"]), schema=schema, **given)
         return Site(data, read_policy(policy), kit / "atoll").answer

@@ -64,7 +64,8 @@ class Site:
 
     def answer(self, packet: Packet) -> Packet:
         """The reply; a failure becomes a reply that reports it, and the site stays up."""
-        known = {"hello": self._hello, "begin": self._begin, "step": self._step, "ping": _empty}
+        known = {"hello": self._hello, "begin": self._begin, "step": self._step}
+        known["ping"] = lambda packet: Packet({}, b"")
         what, more = packet.head.get("do"), {}
         try:
             if not isinstance(what, str) or what not in known:
@@ -119,10 +120,6 @@ class Site:
         if self.job is None or self.job.run != packet.head["run"]:
             raise WireError(f"run '{packet.head['run']}' was not begun here")
         return self.job.step(packet)
-
-
-def _empty(packet: Packet) -> Packet:
-    return Packet({}, b"")
 
 
 class Job:

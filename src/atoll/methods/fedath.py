@@ -36,8 +36,7 @@ from atoll.core.random import fold
 from atoll.core.space import USUAL, Grids, OneOf, Real, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
-from atoll.nn.edges import EdgeGNN, EdgeMLP, weighted_gcn
-from atoll.nn.nets import GCN
+from atoll.nn.nets import GCN, EdgeGNN, EdgeMLP, weighted_gcn
 
 SHARED = {
     "cg": ("causal",),

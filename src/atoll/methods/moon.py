@@ -35,7 +35,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
 from atoll.core.losses import masked_mean, unit
-from atoll.core.method import client_step
+from atoll.core.method import Embedder, client_step
 from atoll.core.random import fold
 from atoll.core.space import USUAL, Grids, OneOf, Real
 from atoll.core.task import TASKS
@@ -130,7 +130,7 @@ def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Projected:
+class Projected(Embedder):
     """A network with a shared head of two layers between its embedding and its last layer."""
 
     net: Any
@@ -148,9 +148,6 @@ class Projected:
         sizes = enumerate(((h, self.width), (self.width, h)))
         head = [linear(fold(key, "head", number), *size) for number, size in sizes]
         return {**(params if isinstance(params, dict) else {"layers": params}), "head": head}
-
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        return self.logits(params, self.embed(params, graph, key), graph, key)
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """R(z) of the network's z."""

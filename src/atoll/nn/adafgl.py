@@ -77,18 +77,16 @@ class Heads:
         hops = zip(*(weight.chunk(self.hops + 1) for weight in deep), strict=True)
         first = torch.cat([weight for hop in hops for weight in hop] + flat, dim=1)
         every = {**self.propagated, **self.plain}
-        rest = {name: self._rest_of(fold(key, name), layers) for name, layers in every.items()}
+        rest = {}
+        for name, count in every.items():
+            own, widths = fold(key, name), pairwise([self.hidden] * (count - 1) + [self.classes])
+            layers = [
+                {"weight": _weight(fold(own, number), n_in, n_out), "bias": zeros(key, n_out)}
+                for number, (n_in, n_out) in enumerate(widths, start=1)
+            ]
+            rest[name] = {"slope": zeros(key, 1) + 0.25, "layers": layers}
         bias = zeros(key, self.hidden * len(every))
         return {"first": {"weight": first, "bias": bias}, "rest": rest}
-
-    def _rest_of(self, key: Tensor, layers: int) -> Tree:
-        """The slope of a head, and its layers after the first."""
-        widths = enumerate(pairwise([self.hidden] * (layers - 1) + [self.classes]), start=1)
-        made = [
-            {"weight": _weight(fold(key, number), n_in, n_out), "bias": zeros(key, n_out)}
-            for number, (n_in, n_out) in widths
-        ]
-        return {"slope": zeros(key, 1) + 0.25, "layers": made}
 
     def __call__(
         self, params: Tree, graph: Graph, propagate: Propagation, key: Tensor | None = None
@@ -179,7 +177,12 @@ class Similarity(NamedTuple):
         q = self.q
         if not self.threshold:
             return q @ (q.T @ h) - (q * q).sum(-1, keepdim=True) * h
-        return by_rows(partial(_similar_rows, self.threshold), (q,), (q, h), self.block)
+
+        def similar_rows(start: int, rows: Tensor, q: Tensor, h: Tensor) -> Tensor:
+            alike = (rows @ q.T > self.threshold).to(h.dtype)
+            return torch.where(_own(start, alike), torch.zeros_like(alike), alike) @ h
+
+        return by_rows(similar_rows, (q,), (q, h), self.block)
 
 
 class Surroundings(NamedTuple):
@@ -224,7 +227,15 @@ def signed_messages(
     nodes = real.sum()
     mean = (times_x(real.unsqueeze(-1)).sum() / nodes**2).clamp(min=0) * (nodes > 1)
     top = _maximum(rows, beta, threshold, block)
-    above = by_rows(partial(_above, beta, threshold, inverted), rows, (*rows, h, mean), block)
+
+    def above_mean(start: int, *parts: Tensor) -> Tensor:
+        """relu(X - m) h; if `inverted`, beside it the sum of h over all pairs above the mean."""
+        *directed, h, mean = parts
+        over = torch.relu(_pairs(beta, threshold, *directed) - mean)
+        found = over @ h
+        return torch.cat([found, (over > 0).to(h.dtype) @ h], dim=1) if inverted else found
+
+    above = by_rows(above_mean, rows, (*rows, h, mean), block)
     # A node is as alike to itself as can be; R has its own number for that.
     alike = above[:, : h.shape[1]] - torch.relu(1 - mean) * h
     if inverted:
@@ -278,11 +289,6 @@ class _Again(Function):
         return None, *pull(grad)
 
 
-def _similar_rows(threshold: float, start: int, rows: Tensor, q: Tensor, h: Tensor) -> Tensor:
-    alike = (rows @ q.T > threshold).to(h.dtype)
-    return torch.where(_own(start, alike), torch.zeros_like(alike), alike) @ h
-
-
 def _own(start: int, block: Tensor) -> Tensor:
     """Where a block of rows crosses the diagonal."""
     numbers = torch.arange(block.shape[1], device=block.device)
@@ -305,18 +311,17 @@ def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
     return left @ right.T
 
 
-def _above(beta: float, threshold: float, inverted: bool, start: int, *parts: Tensor) -> Tensor:
-    """relu(X - m) h; if `inverted`, beside it the sum of h over all pairs above the mean."""
-    *directed, h, mean = parts
-    over = torch.relu(_pairs(beta, threshold, *directed) - mean)
-    found = over @ h
-    return torch.cat([found, (over > 0).to(h.dtype) @ h], dim=1) if inverted else found
-
-
 def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: int) -> Tensor:
     """The largest entry of X; found without derivatives, which only its pair then has."""
+
+    def row_maximum(start: int, *parts: Tensor) -> Tensor:
+        """The largest entry of each row of X and where it stands."""
+        x = _pairs(beta, threshold, *parts)
+        value, column = torch.where(_own(start, x), torch.zeros_like(x), x).max(dim=1)
+        return torch.stack([value, column.to(value.dtype)], dim=1)
+
     fixed = tuple(part.detach() for part in rows)
-    found = by_rows(partial(_row_maximum, beta, threshold), fixed, fixed, block)
+    found = by_rows(row_maximum, fixed, fixed, block)
     row = found[:, 0].argmax()
     best = found.index_select(0, row.unsqueeze(0)).squeeze(0)
     pair = torch.stack([row, best[1].long()])
@@ -324,13 +329,6 @@ def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: 
     one, other = rows[1].index_select(0, pair).unbind()
     alike = (1 - beta) * (one * other).sum()
     return alike + (best[0] - alike).detach()
-
-
-def _row_maximum(beta: float, threshold: float, start: int, *parts: Tensor) -> Tensor:
-    """The largest entry of each row of X and where it stands."""
-    x = _pairs(beta, threshold, *parts)
-    value, column = torch.where(_own(start, x), torch.zeros_like(x), x).max(dim=1)
-    return torch.stack([value, column.to(value.dtype)], dim=1)
 
 
 def homophily(graph: Graph, classes: int, key: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from atoll.core.graph import Graph, Sparse, View, sparse_matrix
 from atoll.core.hyper import Dropout, Hidden, OneOrMore, check_hypers
+from atoll.core.method import Embedder
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
 from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
@@ -58,7 +59,7 @@ def neighbours(graph: Graph) -> Sparse:
 
 
 @dataclass(frozen=True)
-class DisenGCN:
+class DisenGCN(Embedder):
     """`factors` factors of width `hidden` each; `routing` is FedIIH's number of layers."""
 
     features: int
@@ -103,9 +104,6 @@ class DisenGCN:
             "classifier": {"weight": kaiming(fold(key, "classifier"), wide, outputs), "bias": last},
         }
 
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        return self.logits(params, self.embed(params, graph, key), graph, key)
-
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The input of the classifier and the heads, (N, K * hidden)."""
         encoder = params["encoder"]
@@ -145,10 +143,6 @@ def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
     return out
 
 
-class _RouteContext(Context, Protocol):
-    factors: int
-
-
 class _Route(Function):
     """All passes of a layer as one op, which keeps the shares p, (T, K, E), and nothing wider."""
 
@@ -169,17 +163,15 @@ class _Route(Function):
         return _side_by_side(u), torch.stack(shares)
 
     @staticmethod
-    def setup_context(
-        ctx: _RouteContext, inputs: tuple[int, int, *Tensors], output: tuple[Tensor, Tensor]
-    ) -> None:
-        ctx.factors, _, *tensors = inputs
+    def setup_context(ctx: Context, inputs: tuple[int, int, *Tensors], output: Tensors) -> None:
+        _, _, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1], *tensors)
 
     @staticmethod
-    def backward(ctx: _RouteContext, grad: Tensor, _: Tensor) -> Gradients:
+    def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:
         shares, x, *matrix = ctx.saved_tensors
-        by_x = _RouteBack.apply(ctx.factors, shares, grad, x, *matrix)  # type: ignore[no-untyped-call]
+        by_x = _RouteBack.apply(shares, grad, x, *matrix)  # type: ignore[no-untyped-call]
         return (None, None, by_x, *[None] * len(matrix))
 
     @staticmethod
@@ -199,8 +191,8 @@ class _RouteBack(NoDerivative):
     """The gradient of `_Route` by x: from the last pass to the first, each u made once more."""
 
     @staticmethod
-    def forward(factors: int, shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
-        kernels = _kernels(x)
+    def forward(shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
+        kernels, factors = _kernels(x), shares.shape[1]
         if kernels is not None:
             h, by_last = (t.reshape(len(x), factors, -1) for t in (x, grad))
             scale = _scale(h)
@@ -232,16 +224,14 @@ class _RouteBack(NoDerivative):
         return _side_by_side(_scale_back(by_start.add_(by_u), start, start_scale))
 
     @staticmethod
-    def vmap(
-        info: Vmap, in_dims: Dims, factors: int, shares: Tensor, *args: Tensor
-    ) -> tuple[Tensor, int]:
-        grad, x = (as_batch(args[i], in_dims[2 + i], info.batch_size) for i in range(2))
-        assert in_dims[1] is not None
-        matrix, shares = args[2:], shares.movedim(in_dims[1], 2)
+    def vmap(info: Vmap, in_dims: Dims, shares: Tensor, *args: Tensor) -> tuple[Tensor, int]:
+        grad, x = (as_batch(args[i], in_dims[1 + i], info.batch_size) for i in range(2))
+        assert in_dims[0] is not None
+        matrix, shares = args[2:], shares.movedim(in_dims[0], 2)
         outs = []
-        for some, joined in _programs(x, matrix, in_dims[4:]):
+        for some, joined in _programs(x, matrix, in_dims[3:]):
             dense = (grad[some].flatten(0, 1), x[some].flatten(0, 1))
-            out = _RouteBack.apply(factors, shares[:, :, some].flatten(2), *dense, *joined)  # type: ignore[no-untyped-call]
+            out = _RouteBack.apply(shares[:, :, some].flatten(2), *dense, *joined)  # type: ignore[no-untyped-call]
             outs.append(out.view_as(x[some]))
         return torch.cat(outs), 0
 

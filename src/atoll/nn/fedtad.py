@@ -32,7 +32,7 @@ from atoll.nn.init import apply_linear, kaiming, kaiming_bias
 from atoll.nn.ops import as_batch, matmul
 from atoll.nn.views import row_lengths, sparse_features
 
-Pair = tuple[Tensor, Tensor]
+Tensors = tuple[Tensor, ...]
 
 BLOCK = 1 << 22
 """Most numbers of a block of columns of T^q that are held at once."""
@@ -236,12 +236,12 @@ class _WeightedGaps(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Pair:
+    def forward(x: Tensor, weight: Tensor) -> Tensors:
         half = _half_in_blocks(x, weight) if x.is_cuda else _half_by_row(x, weight)
         return 2 * (x * half).sum(), half
 
     @staticmethod
-    def setup_context(ctx: Context, inputs: Pair, output: Pair) -> None:
+    def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
@@ -251,9 +251,7 @@ class _WeightedGaps(Function):
         return 2 * grad * half, None
 
     @staticmethod
-    def vmap(
-        info: Vmap, in_dims: Dims, *args: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensors, tuple[int, int]]:
         pairs = zip(args, in_dims, strict=True)
         many = [as_batch(leaf, axis, info.batch_size) for leaf, axis in pairs]
         found = [_WeightedGaps.apply(*one) for one in zip(*many, strict=True)]  # type: ignore[no-untyped-call]

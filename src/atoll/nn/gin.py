@@ -25,6 +25,7 @@ from torch import Tensor
 
 from atoll.core.graph import Graph, View
 from atoll.core.hyper import Dropout, Hidden, Layers
+from atoll.core.method import Embedder
 from atoll.core.random import dropout, fold
 from atoll.core.task import GRAPHS
 from atoll.core.tree import Tree, tree_map
@@ -34,7 +35,7 @@ from atoll.nn.ops import at_columns, by_row, matmul, row_max
 
 
 @dataclass(frozen=True)
-class GIN:
+class GIN(Embedder):
     """`layers` convolutions of width `hidden`, then a linear layer of width `classes`."""
 
     features: int
@@ -52,10 +53,6 @@ class GIN:
         convolutions = _convolutions(key, widths, self.hidden)
         return [*convolutions, linear(fold(key, self.layers), self.hidden, self.classes)]
 
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on."""
-        return self.logits(params, self.embed(params, graph, key), graph, key)
-
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The input of the last, linear layer, (N, hidden)."""
         first, *rest = params[:-1]
@@ -69,7 +66,7 @@ class GIN:
 
 
 @dataclass(frozen=True)
-class GraphGIN:
+class GraphGIN(Embedder):
     """A linear layer, `layers` convolutions, a pool over each graph, two linear layers."""
 
     features: int
@@ -105,10 +102,6 @@ class GraphGIN:
         fresh["pre"] = tree_map(lambda leaf: leaf * widen, fresh["pre"])
         fresh["pre"]["weight"] = fresh["pre"]["weight"] * own.unsqueeze(-1)
         return fresh
-
-    def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C), those of each graph at its root; a key turns dropout on."""
-        return self.logits(params, self.embed(params, graph, key), graph, key)
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """A row for each graph, (G, hidden), before the last activation and dropout."""

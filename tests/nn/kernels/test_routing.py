@@ -27,10 +27,10 @@ for factors, hidden, passes in ((3, 5, 4), (1, 8, 1), (2, 4, 2)):
     x, grad = torch.randn(2, 33, factors * hidden, generator=draw)
     x[3] = 0  # a row without a direction
     plain, shares = disengcn._Route.forward(factors, passes, x, *matrix)
-    slope = disengcn._RouteBack.forward(factors, shares, grad, x, *matrix)
+    slope = disengcn._RouteBack.forward(shares, grad, x, *matrix)
     disengcn._kernels = lambda x: routing_kernels
     ours, kept = disengcn._Route.forward(factors, passes, x, *matrix)
-    by_x = disengcn._RouteBack.forward(factors, kept, grad, x, *matrix)
+    by_x = disengcn._RouteBack.forward(kept, grad, x, *matrix)
     disengcn._kernels = lambda x: None
     for one, other in ((ours, plain), (kept, shares), (by_x, slope)):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
