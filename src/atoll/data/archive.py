@@ -162,10 +162,9 @@ def read_header(path: str | Path) -> Header:
         advice = f"write one with: atoll partition --data NAME --out FILE{SUFFIX}"
         raise DataError(f"'{path}' is not a federation that Atoll wrote; {advice}")
     if version != str(_VERSION):
-        raise DataError(
-            f"'{path}' is a federation of format {version}, and this Atoll reads format "
-            f"{_VERSION}; update Atoll, or write it again with `atoll partition`"
-        )
+        formats = f"of format {version}, and this Atoll reads format {_VERSION}"
+        advice = "update Atoll, or write it again with `atoll partition`"
+        raise DataError(f"'{path}' is a federation {formats}; {advice}")
     try:
         made = msgspec.json.decode(header, type=Header)
     except (msgspec.DecodeError, TypeError):
@@ -190,10 +189,7 @@ def memory_needed(path: str | Path) -> int:
 
 
 def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
-    """The federation in a file of `save_federation`, which must not change while it is in use.
-
-    With `lazy` a client's graph is made whenever it is read, and not kept.
-    """
+    """The federation in a file, which must not change while it is in use; `lazy` keeps no graph."""
     path = Path(path).expanduser()
     header = read_header(path)
     try:
@@ -249,7 +245,6 @@ class _Parts:
             raise _damaged(path, "its clients overlap")
 
     def graph(self, client: int) -> Graph:
-        """One client's graph."""
         header, arrays = self.header, self.arrays
         a, b = arrays["nodes"][client : client + 2].tolist()
         c, d = arrays["edges"][client : client + 2].tolist()

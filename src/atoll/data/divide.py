@@ -1,9 +1,4 @@
-"""From data to a federation: preparations, each client's part and roles, and its tensors.
-
-The sets of a group differ in features and classes. All clients then have as many columns as the
-widest set and as many classes as the richest; `Graph.has_features` and `Graph.has_classes` mark
-those of a client.
-"""
+"""From data to a federation: preparations, each client's part and roles, and its tensors."""
 
 from __future__ import annotations
 
@@ -126,10 +121,7 @@ def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[s
 
 
 class InducedSubgraphs:
-    """Subgraphs that sets of nodes induce, each at the cost of its own nodes and their edges.
-
-    Edges keep the order that they have in the whole graph.
-    """
+    """Subgraphs of sets of nodes, each at the cost of these nodes; edges keep their order."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -159,7 +151,6 @@ class InducedSubgraphs:
         )
 
     def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
-        """The subgraph as tensors."""
         part = self.part(ids)
         train, val, test = _masks(roles, part.y)
         return make_graph(
@@ -191,6 +182,8 @@ def joined_graphs(
     source: GraphSet, ids: np.ndarray, roles: np.ndarray, width: int, classes: int
 ) -> Graph:
     """Some graphs of a set end to end; the first node, the root, has a graph's label and role."""
+    # The sets of a group differ. All clients have as many columns as the widest set and as many
+    # classes as the richest; `has_features` and `has_classes` mark those of a client.
     sizes = np.diff(source.node_ptr)[ids]
     starts = np.cumsum(sizes) - sizes
     nodes = _runs(source.node_ptr[ids], sizes)

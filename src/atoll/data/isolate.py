@@ -102,19 +102,16 @@ def _with_random_edges(
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
     count, wanted = pairs.shape[1], round(share * pairs.shape[1])
     if count == 0:
-        raise DataError(
-            "the client in question has no edge, so that its topology cannot be varied; choose "
-            "another client"
-        )
+        problem = "the client in question has no edge, so that its topology cannot be varied"
+        raise DataError(f"{problem}; choose another client")
     found = pairs[0] * nodes + pairs[1]
     # Known beforehand for any two nodes; noticed below where not every pair is allowed.
     idle = 0 if count + wanted <= nodes * (nodes - 1) // 2 else _IDLE
     while found.size < count + wanted:
         if idle >= _IDLE:
-            raise DataError(
-                f"{wanted:,} random edges do not fit among {nodes:,} nodes with {count:,} edges; "
-                "give a smaller --ratio or fewer clients"
-            )
+            room = f"among {nodes:,} nodes with {count:,} edges"
+            advice = "give a smaller --ratio or fewer clients"
+            raise DataError(f"{wanted:,} random edges do not fit {room}; {advice}")
         ends = np.sort(rng.integers(0, nodes, (2, 2 * wanted + 64)), axis=0)
         ends = ends[:, (ends[0] < ends[1]) & allowed(ends)]
         fresh = np.setdiff1d(ends[0] * nodes + ends[1], found)

@@ -1,8 +1,4 @@
-"""The result of a loader: one whole graph, or one set of small graphs, still undivided.
-
-A `Source` is plain NumPy and SciPy, checked once by `checked`; partitions and splits read it.
-`data/divide.py` turns it into the tensors of a `Federation`.
-"""
+"""One whole graph, or one set of small graphs, still undivided, in NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -26,11 +22,9 @@ def compact(x: np.ndarray, sparse_below: float) -> np.ndarray | sp.csr_array:
 
 
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct pairs of different nodes that directed edges connect.
+    """The pairs of different nodes with an edge, and the number of each pair's first edge, (P,).
 
-    Returns:
-        The pairs, (2, P), smaller node first and sorted; and for each the number of the first
-        edge between the two nodes, (P,).
+    Pairs, (2, P), are sorted, with the smaller node first.
     """
     low, high = edges.min(axis=0), edges.max(axis=0)
     places = np.flatnonzero(low != high)
@@ -65,10 +59,9 @@ class _Labelled:
         bad = np.argwhere(~np.isfinite(self.x if entries is None else entries.data))
         if bad.size:
             row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
-            raise DataError(
-                f"data '{self.name}' has a NaN or infinite feature at node {row}, column {column} "
-                f"({len(bad)} in all); replace such values before training"
-            )
+            place = f"node {row}, column {column} ({len(bad)} in all)"
+            problem = f"data '{self.name}' has a NaN or infinite feature at {place}"
+            raise DataError(f"{problem}; replace such values before training")
         wrong = np.flatnonzero((self.y >= self.classes) | (self.y < -1))
         if wrong.size:
             problem = f"data '{self.name}': {kind} {wrong[0]} has label {self.y[wrong[0]]}"
@@ -114,10 +107,8 @@ class Source(_Labelled):
         self._check_values("node")
         if self.edges.shape[1] and (self.edges.min() < 0 or self.edges.max() >= n):
             outside = self.edges[(self.edges < 0) | (self.edges >= n)]
-            raise DataError(
-                f"data '{name}' has an edge to node {int(outside[0])}, but its nodes are numbered "
-                f"0 to {n - 1}"
-            )
+            numbered = f"its nodes are numbered 0 to {n - 1}"
+            raise DataError(f"data '{name}' has an edge to node {int(outside[0])}, but {numbered}")
         return self
 
 
@@ -152,10 +143,8 @@ class GraphSet(_Labelled):
             raise DataError(f"data '{name}' has no graphs; give a set with at least one graph")
         empty = np.flatnonzero(np.diff(self.node_ptr) < 1)
         if empty.size:
-            raise DataError(
-                f"data '{name}': graph {int(empty[0])} has no nodes ({empty.size} such graphs in "
-                "all); leave them out"
-            )
+            problem = f"graph {int(empty[0])} has no nodes ({empty.size} such graphs in all)"
+            raise DataError(f"data '{name}': {problem}; leave them out")
         self._check_values("graph")
         owner = self.graph_of_node()
         if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= owner.size):

@@ -1,8 +1,4 @@
-"""Which nodes (or graphs) of each client are for training, validation and testing.
-
-`split` is a pure function of its arguments; a recipe draws only from a generator of its seed.
-Whatever has no label (-1) is UNUSED.
-"""
+"""Which nodes (or graphs) of each client are for training, validation and testing."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ Ratios = tuple[float, float, float]  # shares for training, validation and testi
 Data = Source | GraphSet
 Parts = Sequence[np.ndarray]
 Roles = list[np.ndarray]
-"""For each client int8 roles (TRAIN, VAL, TEST, UNUSED), in the order of its ids."""
+"""For each client int8 roles, in the order of its ids; UNUSED where there is no label (-1)."""
 
 NODE_RATIOS: Ratios = (0.2, 0.4, 0.4)
 GRAPH_RATIOS: Ratios = (0.8, 0.1, 0.1)
@@ -48,15 +44,11 @@ def split(
     valid = [share for share in listed if isinstance(share, int | float) and 0 <= share <= 1]
     usable = len(listed) == len(valid) == 3 and valid[0] > 0
     if not usable or abs(sum(valid) - 1) > 1e-6:
-        raise ConfigError(
-            f"ratios {listed} are not usable; give three shares for training, validation "
-            f"and testing that sum to 1, the first above 0"
-        )
+        advice = "give three shares for training, validation and testing that sum to 1"
+        raise ConfigError(f"ratios {listed} are not usable; {advice}, the first above 0")
     roles = SPLITS[recipe](source, parts, seed, shares, **options)
-    return [
-        np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8)
-        for ids, own in zip(parts, roles, strict=True)
-    ]
+    owned = zip(parts, roles, strict=True)
+    return [np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8) for ids, own in owned]
 
 
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
@@ -145,9 +137,8 @@ def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
         y, places = source.y[ids], np.arange(len(ids))
         try:
             _, rest = train_test_split(places, test_size=other, stratify=y, random_state=seed)
-            val, test = train_test_split(
-                rest, test_size=ratios[2] / other, stratify=y[rest], random_state=seed
-            )
+            share = ratios[2] / other
+            val, test = train_test_split(rest, test_size=share, stratify=y[rest], random_state=seed)
         except (ValueError, ZeroDivisionError) as error:
             raise DataError(
                 f"split 'gcfl' cannot stratify client {client} with class counts "
@@ -182,7 +173,6 @@ def global_(source: Data, parts: Parts, seed: int, ratios: Ratios, *, draw: int 
 
 def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """The roles that came with the data; seed and ratios have no effect."""
-    del seed, ratios
     if isinstance(source, GraphSet) or source.split is None:
         problem = f"data '{source.name}' comes without a split, so split 'given' is not possible"
         raise DataError(f"{problem}; use split 'stratified'")

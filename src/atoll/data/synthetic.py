@@ -55,10 +55,9 @@ class Lagoon:
     def owner(self, owners: int, rng: np.random.Generator) -> np.ndarray:
         """The owner of each document, ascending."""
         if owners < 1 or self.nodes < 10 * owners:
-            raise ConfigError(
-                f"lagoon with {self.nodes} nodes cannot have {owners} clients; give 1 to "
-                f"{self.nodes // 10}, or more nodes (--data lagoon:nodes=...)"
-            )
+            problem = f"lagoon with {self.nodes} nodes cannot have {owners} clients"
+            advice = f"give 1 to {self.nodes // 10}, or more nodes (--data lagoon:nodes=...)"
+            raise ConfigError(f"{problem}; {advice}")
         return np.sort(rng.integers(owners, size=self.nodes))
 
     def _check(self, who: str) -> None:
@@ -93,7 +92,6 @@ class Archipelago(Lagoon):
     dense: ClassVar[bool] = True
 
     def owner(self, owners: int, rng: np.random.Generator) -> np.ndarray:
-        """The owner of each document, ascending."""
         if owners < 1:
             raise ConfigError(f"archipelago cannot have {owners} clients; give at least 1")
         return np.repeat(np.arange(owners), rng.integers(self.least, self.most + 1, size=owners))

@@ -9,10 +9,9 @@
 - Embeddings of a trained model (FedATH Fig. 1b): Wasserstein distance within a class.
 
 `describe` takes a client as one graph; its divergences are in bits, from 0 (equal) to 1 (nothing in
-common). `compare_graphs` averages over pairs of graphs in nats, as GCFL does. Departures from
-GCFL's code: it lists the counts of distinct similarities without the similarities, so that unlike
-values are compared; here the bins are common to all clients. It joins walks of 3 to 7 steps; here
-there are 5 steps, hence 52 anonymous walks.
+common). `compare_graphs` averages over pairs of graphs in nats, as GCFL does. GCFL's code compares
+counts of distinct similarities without the similarities; here the bins are common to all clients.
+It joins walks of 3 to 7 steps; here there are 5 steps, hence 52 anonymous walks.
 """
 
 from __future__ import annotations
@@ -104,11 +103,8 @@ def describe(
     path_sources: int = 512,  # nodes from which shortest paths are counted, if there are more
     feature_bins: int = FEATURE_BINS,  # of the feature similarity, from -1 to 1
 ) -> Heterogeneity:
-    """Measure how the clients of a federation differ; weights and edge directions have no effect.
-
-    Draws come from generators keyed by `seed` and the client's own number, so that the order of the
-    clients does not matter.
-    """
+    """Measure how a federation's clients differ; weights and edge directions have no effect."""
+    # Generators are keyed by the client's own number, so that the order of clients has no effect.
     _check(0, seed=seed, random_graphs=random_graphs)
     _check(1, walks=walks, path_sources=path_sources, feature_bins=feature_bins)
     clients, classes, numbers = _read(federation), federation.classes, federation.numbers
@@ -267,11 +263,9 @@ class PairHeterogeneity:
 def compare_graphs(
     federation: Federation, *, graphs: int = 20, walks: int = 2000, seed: int = 0
 ) -> PairHeterogeneity:
-    """Compare the graphs of every two clients by the measure of GCFL §4.1.
+    """Mean differences of two clients' graphs, at most `graphs` drawn from each client.
 
-    As in the paper's Table 2 and Fig. 3, the numbers are means over pairs of graphs, one from each
-    of two clients. At most `graphs` graphs of a client are drawn, by the seed and the client's own
-    number; a client that classifies nodes has a single graph.
+    This is the measure of GCFL §4.1, as in the paper's Table 2 and Fig. 3.
     """
     embedded, similar, owner = [], [], []
     numbered = zip(federation.numbers, federation.graphs, strict=True)
@@ -320,11 +314,10 @@ def embedding_distance(
     order: int = 1,  # 1: earth mover's distance; 2: the root of the mean squared distance
     seed: int = 0,
 ) -> float:
-    """Average Wasserstein distance between embeddings of one class at different clients.
+    """Mean Wasserstein distance between embeddings of one class at two clients (FedATH, Fig. 1b).
 
-    FedATH, Fig. 1b; the mean over all classes and all pairs of clients that both have the class,
-    NaN without such a pair. The paper names neither the order nor the ground distance: here
-    Euclidean, order 1.
+    NaN where no two clients have a class in common. The paper names neither the order nor the
+    ground distance: here Euclidean, order 1.
     """
     if order not in (1, 2) or samples < 1:
         advice = "order is 1 or 2, samples at least 1"
@@ -334,10 +327,8 @@ def embedding_distance(
     groups: dict[int, list[ndarray]] = {}
     for number, (vectors, classes) in enumerate(zip(embeddings, labels, strict=True)):
         if vectors.shape[:1] != classes.shape:
-            raise DataError(
-                f"client {number} has embeddings of shape {vectors.shape} and labels of shape "
-                f"{classes.shape}; give one label per row"
-            )
+            shapes = f"embeddings of shape {vectors.shape} and labels of shape {classes.shape}"
+            raise DataError(f"client {number} has {shapes}; give one label per row")
         for label in np.unique(classes[classes >= 0]).tolist():
             rows = np.flatnonzero(classes == label)
             if rows.size > samples:
@@ -345,15 +336,13 @@ def embedding_distance(
                 rows = rng.choice(rows, samples, replace=False)
             groups.setdefault(label, []).append(np.asarray(vectors[rows], dtype=np.float64))
     pairs = [pair for members in groups.values() for pair in combinations(members, 2)]
-    distances = [_wasserstein(first, second, order) for first, second in pairs]
-    return float(np.mean(distances)) if distances else float("nan")
-
-
-def _wasserstein(first: ndarray, second: ndarray, order: int) -> float:
+    if not pairs:
+        return float("nan")
     try:
         import ot
     except ImportError as error:
         problem = "the Wasserstein distance needs the package POT, which is not installed"
         raise ConfigError(f"{problem}; install it with: pip install 'atoll-fgl[report]'") from error
-    cost = ot.dist(first, second, metric="euclidean" if order == 1 else "sqeuclidean")
-    return float(np.power(ot.emd2([], [], cost), 1 / order))
+    metric = "euclidean" if order == 1 else "sqeuclidean"
+    costs = (ot.dist(first, second, metric=metric) for first, second in pairs)
+    return float(np.mean([np.power(ot.emd2([], [], cost), 1 / order) for cost in costs]))

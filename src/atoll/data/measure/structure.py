@@ -1,7 +1,4 @@
-"""The shape of one graph: the statistics of GCFL's Table 1 and its anonymous walks.
-
-A graph is given as its `undirected_pairs`: no self-loops, double edges, directions or weights.
-"""
+"""The shape of one graph, given as `undirected_pairs`: GCFL's Table 1 and anonymous walks."""
 
 from __future__ import annotations
 

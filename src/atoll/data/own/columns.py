@@ -1,8 +1,4 @@
-"""Columns of a user's node table turned into arrays: labels, roles, owners and features.
-
-Columns are Arrow arrays and nothing loops over rows: values are looked up by hash
-(`pyarrow.compute.index_in`), and a row's place in its file is worked out only for an error.
-"""
+"""Columns of a user's node table turned into arrays, without a loop over rows."""
 
 from __future__ import annotations
 
@@ -54,11 +50,9 @@ class Column:
         """The column itself; a missing value is refused with the first place and the count."""
         missing = self.values.null_count
         if missing:
-            raise self.error(
-                first(self.values.is_null()),
-                f"has no value ({missing} such rows in all); fill them in, or leave the column out "
-                f'with ignore = ["{self.name}"] in schema.toml',
-            )
+            problem = f"has no value ({missing} such rows in all); fill them in"
+            advice = f'leave the column out with ignore = ["{self.name}"] in schema.toml'
+            raise self.error(first(self.values.is_null()), f"{problem}, or {advice}")
         return self
 
 

@@ -1,8 +1,4 @@
-"""A user's edges, read and made fit: dangling ends, self-loops, duplicates, weights, directions.
-
-An edge is one int64 key, source * N + target, so that sorting and merging need little more memory
-than the edges themselves.
-"""
+"""A user's edges, read and made fit: dangling ends, loops, duplicates, weights, directions."""
 
 from __future__ import annotations
 
@@ -79,7 +75,14 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
     if options.duplicate_edges == "sum" and weight is None:
         weight = np.ones(keys.size, dtype=np.float32)
     rows = keys.size
-    keys, weight = _merge(keys, weight, options.duplicate_edges)
+    keys, weight = _sort(keys, weight)
+    if options.duplicate_edges != "keep" and rows:
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        keys = keys[starts]
+        if weight is not None and options.duplicate_edges == "sum":
+            weight = np.add.reduceat(weight, starts, dtype=np.float64).astype(np.float32)
+        elif weight is not None:
+            weight = weight[starts]
     mirrored = 0 if options.duplicate_edges == "keep" else rows - repeats - keys.size
     if mirrored:
         report.note(f"{mirrored} edges were given in both directions and stand once")
@@ -97,6 +100,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
 
 
 def _keys(source: np.ndarray, target: np.ndarray, n: int) -> np.ndarray:
+    """Edges as source * N + target, in place: sorting and merging then need little more memory."""
     keys = source.astype(np.int64)
     keys *= n
     keys += target
@@ -120,19 +124,6 @@ def _sort(keys: np.ndarray, weight: np.ndarray | None) -> Weighted:
         return keys, None
     order = np.argsort(keys, kind="stable")
     return keys[order], weight[order]
-
-
-def _merge(keys: np.ndarray, weight: np.ndarray | None, choice: str) -> Weighted:
-    """Sorted keys, each once unless choice is "keep"; weights follow: the first, or the sum."""
-    keys, weight = _sort(keys, weight)
-    if choice == "keep" or keys.size == 0:
-        return keys, weight
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    if weight is not None and choice == "sum":
-        weight = np.add.reduceat(weight, starts, dtype=np.float64).astype(np.float32)
-    elif weight is not None:
-        weight = weight[starts]
-    return keys[starts], weight
 
 
 def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: Loading) -> Ends:

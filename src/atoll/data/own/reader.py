@@ -1,9 +1,4 @@
-"""A user's own graph: tables (CSV, Parquet), a PyG `Data`, GraphML or a NetworkX graph.
-
-`load_own` returns a `Source`, checked, and an `OwnReport`. A folder of sub-folders is a federation:
-each sub-folder is a client, and the column `client` of the source names it, so that the partition
-`column:client` gives the same clients back.
-"""
+"""A user's own graph: tables (CSV, Parquet), a PyG `Data`, GraphML or a NetworkX graph."""
 
 from __future__ import annotations
 
@@ -42,7 +37,8 @@ def load_own(
 
     Args:
         path: A folder with `nodes` and `edges` as CSV or Parquet; a folder of such folders, one
-            per client; a PyG `Data` or a dict of tensors saved by `torch.save` (`.pt`); GraphML.
+            per client, which the column `client` then names; a PyG `Data` or a dict of tensors
+            saved by `torch.save` (`.pt`); GraphML.
         schema: A TOML file with the roles of columns; by default `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
     """
@@ -125,9 +121,8 @@ def from_networkx(
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
     if graph.is_directed() and not loading.directed:
-        loading.report.note(
-            f"{name} is directed; its edges were made undirected (directed = true keeps)"
-        )
+        undirected = "its edges were made undirected (directed = true keeps)"
+        loading.report.note(f"{name} is directed; {undirected}")
     ends = _networkx_edges(graph, ids, name, loading.schema.weight or "weight")
     return _assemble(name, nodes, ends, loading)
 
@@ -269,9 +264,8 @@ def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray 
         chosen = _array({key: mask}, key, name, 1, "true or false for each node", n=n) != 0
         twice = chosen & (split != UNUSED)
         if twice.any():
-            raise DataError(
-                f"{key} of '{name}' holds node {int(np.argmax(twice))}, which another mask holds "
-                f"too ({int(twice.sum())} such nodes); a node has one role"
-            )
+            node = f"node {int(np.argmax(twice))}, which another mask holds too"
+            count = f"({int(twice.sum())} such nodes)"
+            raise DataError(f"{key} of '{name}' holds {node} {count}; a node has one role")
         split[chosen], found = role, True
     return split if found else None

@@ -1,8 +1,4 @@
-"""The user's wishes about their own graph (schema, options), and Atoll's answer (report).
-
-A schema gives columns their roles. Without it the names decide: `id`, `label`, `split`, `client`,
-`source`, `target`, `weight` and a few synonyms, in any case. Other columns of nodes are features.
-"""
+"""The user's wishes about their own graph (schema, options), and Atoll's answer (report)."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from typing import Any
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import TASKS
 
+# Without a schema these names give columns their roles, in any case; other columns are features.
 CONVENTION = {
     "id": ("id", "node", "node_id"),
     "label": ("label", "y", "class", "target"),
@@ -75,7 +72,6 @@ class OwnReport:
     dangling_edges: int = 0
 
     def note(self, sentence: str) -> None:
-        """Add a sentence for the user."""
         self.messages = (*self.messages, sentence)
 
 
@@ -108,7 +104,6 @@ class Loading:
 
     @property
     def directed(self) -> bool:
-        """Whether edges keep their directions."""
         option = self.options.directed
         return bool(self.schema.directed if option is None else option)
 
@@ -128,7 +123,6 @@ class NodeRoles:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Columns that become features."""
         return (*self.numbers, *self.categories, *self.inferred)
 
     @property
@@ -199,10 +193,7 @@ def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ..
 def node_roles(
     columns: Sequence[str], loading: Loading, file: str, *, with_id: bool = True
 ) -> NodeRoles:
-    """Give every column of a node table its role.
-
-    `with_id` is False where nodes are named outside the table (GraphML, NetworkX).
-    """
+    """Every column's role; `with_id` is False where nodes are named elsewhere (NetworkX)."""
     schema, owner = loading.schema, loading.options.owner
     listed = (*(schema.features or ()), *schema.categories, *schema.ignore)
     free = [name for name in columns if name not in listed]

@@ -1,7 +1,4 @@
-"""Node and edge tables (CSV, Parquet) of one folder, or of one folder per client.
-
-A CSV file is read with its types inferred, except where a column's values are names.
-"""
+"""Node and edge tables (CSV, Parquet) of one folder, or of one folder per client."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import pyarrow.parquet
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own import columns as convert
 from atoll.data.own.columns import Column, Nodes, Rows
-from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
+from atoll.data.own.schema import Loading, OwnReport, node_roles, quoted, quoted_list
 
 
 @dataclass(frozen=True)
@@ -31,12 +28,10 @@ class TableFile:
 
     @property
     def is_csv(self) -> bool:
-        """Whether the file is text; otherwise it is Parquet."""
         return self.path.suffix == ".csv"
 
     @property
     def rows(self) -> Rows:
-        """How sentences name the file's rows."""
         return Rows(self.name, self.where)
 
     def columns(self) -> list[str]:
@@ -154,18 +149,15 @@ class TableFile:
                 try:
                     raw.decode("utf-8")
                 except UnicodeDecodeError as wrong:
-                    raise DataError(
-                        f"{self.name} row {line} is not UTF-8 text (byte {raw[wrong.start]:#04x}); "
-                        f"save the file as UTF-8"
-                    ) from None
+                    problem = f"row {line} is not UTF-8 text (byte {raw[wrong.start]:#04x})"
+                    raise DataError(f"{self.name} {problem}; save the file as UTF-8") from None
         header, row = self._header(), -1
         with self.path.open(encoding="utf-8-sig", newline="") as file:
             for record in csv.reader(file):
                 if record and len(record) != len(header):
-                    raise DataError(
-                        f"{self.where(row)} has {len(record)} values, but the header names "
-                        f"{len(header)} columns; add or remove a comma, or quote the text"
-                    )
+                    problem = f"{len(record)} values, but the header names {len(header)} columns"
+                    advice = "add or remove a comma, or quote the text"
+                    raise DataError(f"{self.where(row)} has {problem}; {advice}")
                 row += bool(record)
 
     def _unreadable(self, problem: object) -> DataError:
@@ -225,7 +217,14 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
     names = [column for column in columns if column in roles.used]
     tables, ids, kept = [], [], []
     for part in parts:
-        _same_columns(part, parts[0], roles, loading)
+        own = set(node_roles(part.nodes.columns(), loading, part.nodes.name).used)
+        if different := sorted(own ^ set(roles.used)):
+            has, lacks = (part, parts[0]) if different[0] in own else (parts[0], part)
+            raise DataError(
+                f"{has.nodes.name} has the column '{different[0]}' and {lacks.nodes.name} has not "
+                f"({len(different)} columns differ); all clients need the same columns: add it, or "
+                f"list it under ignore in schema.toml"
+            )
         table = part.nodes.read(names, roles.texts)
         if table.num_rows == 0:
             advice = "give at least one node, or remove it"
@@ -250,18 +249,6 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
     del merged, tables, table, rest
     pa.default_memory_pool().release_unused()  # NumPy needs the memory that Arrow keeps
     return nodes, ids
-
-
-def _same_columns(part: Part, model: Part, roles: NodeRoles, loading: Loading) -> None:
-    own = set(node_roles(part.nodes.columns(), loading, part.nodes.name).used)
-    different = sorted(own ^ set(roles.used))
-    if different:
-        has, lacks = (part, model) if different[0] in own else (model, part)
-        raise DataError(
-            f"{has.nodes.name} has the column '{different[0]}' and {lacks.nodes.name} has not "
-            f"({len(different)} columns differ); all clients need the same columns: add it, or "
-            f"list it under ignore in schema.toml"
-        )
 
 
 def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.ndarray]:

@@ -74,10 +74,8 @@ def divide(
     if name != "column":
         spec.check_whole(f"the number of clients for partition '{recipe}'", clients, 1)
     if name != "column" and clients is not None and clients > count:
-        raise DataError(
-            f"data '{source.name}' has {count} {'graphs' if is_set else 'nodes'}, too few for "
-            f"{clients} clients; use at most {count} clients"
-        )
+        has = f"{count} {'graphs' if is_set else 'nodes'}, too few for {clients} clients"
+        raise DataError(f"data '{source.name}' has {has}; use at most {count} clients")
     found = table[name](source, clients, int(seed), **options)
     return Partition(recipe, tuple(np.ascontiguousarray(ids, dtype=np.int64) for ids in found))
 
@@ -90,28 +88,24 @@ def random(source: Source | GraphSet, clients: int, seed: int) -> Parts:
 
 def column(source: Source, clients: int | None, seed: int, *, name: str | None = None) -> Parts:
     """One client for each value of a node column, values ascending; the seed has no effect."""
-    del seed
     if not name or name not in source.columns:
-        raise ConfigError(
-            f"partition 'column:{name or 'NAME'}' needs a node column of '{source.name}'; "
-            f"its columns are: {', '.join(sorted(source.columns)) or 'none'}"
-        )
+        problem = f"partition 'column:{name or 'NAME'}' needs a node column of '{source.name}'"
+        listed = ", ".join(sorted(source.columns)) or "none"
+        raise ConfigError(f"{problem}; its columns are: {listed}")
+    about = f"column '{name}' of '{source.name}' has"
     values = np.asarray(source.columns[name])
     # NaN is the one value that differs from itself.
     missing = np.flatnonzero([value is None or bool(value != value) for value in values])  # noqa: PLR0124
     if missing.size:
-        raise DataError(
-            f"column '{name}' of '{source.name}' has no value at node {int(missing[0])} "
-            f"({missing.size} in all); fill it, every node needs a client"
-        )
+        problem = f"no value at node {int(missing[0])} ({missing.size} in all)"
+        raise DataError(f"{about} {problem}; fill it, every node needs a client")
     if values.dtype == object:
         values = values.astype(str)
     distinct, owner = np.unique(values, return_inverse=True)
     if clients is not None and clients != len(distinct):
-        raise ConfigError(
-            f"column '{name}' of '{source.name}' has {len(distinct)} values, so it gives "
-            f"{len(distinct)} clients, not {clients!r}; leave the number out or use that one"
-        )
+        count = len(distinct)
+        problem = f"{about} {count} values, so it gives {count} clients, not {clients!r}"
+        raise ConfigError(f"{problem}; leave the number out or use that one")
     return members(owner, len(distinct))
 
 
@@ -160,16 +154,13 @@ def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Gener
 
 def feature_skew(source: GraphSet, clients: int, seed: int) -> Parts:
     """Graphs sorted by their mean feature value, cut into equal runs; the seed has no effect."""
-    del seed
-    totals = np.bincount(
-        source.graph_of_node(), weights=source.x.sum(axis=1), minlength=source.num_graphs
-    )
+    owner, count = source.graph_of_node(), source.num_graphs
+    totals = np.bincount(owner, weights=source.x.sum(axis=1), minlength=count)
     return _runs(totals / np.maximum(np.diff(source.node_ptr) * source.num_features, 1), clients)
 
 
 def topology_skew(source: GraphSet, clients: int, seed: int) -> Parts:
     """Graphs sorted by their mean degree, cut into equal runs; the seed has no effect."""
-    del seed
     edges = np.bincount(source.graph_of_node()[source.edges[0]], minlength=source.num_graphs)
     return _runs(edges / np.maximum(np.diff(source.node_ptr), 1), clients)
 

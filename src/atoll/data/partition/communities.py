@@ -1,8 +1,4 @@
-"""Partitions along communities: Louvain and METIS, packed, cut in halves or grouped by labels.
-
-`louvain` is the default of the strict protocol; the others follow one public code each. Edge
-weights are not used: the recipes are defined on the plain graph.
-"""
+"""Partitions along communities of the unweighted graph: Louvain and METIS, packed or grouped."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ def louvain_openfgl(
 ) -> Parts:
     """OpenFGL: Louvain of scikit-network on the edges unchanged; the seed has no effect."""
     # `compat="give-up"` brings back its faulty choice for a group that fits nowhere.
-    del seed
     rule = _public_rule(source, "louvain-openfgl", clients, delta, compat)
     return pack(groups_of(scikit_louvain(source, None)), clients, rule)
 
@@ -257,13 +252,11 @@ def even_rule(target: int, slack: int, no_room: NoRoom | None = None) -> Packing
 
 def smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
     """The smallest of all clients; the closed ones may be smaller than the last open one."""
-    del open_clients, cursor
     return int(np.argmin(sizes))
 
 
 def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
     """The client at the cursor, which is where a full turn ends."""
-    del sizes
     return int(open_clients[cursor])
 
 

@@ -1,9 +1,4 @@
-"""Getting public data sets: from a mirror, or from where their authors put them.
-
-A set is got and checked in a private folder and moved into place by one rename, so that an
-interrupted fetch leaves either the whole set or nothing. A mirror is a folder or an http(s) address
-that holds `<name>.tar.xz` and, where it can, `SHA256SUMS`.
-"""
+"""Getting public data sets: from a mirror, or from where their authors put them."""
 
 from __future__ import annotations
 
@@ -46,6 +41,7 @@ def fetch(
         progress(f"{info.name} is already in {home}")
         return home
     source = str(mirror or os.environ.get("ATOLL_MIRROR") or "")
+    # One rename moves a checked set into place: an interruption leaves the whole set or nothing.
     try:
         with untrusted.workspace(base) as work:
             new = work / "new"
@@ -135,7 +131,7 @@ def _download(url: str, target: Path) -> bool:
 
 
 def _from_mirror(info: DatasetInfo, mirror: str, work: Path, progress: Progress) -> None:
-    """Unpack the archive of a folder or an address into `work / "new"`, if its SHA-256 is right."""
+    """Unpack `NAME.tar.xz` of a folder or an address into `new`; `SHA256SUMS` must agree."""
     scheme, is_url, _ = mirror.partition("://")
     if is_url and scheme.lower() not in ("http", "https"):
         raise ConfigError(f"the mirror {mirror} is neither a folder nor an http(s) address")
@@ -200,10 +196,8 @@ def _verify(info: DatasetInfo, new: Path) -> None:
     """Refuse a set that lacks files, differs from the published one, or could run code."""
     absent = missing_files(info, new)
     if absent:
-        raise DataError(
-            f"what was got for '{info.name}' is not that data set: it has no "
-            f"{info.home}/{absent[0]}; try another mirror"
-        )
+        problem = f"is not that data set: it has no {info.home}/{absent[0]}"
+        raise DataError(f"what was got for '{info.name}' {problem}; try another mirror")
     for file in info.files:
         untrusted.check_published(new / info.home / file)
     untrusted.check_pickles(new / info.home)

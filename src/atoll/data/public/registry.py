@@ -1,10 +1,4 @@
-"""The public data sets: what they are, where they lie, and how to load one.
-
-PyG's and OGB's own classes read the raw files; this module knows their names, checks that the files
-are there (loading never downloads; `data/public/fetch.py` does), and turns the result into a
-`Source` or a `GraphSet`. Edges stay as published: a protocol that wants them undirected asks
-`Source.undirected_simple`.
-"""
+"""The public data sets: what they are, where they lie, and how PyG's and OGB's classes load one."""
 
 from __future__ import annotations
 
@@ -182,9 +176,9 @@ def load_dataset(
 ) -> Source | GraphSet:
     """Load a public data set (one graph, or a set of graphs) from its raw files; never downloads.
 
-    In a set of graphs the features "own" are node labels (else attributes, else degrees), "degree"
-    always one-hot degrees. The largest degree with a separate column is `max_degree`, by default
-    the published value, else the set's largest; larger ones share it.
+    Edges stay as published, directed or not. The features of a set of graphs are node labels, else
+    attributes, else degrees ("own"), or always one-hot degrees ("degree"). The largest degree with
+    a separate column is `max_degree`, by default the published value, else the set's largest.
     """
     info, base = dataset_info(name), data_root(root)
     check_name("value of features", features, FEATURES)
@@ -218,10 +212,9 @@ def load_group(
     sets, base = sets_of_group(name), data_root(root)
     absent = [one for one in sets if not is_present(one, base)]
     if absent:
-        raise DataError(
-            f"group '{name.lower()}' needs data sets that are not in {base}: {', '.join(absent)}; "
-            f"get them with: atoll data fetch {' '.join(absent)}"
-        )
+        needed = f"data sets that are not in {base}: {', '.join(absent)}"
+        advice = f"get them with: atoll data fetch {' '.join(absent)}"
+        raise DataError(f"group '{name.lower()}' needs {needed}; {advice}")
     loaded = (load_dataset(one, base, features=features, max_degree=max_degree) for one in sets)
     return GraphGroup(name.lower(), tuple(one for one in loaded if isinstance(one, GraphSet)))
 
@@ -304,10 +297,8 @@ def _graph_set(
         if top < 0:
             raise ConfigError(f"max_degree is {top}; give a number from 0 on")
         if max_degree is None and size > MAX_DEGREE_BYTES:
-            raise DataError(
-                f"data set '{info.name}' has degrees up to {top}, which one-hot would take "
-                f"{size / 2**30:.0f} GiB; give a smaller max_degree"
-            )
+            problem = f"degrees up to {top}, which one-hot would take {size / 2**30:.0f} GiB"
+            raise DataError(f"data set '{info.name}' has {problem}; give a smaller max_degree")
         x = np.zeros((nodes, top + 1), dtype=np.float32)
         x[np.arange(nodes), np.minimum(degree, top)] = 1
     else:  # GCFL's choice: one-hot labels without attributes

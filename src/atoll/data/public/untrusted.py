@@ -1,8 +1,6 @@
 """Untrusted input: bytes, pickles, archives, and other packages' loaders.
 
-A mirror is a foreign machine. Atoll checks an archive's bytes (SHA-256), its paths, its sizes, and
-the pickles that some published sets consist of. PyG's and OGB's classes read the raw files, but may
-not download, print, or leave a half-written cache behind.
+A mirror is a foreign machine. PyG's and OGB's classes may not download, print, or half-write.
 """
 
 from __future__ import annotations
@@ -112,10 +110,7 @@ class _BoundedXZ(lzma.LZMAFile):
 
 
 def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
-    """Unpack a `.tar.xz` below `target`, which must be empty and private.
-
-    The archive may only fill the folder `inside`, relative to `target`.
-    """
+    """Unpack a `.tar.xz` below `target`, empty and private, where it may only fill `inside`."""
     total = 0
     try:
         with _BoundedXZ(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
