@@ -12,8 +12,7 @@ from atoll.data.public.registry import dataset_info, plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, data_header, resolve
 
 PROCESS = 1 << 30  # bytes of a process with a small graph; 0.6 GiB were seen with Cora
-COPIES = 6
-"""How many times the features of a graph are in memory while clients train on it, at most."""
+COPIES = 6  # of a graph's features in memory while clients train on it, at most
 
 
 @cache

@@ -45,13 +45,12 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, S
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"
-WORTH = 20.0
-"""Processor seconds below which a study is over before other processes have begun to help."""
+WORTH = 20.0  # processor seconds below which a study ends before other processes have begun
 DEAR = 4.0  # a group that takes so many times the median is scheduled by itself
 TICK = 0.1  # seconds between two looks at the files
 TRIES = 2  # workers that may die before a run begins; then the run counts as failed
+# The variables that torch, numpy and scipy read when they are loaded.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""The variables that torch, numpy and scipy read when they are loaded."""
 BOOT = (
     "import json, sys; path, fd = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from atoll.studies.parallel import work; work(fd)"

@@ -16,10 +16,9 @@ from atoll.experiment.baseline import without_test
 from atoll.experiment.config import make_config
 from atoll.experiment.observers import Observer
 from atoll.studies.study_run import StudyRun
-from atoll.studies.tune.plan import make_plan
 from atoll.studies.tune.result import TuningRequest, TuningResult, write_tuning
 from atoll.studies.tune.runner import Blinded, Trials, WatchAhead
-from atoll.studies.tune.search import Search
+from atoll.studies.tune.search import Search, make_plan
 from tests.studies.tune.conftest import SMALL, federation, outline, tune
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,8 +153,12 @@ def make_runs(
     found = [_runs_of(arm, request, (name, n), data.get(name)) for name, n, arm in problems]
     runs: list[StudyRun] = []
     for run in itertools.chain(*found):
-        folder = _folder_name(run.name, config_text(run.config), {one.name for one in runs})
-        runs.append(replace(run, name=folder))
+        safe = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in run.name).strip("-.")
+        name = safe[:100]
+        if len(safe) > 100 or name in {one.name for one in runs}:  # names that look alike
+            own = hashlib.sha256(config_text(run.config).encode()).hexdigest()[:8]
+            name = f"{name[:90]}-{own}"
+        runs.append(replace(run, name=name))
     return runs
 
 
@@ -312,12 +316,3 @@ def _has(method: Method, key: str) -> bool:
         if part is not None:
             words += [w for f in fields(part) for w in (f.name, f"{name}.{f.name}")]
     return key in words and key not in ("features", "classes")
-
-
-def _folder_name(text: str, config: str, used: Container[str]) -> str:
-    """A folder's name from words; two that look alike are told apart by their configuration."""
-    safe = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in text).strip("-.")
-    name = safe[:100]
-    if name in used or len(safe) > 100:
-        name = f"{name[:90]}-{hashlib.sha256(config.encode()).hexdigest()[:8]}"
-    return name

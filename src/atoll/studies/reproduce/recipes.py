@@ -27,8 +27,7 @@ STRICT = "strict"
 PRINTED_METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
 """A printed metric, and the name of ours."""
 AVERAGE = "avg"
-GAINS = ("min_gain", "ratio_improved")
-"""Metrics over the clients of a run and of the paper's baseline together."""
+GAINS = ("min_gain", "ratio_improved")  # over the clients of a run and of the paper's baseline
 
 Options = dict[str, Any]
 

@@ -26,10 +26,8 @@ from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STR
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun
 
-TOLERANCE = 1.5
-"""Points that a reproduced number may lie from the printed one, if its own spread is no larger."""
-COLUMNS = ("dataset", "setting", "clients", "method", "metric")
-"""The columns that `--only` can choose by."""
+TOLERANCE = 1.5  # points from a printed number to ours, if the printed spread is no larger
+COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # that `--only` can choose by
 
 
 @dataclass(frozen=True)

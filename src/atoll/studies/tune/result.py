@@ -27,8 +27,7 @@ from atoll.studies.study_run import Json
 
 TRIALS, SEEDS = 30, 5
 SHOWN = 5  # best trials that the table lists; trials.csv has all
-STATES = {"end": "complete", "pruned": "pruned", "failed": "failed"}
-"""A trial's state by the last event of its run."""
+STATES = {"end": "complete", "pruned": "pruned", "failed": "failed"}  # by a run's last event
 
 
 class TuningRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -23,13 +23,11 @@ from atoll.studies import study_run
 from atoll.studies.parallel import Crew, run_parallel
 from atoll.studies.study import write_about
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, StudySettings
-from atoll.studies.tune.plan import SearchPlan
 from atoll.studies.tune.result import Tuned, TuningRequest, ranking
-from atoll.studies.tune.search import Search
+from atoll.studies.tune.search import Search, SearchPlan
 
 DIVERGED = {error.__name__ for error in (StepError, ServerDiverged, SeedFailed)}
-RAISED = {error.__name__: error for error in (ConfigError, DataError)}
-"""Errors of another process that are raised again here."""
+RAISED = {error.__name__: error for error in (ConfigError, DataError)}  # of another process
 
 
 @dataclass
@@ -75,10 +73,17 @@ class Trials:
         for plan in self.plans:
             self._spend(plan, plan.trials)
         tested = [plan for plan in self.plans if self._choose(plan)]
+        whole = StudySettings(self.folder)  # the tests are on the whole data
         if self.jobs > 1:
-            self._run_ahead(list(self.finals.values()), StudySettings(self.folder))
+            self._run_ahead(list(self.finals.values()), whole)
         for plan in tested:
-            self._test(plan)
+            run = replace(self.finals[plan.name], data=self.data)
+            outcome = study_run.read_outcome(self.folder, run) or self.failed.get(run.name)
+            outcome = outcome or study_run.run_one(run, self.observer.run, whole)
+            self.observer.ended(outcome)
+            if outcome.error:
+                self.notes.append(f"{plan.name}: the final test failed: {outcome.error}")
+            self.tests[plan.name] = outcome
         self._describe()
         if len(self.lost) == len(self.plans):
             raise ConfigError(next(iter(self.lost.values())))
@@ -204,16 +209,6 @@ class Trials:
             )
         self.finals[plan.name] = run
         return True
-
-    def _test(self, plan: SearchPlan) -> None:
-        """Run the best configuration once, on the whole data with fresh seeds."""
-        run = replace(self.finals[plan.name], data=self.data)
-        outcome = study_run.read_outcome(self.folder, run) or self.failed.get(run.name)
-        outcome = outcome or study_run.run_one(run, self.observer.run, StudySettings(self.folder))
-        self.observer.ended(outcome)
-        if outcome.error:
-            self.notes.append(f"{plan.name}: the final test failed: {outcome.error}")
-        self.tests[plan.name] = outcome
 
     def tuned(self, plan: SearchPlan) -> Tuned:
         """The best configuration of a method, and its test."""

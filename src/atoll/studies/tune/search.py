@@ -1,4 +1,4 @@
-"""One method's search with Optuna: the next settings, early pruning, and what was tried.
+"""One method's search: its space and first points, and then the trials, with Optuna.
 
 Every finished trial is stored, in one transaction, in the SQLite file of the study's folder, which
 Optuna's own tools read as well. The next settings depend only on the stored trials and on (seed,
@@ -7,16 +7,28 @@ number of the trial), so that a killed search continues as if it had not been in
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.core.errors import ConfigError
-from atoll.core.space import OneOf, Range, Value, Whole
-from atoll.studies.tune.result import Trial
+import msgspec
+
+from atoll.core.errors import ConfigError, unknown
+from atoll.core.federation import Federation
+from atoll.core.method import Method
+from atoll.core.space import OneOf, Range, Real, Space, Value, Whole, values_of
+from atoll.data.public.registry import task_of_data
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, data_header, resolve
+from atoll.experiment.history import BEST_CACHED, select_rule
+from atoll.experiment.problem import Data, task_of_object
+from atoll.methods import METHODS, method_class
+from atoll.studies.study_run import StudyRun
+from atoll.studies.tune.result import Trial, TuningRequest, safe_name
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -26,6 +38,188 @@ PRUNERS = ("median", "none")
 STARTUP = 10  # trials that are drawn blindly before the sampler learns from them
 PRUNE_AFTER = 5  # finished trials that a median is made of, at least
 TRIES = 50  # how often another point is drawn where all were tried already
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """One method's part of a tuning, checked before anything is run."""
+
+    asked: RunConfig  # as the user gave it, for this method
+    config: RunConfig  # the same, resolved
+    weights: str  # the protocol's weights of clients (a `Protocol` cannot be pickled)
+    data_seed: int | None  # the protocol's fixed seed of the data
+    space: dict[str, Range]  # the ranges to search
+    first: list[dict[str, Value]]  # the method's own defaults, or all points
+    whole: bool  # whether all points of the space are tried
+    trials: int
+    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.asked.method
+
+    def redivides(self, data: Data | None) -> bool:
+        """Whether fresh seeds divide the data anew, so that other nodes become test nodes."""
+        fixed = isinstance(data, Federation) or data_header(self.asked) is not None
+        return not fixed and self.data_seed is None and self.config.split != "given"
+
+    def trial(self, number: int, settings: Mapping[str, Value]) -> StudyRun:
+        """The run of a trial."""
+        labels = {"method": self.name, "role": "trial", "trial": number}
+        return StudyRun(f"{safe_name(self.name)}-{number:04d}", self._with(settings), labels)
+
+    def test(self, settings: Mapping[str, Value], seeds: int, again: int = 1) -> StudyRun:
+        """The run of the final test; its seeds come after those of the trials."""
+        fresh = {"seed": self.asked.seed + self.asked.seeds, "seeds": seeds}
+        config = msgspec.structs.replace(self._with(settings), **fresh)
+        name = f"test-{safe_name(self.name)}" + (f"-{again}" if again > 1 else "")
+        return StudyRun(name, config, {"method": self.name, "role": "test"})
+
+    def _with(self, settings: Mapping[str, Value]) -> RunConfig:
+        return msgspec.structs.replace(self.asked, set={**self.asked.set, **settings})
+
+
+def make_plan(method: str, request: TuningRequest, data: Data | None) -> SearchPlan:
+    """The trials of a method to come; everything that cannot run is refused here."""
+    asked = msgspec.structs.replace(request.config, method=method)
+    config, rules = resolve(asked, task_of_object(data))
+    if select_rule(config, rules) == BEST_CACHED:
+        raise ConfigError(
+            "compat test-selection picks by test scores, which tuning must not see; leave it out"
+        )
+    header = data_header(config) if data is None else None
+    task = task_of_object(data) or (header.task if header else task_of_data(config.data))
+    search = {key: parse_range(key, text) for key, text in request.search.items()}
+    space, notes = space_of(asked, config, task, request.preset, search)
+    points = grid_of(space, request.trials)
+    trials = request.trials if points is None else len(points)
+    if trials < request.trials:
+        notes.append(f"{method}: the space has {trials} points, and each is tried once")
+    first = [defaults_of(config, task, space)] if points is None else points
+    scoring = rules.weights, rules.data_seed
+    return SearchPlan(asked, config, *scoring, space, first, points is not None, trials, notes)
+
+
+def parse_range(key: str, text: str) -> Range:
+    """`1e-4..1e-1:log`, `1..5` or `32,64,128`."""
+    ends, _, scale = text.partition(":")
+    low, dots, high = ends.partition("..")
+    unreadable = ConfigError(
+        f"--search {key} cannot be '{text}'; write {key}=LOW..HIGH, {key}=LOW..HIGH:log or "
+        f"{key}=A,B,C"
+    )
+    if not dots:
+        values = tuple(_value(part) for part in text.split(","))
+        if "" in values:
+            raise unreadable
+        return OneOf(values)
+    first, last = _value(low), _value(high)
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (first, last))
+    if not numbers or scale not in ("", "log"):
+        raise unreadable
+    if isinstance(first, int) and isinstance(last, int):
+        return Whole(first, last, log=scale == "log")
+    return Real(first, last, log=scale == "log")  # type: ignore[arg-type]  # both are numbers
+
+
+def _value(text: str) -> Value:
+    text = text.strip()
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def space_of(
+    asked: RunConfig,
+    config: RunConfig,
+    task: str,
+    preset: str | None = None,
+    search: Mapping[str, Range] | None = None,
+) -> tuple[dict[str, Range], list[str]]:
+    """The space of one method, and a sentence for each range that was left out.
+
+    A hyper-parameter that `asked` sets is not searched; `config` is the same, resolved. `preset`
+    names one of the method's `grids`. The user's ranges in `search` replace or extend the method's.
+    """
+    cls, name = method_class(config.method), config.method
+    declared: Space = cls.space if preset is None else _grid(cls, name, preset)
+    search = search or {}
+    known = {key for part in _parts(build_method(config, task=task)) for key in _names(part)}
+    fixed = {key.rpartition(".")[2] for key in asked.set}
+    fixed |= {"epochs"} if asked.epochs is not None else set()
+    chose = {"net", "optimizer"} & fixed
+    space: dict[str, Range] = {}
+    notes = []
+    for key, values in {**declared, **search}.items():
+        if key in fixed and key not in search:
+            continue  # the user has set it
+        if key in fixed:
+            raise ConfigError(f"{key} is both fixed and in --search; give one of the two")
+        if key in known:
+            space[key] = values
+        elif key in search or not chose:
+            raise unknown(f"hyper-parameter of {name}", key, known)
+        else:
+            notes.append(f"{name}: {key} is not searched, because {' and '.join(chose)} has none")
+    if not space:
+        raise ConfigError(f"{name} has nothing left to search; leave out a --set, or add --search")
+    _check_values(config, task, space)
+    return space, notes
+
+
+def _grid(cls: type[Method], name: str, preset: str) -> Space:
+    if preset in cls.grids:
+        return cls.grids[preset]
+    if cls.grids:
+        raise unknown(f"preset of the search for {name}", preset, cls.grids)
+    able = ", ".join(other for other, found in METHODS.items() if preset in found.grids)
+    raise ConfigError(
+        f"{name} has no published grid to search; leave out --preset {preset}, which is for: {able}"
+    )
+
+
+def _check_values(config: RunConfig, task: str, space: Mapping[str, Range]) -> None:
+    """Every value of a choice and both ends of a range must be possible, before anything is run."""
+    for key, wanted in space.items():
+        ends = wanted.values if isinstance(wanted, OneOf) else (wanted.low, wanted.high)
+        for value in ends:
+            changed = msgspec.structs.replace(config, set={**config.set, key: value})
+            try:
+                build_method(changed, task=task)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{config.method} cannot search {key}={wanted}: {error}"
+                ) from None
+
+
+def defaults_of(config: RunConfig, task: str, space: Mapping[str, Range]) -> dict[str, Value]:
+    """The method's own defaults, where they lie in the space."""
+    parts = _parts(build_method(config, task=task))
+    owners = {key: next(part for part in parts if key in _names(part)) for key in space}
+    values = {key: getattr(owner, key) for key, owner in owners.items()}
+    return {key: value for key, value in values.items() if value in space[key]}
+
+
+def grid_of(space: Mapping[str, Range], most: int) -> list[dict[str, Value]] | None:
+    """All points of a space that has at most so many; None if it has more."""
+    axes = [values_of(wanted) for wanted in space.values()]
+    values = [axis for axis in axes if axis is not None]
+    if len(values) < len(axes) or math.prod(map(len, values)) > most:
+        return None
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
+
+
+def _parts(method: Any) -> list[Any]:
+    """Method, network, optimizer and base, in the order in which `--set` looks for a key."""
+    inner = [getattr(method, name, None) for name in ("net", "base", "optimizer")]
+    return [method, *(part for part in inner if is_dataclass(part))]
+
+
+def _names(part: Any) -> set[str]:
+    return {f.name for f in fields(part)} - {"net", "optimizer", "base", "features", "classes"}
 
 
 def need_optuna() -> None:

@@ -32,10 +32,9 @@ from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import lock_folder
 from atoll.studies.study_run import Json, StudyObserver
-from atoll.studies.tune.plan import make_plan
 from atoll.studies.tune.result import SEEDS, TRIALS, TuningRequest, TuningResult, write_tuning
 from atoll.studies.tune.runner import Blinded, Trials
-from atoll.studies.tune.search import PRUNERS, need_optuna
+from atoll.studies.tune.search import PRUNERS, make_plan, need_optuna
 
 
 def tune(
