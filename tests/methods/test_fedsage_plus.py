@@ -93,7 +93,8 @@ def test_the_mean_over_neighbours_of_the_card(compat: str, mean: list[float]) ->
     graph = make_graph(x, torch.tensor([[0, 1], [1, 0]]), torch.zeros(2).long(), views=net.views)
     layer = {"neighbour": torch.eye(2), "self": torch.zeros(2, 2), "bias": torch.zeros(2)}
     used = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    made = FedSagePlus(net, compat=compat)._joined(torch.full((2, 2, 2), 0.5), used, None)
+    read = used * FedSagePlus(net, compat=compat)._both_ways
+    made = made_neighbours(torch.full((2, 2, 2), 0.5), read)
     heard = mended_sage(net, [layer], graph, graph.real, made, None)
     assert heard.tolist() == [pytest.approx(mean), [1, 1]]
 

@@ -128,10 +128,8 @@ class FedATH(Averaging):
         return reply, Private({name: networks[name] for name in kept}, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """Both losses in one number: what one network must not see is detached.
-
-        One Adam over all networks takes the same steps as one Adam for each.
-        """
+        """Both losses in one number: what one network must not see is detached."""
+        # One Adam over all networks takes the same steps as one Adam for each.
         loops = graph.sparse_view("loops")
         weight = self.edge_weights(params, graph, key)
         causal = self.net.on(weighted_gcn(loops, weight), params["causal"], graph, key)

@@ -270,10 +270,9 @@ def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
 
 
 def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Who is whose twin, from all clients' keys (N, S).
+    """From all clients' keys (N, S), the nodes with a twin elsewhere, (N, s), and what they share.
 
-    The nodes of each client that have a twin elsewhere, (N, s); the twins' common number, (N, s);
-    -1 fills both up. Last, the number of pairs of twins at different clients.
+    That is the twins' common number, (N, s); -1 fills both up. Last, the number of pairs of twins.
     """
     values, number = torch.unique(keys, return_inverse=True)
     client = torch.arange(len(keys), device=keys.device).unsqueeze(-1)

@@ -136,11 +136,8 @@ class FedGTA(Mixing):
         return graph.tensor_view("degree") @ sure, self.mixed_moments(p, share)
 
     def propagated(self, soft: Tensor, truth: Tensor, graph: Graph) -> list[Tensor]:
-        """Y after every step of the propagation, or only after the last, (N, C) each.
-
-        Y is linear in Y⁰, so that the part of the one-hot rows could be kept over rounds; the rest
-        has as many columns, and would cost as many products.
-        """
+        """Y after every step of the propagation, or only after the last, (N, C) each."""
+        # Y is linear in Y⁰, but keeping the part of the one-hot rows would save no product.
         train, found = graph.train.unsqueeze(-1), []
         openfgl = self.propagation == "openfgl"
         known = soft * train if openfgl else torch.where(train > 0, truth, soft)

@@ -172,8 +172,11 @@ class FedIIH(Mixing):
         reply = clients.map(self.train, ToEach(Download(server.models, alpha)))
         alike, present = self.similarities(reply, clients), clients.positions
         mixed = separate_federation(reply.model, torch.softmax(self.tau * alike, dim=-1))
-        models, known = server.models, put_pairs(server.similarity, present, alike)
-        return Server(put(models, present, mixed), self.global_factors(reply, server.alpha), known)
+        models, factors = put(server.models, present, mixed), server.alpha
+        if reply.mean is not None:  # α̃: the posterior mean, given the clients' means
+            count = len(reply.mean) + self.factor_variance / self.alpha_variance
+            factors = reply.mean.sum(0).flatten() / count
+        return Server(models, factors, put_pairs(server.similarity, present, alike))
 
     def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
         return mixing_of(server.similarity, self.tau)
@@ -193,11 +196,8 @@ class FedIIH(Mixing):
     def whole_loss(
         self, alpha: Tensor | None, params: Tree, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        """Cross entropy and, if it is used, the ELBO.
-
-        What one of them must not train is detached: one Adam over everything then takes the same
-        steps as one Adam for each.
-        """
+        """Cross entropy and, if it is used, the ELBO."""
+        # Detaching what a loss must not train makes one Adam's steps those of one Adam for each.
         model, net = params["model"], self.disengcn
         h = net.embed(model, graph, key)
         if not self.uses_elbo:
@@ -270,13 +270,6 @@ class FedIIH(Mixing):
             else:
                 found.append(vgae.js_by_sampling(*q, fold(clients.key, "js", k), self.samples))
         return (1 - torch.stack(found) / math.log(2)).to(reply.mean.dtype)
-
-    def global_factors(self, reply: Update, before: Tensor) -> Tensor:
-        """α̃: the posterior mean, given the clients' means."""
-        if reply.mean is None:
-            return before
-        count = reply.mean.shape[0] + self.factor_variance / self.alpha_variance
-        return reply.mean.sum(0).flatten() / count
 
     def _latent(self, alpha: Tensor | None) -> dict[str, Tensor]:
         """α̂ starts at α̃, the variance head at the identity."""

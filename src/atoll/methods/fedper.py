@@ -89,11 +89,8 @@ class FedPer(Averaging):
 
 
 def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
-    """The first layers and the last `count`, each a tree of the same kind.
-
-    A list holds a layer in each place, a dict under each name; a name alone in a dict that holds a
-    list of layers stands for these.
-    """
+    """The first layers and the last `count` of a list, or of a dict of layers by name."""
+    # The only name in a dict that holds a list of layers stands for these.
     if isinstance(params, dict) and len(params) == 1:
         ((name, inner),) = params.items()
         if isinstance(inner, list | dict):

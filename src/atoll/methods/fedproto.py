@@ -228,14 +228,10 @@ def pull(
 
 
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
-    """Clients' prototypes (K, C, h) and masses (K, C) -> the global ones, (C, h).
-
-    With `diluted`, the clients' sizes (K,), it is OpenFGL's mean over owners and others alike.
-    """
-    if diluted is not None:
+    """Clients' prototypes (K, C, h) and masses (K, C) -> the global ones, (C, h)."""
+    if diluted is not None:  # the clients' sizes, (K,): OpenFGL's mean over owners and others alike
         return torch.einsum("k,kch->ch", diluted / diluted.sum(), prototypes)
-    total = torch.einsum("kc,kch->ch", mass, prototypes)
-    weight = mass.sum(0)
+    total, weight = torch.einsum("kc,kch->ch", mass, prototypes), mass.sum(0)
     if kind == "paper":
         weight = weight * (mass > 0).sum(0)
     return total / weight.clamp(min=1).unsqueeze(-1)

@@ -141,8 +141,10 @@ class FedPUB(Mixing):
         adjust = partial(self.regularised, received) if self.regularizers == "on" else None
         params, moments = self.fit(graph, start, state.moments, key, adjust=adjust)
         model, masks = params["model"], params["masks"]
-        like = leaves(model)[0]
-        proxy = proxy_graph(_undropped(self.net), self.proxy_seed, like.dtype, like.device)
+        net: Any = self.net
+        if hasattr(net, "dropout"):  # it plays no part in what the network precomputes
+            net = replace(net, dropout=0.0)
+        proxy = proxy_graph(net, self.proxy_seed, masks[0].dtype, masks[0].device)
         embedding = mean_embedding(self.net, masked(model, masks, self.lam_mask), proxy)
         return Update(model, embedding), Private(masks, moments)
 
@@ -181,11 +183,6 @@ def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
         return leaf * (mask if threshold == 0 else mask * (mask.abs() >= threshold))
 
     return tree_map(times_mask, model)
-
-
-def _undropped(net: Any) -> Any:
-    """The network as the random graph knows it: dropout plays no part in what is precomputed."""
-    return replace(net, dropout=0.0) if hasattr(net, "dropout") else net
 
 
 @lru_cache(maxsize=4)

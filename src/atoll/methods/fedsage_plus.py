@@ -297,32 +297,22 @@ class FedSagePlus(Averaging):
         model, moments = self.fit(graph, model, state.moments, key, loss=loss, needs_whole=WHOLE)
         return Update(model, graph.size(self.weight_by)), replace(state, moments=moments)
 
-    def mend(
-        self, graph: Graph, generator: Tree, seed: Tensor, sparing: bool = False
-    ) -> parts.Made:
-        """Generated neighbours of every node of the whole graph; the same for the same seed.
-
-        If `sparing`, those that no node reads may be left out.
-        """
+    def mend(self, graph: Graph, generator: Tree, key: Tensor, sparing: bool = False) -> parts.Made:
+        """Generated neighbours of all nodes, by the key; if `sparing`, only those that are read."""
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
         places = used_places(used * self._both_ways) if sparing else None
-        x = self._made_of(generator, graph, z, fold(seed, "mend"), places)
-        return self._joined(x, used, places)
+        slots = used * self._both_ways, places
+        return self._joined(generator["features"], graph.ids, z, fold(key, "mend"), *slots)
 
-    def _made_of(
-        self, generator: Tree, graph: Graph, z: Tensor, key: Tensor, places: Places | None
-    ) -> Tensor:
-        """x̂ from embeddings of all nodes; `key` is that of their noise."""
-        ids = graph.ids
+    def _joined(
+        self, layers: Tree, ids: Tensor, z: Tensor, key: Tensor, read: Tensor, places: Places | None
+    ) -> parts.Made:
+        """Made nodes of all nodes' embeddings and noise by the key, joined where they are read."""
         if places is not None:
-            z, ids = z[places.nodes], ids[places.nodes]
-        return self.neighgen.make(generator["features"], z + self._noise(key, ids, z), places)
-
-    def _joined(self, x: Tensor, used: Tensor, places: Places | None) -> parts.Made:
-        """Made nodes with edges in both directions, or only in the one that no real node reads."""
-        read = used * self._both_ways
-        return parts.made_neighbours(x, read if places is None else places.at_slots(read), places)
+            z, ids, read = z[places.nodes], ids[places.nodes], places.at_slots(read)
+        x = self.neighgen.make(layers, z + self._noise(key, ids, z), places)
+        return parts.made_neighbours(x, read, places)
 
     @property
     def _both_ways(self) -> int:
@@ -342,8 +332,8 @@ class FedSagePlus(Averaging):
             # The neighbours of hidden nodes reach no loss.
             used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
             places = used_places(used)
-            x = self._made_of(params, graph, z, key, places)
-            made, classifier = self._joined(x, used, places), params["classifier"]
+            slots, classifier = (used * self._both_ways, places), params["classifier"]
+            made = self._joined(params["features"], graph.ids, z, key, *slots)
             logits = parts.mended_sage(self.net, classifier, graph, lost.kept, made, key)
             index, there = lost.index, lost.there
             if places is not None:
@@ -351,7 +341,7 @@ class FedSagePlus(Averaging):
             rows = graph.tensor_view("rows")[index], used, there, lost.kept
             return (
                 self.lam_d * parts.degree_loss(count, lost.count, lost.kept)
-                + self.lam_f * parts.feature_loss(x, *rows, self._last, places)
+                + self.lam_f * parts.feature_loss(made.x, *rows, self._last, places)
                 + self.lam_c * graph.task.loss(logits, graph)
             )
 

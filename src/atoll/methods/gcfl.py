@@ -57,9 +57,8 @@ class Update:
 class Server:
     """The clusters and their models.
 
-    A row of `splits` is the round, and for each client 0 (not of that cluster), 1 (its side keeps
-    the cluster's number) or 2 (a new cluster). A round has two rows of `trace`: the norm of each
-    client's update, and that of the mean update of its cluster; -1 for whoever was absent.
+    A row of `splits` is the round, and for each client 0 (of another cluster), 1 (it stays) or 2
+    (a new cluster). `trace` has the norm of each client's update and of its cluster's mean update.
     """
 
     models: Tree  # every client's, stacked (N, ...); members of a cluster have equal rows
@@ -68,7 +67,7 @@ class Server:
     recorded: Tensor  # how many norms each client has sent since the last split, (N,) int64
     splits: Tensor  # so far, (S, 1 + N) int64
     reasons: Tensor  # of every split: norm of the mean, largest norm, weight of the cut, (S, 3)
-    trace: Tensor  # of every round so far, (R, 2, N)
+    trace: Tensor  # of every round so far, -1 for absent clients, (R, 2, N)
 
 
 class Split(NamedTuple):

@@ -106,17 +106,16 @@ class Scaffold(Training):
         mean, rule = aggregated(self.aggregate, server, reply, clients.key)
         # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
         model = tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean)
-        return Server(model, self._control(server, reply, len(clients) / clients.total), rule)
-
-    def _control(self, server: Server, reply: Update, share: float) -> Tree:
-        """The server's next c; `share` of the clients took part."""
+        share = len(clients) / clients.total
         if self.compat == "replace-controls":
-            return average(reply.control)
-        if self.option == "I":
-            return tree_map(lambda c, d: c + share * d, server.control, average(reply.control))
-        # c + share (mean slope - c)
-        slopes = average(mean_slope(server.model, reply.model, reply.steps, self.optimizer.lr))
-        return tree_map(lambda c, s: torch.lerp(c, s, share), server.control, slopes)
+            control = average(reply.control)
+        elif self.option == "I":
+            mean = average(reply.control)
+            control = tree_map(lambda c, d: c + share * d, server.control, mean)
+        else:  # c + share (mean slope - c)
+            mean = average(mean_slope(server.model, reply.model, reply.steps, self.optimizer.lr))
+            control = tree_map(lambda c, s: torch.lerp(c, s, share), server.control, mean)
+        return Server(model, control, rule)
 
     @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
     def train(
