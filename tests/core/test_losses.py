@@ -10,7 +10,7 @@ from torch.func import grad
 from torch.nn import functional
 
 from atoll.core.graph import Graph, make_graph
-from atoll.core.losses import cross_entropy, masked_mean, sq_distance
+from atoll.core.losses import class_means, cross_entropy, masked_mean, sq_distance
 
 
 def labelled(train: list[int]) -> Graph:
@@ -21,6 +21,13 @@ def labelled(train: list[int]) -> Graph:
 
 def logits() -> torch.Tensor:
     return torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_class_means_by_hand():
+    z = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 8.0], [7.0, 7.0]])
+    means, count = class_means(z, torch.tensor([0, 2, 0, 1]), torch.tensor([1.0, 1.0, 1.0, 0.0]), 3)
+    assert means.tolist() == [[3.0, 5.0], [0.0, 0.0], [3.0, 4.0]]  # the row of class 1 is masked
+    assert count.tolist() == [2.0, 0.0, 1.0]
 
 
 def test_masked_mean_by_hand():

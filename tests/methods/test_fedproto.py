@@ -13,14 +13,14 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
-from atoll.core.losses import cross_entropy
+from atoll.core.losses import class_means, cross_entropy
 from atoll.core.optim import SGD
 from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.base import ENGINES
 from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedProto, FedTAD, Local
-from atoll.methods.fedproto import class_means, nearness, pull
+from atoll.methods.fedproto import nearness, pull
 from atoll.nn import GCN, SGC, GraphGIN
 from atoll.testing import (
     CLASSES,

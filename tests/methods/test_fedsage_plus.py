@@ -290,7 +290,7 @@ def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
         others = sum(answer[i] for j, answer in enumerate(answers) if j != i)
         pull = Pull(others, torch.tensor(1 / len(graphs)))
         _, after = method.pull(graph, pull, state, make_key(99))
-        lost = method._lost(graph, state.seed)
+        lost = hide_nodes(state.seed, graph, method.hide, method.p_max)
         found = method.neighgen.encode(state.generator, graph, lost.kept)
         drawn = method._sample(graph, lost, found, state.shown)
         strangers = [method._strangers(g, 7, k) for g, k in zip(graphs, asked, strict=True)]

@@ -39,6 +39,13 @@ def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:
     return below, below.exp().sum(-1).log()
 
 
+def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Mean row of each class over the mask, (C, h), zero for a class without rows, and counts."""
+    member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)) * mask.unsqueeze(-1)
+    count = member.sum(0)
+    return member.T @ z / count.clamp(min=1).unsqueeze(-1), count
+
+
 def sq_distance(a: Tree, b: Tree) -> Tensor:
     """Squared Euclidean distance between two trees of one structure."""
     parts = [((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]

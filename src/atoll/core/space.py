@@ -81,6 +81,12 @@ Range = Real | Whole | OneOf
 Space = Mapping[str, Range]
 Grids = Mapping[str, Space]
 
+
+def paper_grid(**values: tuple[Value, ...]) -> Grids:
+    """The grid "paper" of a method: the values that its authors tried."""
+    return {"paper": {name: OneOf(tried) for name, tried in values.items()}}
+
+
 USUAL: MappingProxyType[str, Range] = MappingProxyType(
     {
         "lr": Real(1e-4, 1e-1, log=True),

@@ -21,7 +21,7 @@ factor p; `hsic` and `entropy` name the readings.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from atoll.core.losses import cross_entropy
 from atoll.core.method import client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Grids, OneOf, Real, preset_table
+from atoll.core.space import USUAL, Real, paper_grid, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
 from atoll.nn.nets import GCN, EdgeGNN, EdgeMLP, weighted_gcn
@@ -71,9 +71,7 @@ class FedATH(Averaging):
 
     space = USUAL | {"lam": Real(1e-4, 10, log=True)}
     # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
-    grids: ClassVar[Grids] = {
-        "paper": {"hsic": OneOf(("trace/N",)), "lam": OneOf((0.001, 0.1, 7.0, 10.0))}
-    }
+    grids = paper_grid(hsic=("trace/N",), lam=(0.001, 0.1, 7.0, 10.0))
     paper = (
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
         "from A Causal Perspective, ICML 2025"

@@ -38,7 +38,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL_SGD, Grids, OneOf, Presets, Real, Settings
+from atoll.core.space import USUAL_SGD, Presets, Real, Settings, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Training
 from atoll.core.tree import Tree, record, take, tree_map
@@ -87,7 +87,7 @@ class FedDC(Training):
 
     space = USUAL_SGD | {"alpha": Real(1e-3, 1, log=True)}
     # Of the authors' scripts: one value for each kind of data.
-    grids: ClassVar[Grids] = {"paper": {"alpha": OneOf((0.005, 0.01, 0.1))}}
+    grids = paper_grid(alpha=(0.005, 0.01, 0.1))
     tasks = tuple(TASKS)
     paper = (
         "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and "

@@ -26,7 +26,7 @@ cosines.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.hyper import OneOrMore, OptimizerState, Positive, Share
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
-from atoll.core.space import USUAL, Grids, OneOf, Real, Whole
+from atoll.core.space import USUAL, Real, Whole, paper_grid
 from atoll.core.training import Mixing, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import views
@@ -88,13 +88,7 @@ class FedGTA(Mixing):
         "temperature": Real(1, 100, log=True),
     }
     # The values that its public code has for Cora, CiteSeer and PubMed.
-    grids: ClassVar[Grids] = {
-        "paper": {
-            "moments": OneOf(("hybrid", "origin")),
-            "order": OneOf((6, 13, 20)),
-            "threshold": OneOf((0.5, 0.6, 0.65)),
-        }
-    }
+    grids = paper_grid(moments=("hybrid", "origin"), order=(6, 13, 20), threshold=(0.5, 0.6, 0.65))
     paper = "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
     not_private = "its clients also send moments of their soft labels, and the server compares them"
 

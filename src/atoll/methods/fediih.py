@@ -39,7 +39,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Grids, OneOf, Real, Whole, preset_table
+from atoll.core.space import USUAL, OneOf, Real, Whole, paper_grid, preset_table
 from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import vgae
@@ -126,17 +126,15 @@ class FedIIH(Mixing):
         "iterations": Whole(2, 7),
     }
     # All values in the tables of its appendix, and the numbers of factors that it has code for.
-    grids: ClassVar[Grids] = {
-        "paper": {
-            "factors": OneOf((1, 2, 4, 6, 8, 10)),
-            "hidden": OneOf((128, 256)),
-            "routing": OneOf((1, 3, 4, 5, 6)),
-            "iterations": OneOf((2, 5, 6, 7)),
-            "dropout": OneOf((0.25, 0.3, 0.35, 0.4)),
-            "lr": OneOf((0.01, 0.015, 0.02)),
-            "weight_decay": OneOf((1e-6, 4.5e-3, 5e-3)),
-        }
-    }
+    grids = paper_grid(
+        factors=(1, 2, 4, 6, 8, 10),
+        hidden=(128, 256),
+        routing=(1, 3, 4, 5, 6),
+        iterations=(2, 5, 6, 7),
+        dropout=(0.25, 0.3, 0.35, 0.4),
+        lr=(0.01, 0.015, 0.02),
+        weight_decay=(1e-6, 4.5e-3, 5e-3),
+    )
     paper = "Yu et al., Modeling Inter-Intra Heterogeneity for Graph Federated Learning, AAAI 2025"
     not_private = (
         "its clients also send mean and variance of their factors, and the server compares them"

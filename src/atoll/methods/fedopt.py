@@ -33,7 +33,7 @@ from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, We
 from atoll.core.message import ToAll
 from atoll.core.method import Clients
 from atoll.core.optim import SGD, Optimizer
-from atoll.core.space import USUAL_SGD, Grids, OneOf, Real, Settings
+from atoll.core.space import USUAL_SGD, Real, Settings, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
@@ -75,7 +75,7 @@ class FedOpt(Averaging):
     aggregate: Aggregate = Mean()
 
     space = USUAL_SGD | {"server_lr": Real(1e-3, 1, log=True), "tau": Real(1e-5, 0.1, log=True)}
-    grids: ClassVar[Grids] = {"paper": {"tau": OneOf((1e-5, 1e-4, 1e-3, 1e-2, 1e-1))}}
+    grids = paper_grid(tau=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1))
     tasks = tuple(TASKS)
     paper = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     for_graphs: ClassVar[Settings] = {"lr": 0.03}

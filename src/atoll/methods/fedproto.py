@@ -40,6 +40,7 @@ from atoll.core.aggregate import Aggregate, Mean, combine
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
+from atoll.core.losses import class_means
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, client_step, embedder
 from atoll.core.private_layers import Private
@@ -197,34 +198,22 @@ class FedProto(Training):
         return layers.join_parts(common, own)
 
 
-def members(y: Tensor, mask: Tensor, classes: int) -> Tensor:
-    """The mask, spread over the classes of its rows, (N, C)."""
-    return (y.unsqueeze(-1) == torch.arange(classes, device=y.device)) * mask.unsqueeze(-1)
-
-
-def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean row of each class over the mask, (C, h), zero for a class without rows, and counts."""
-    member = members(y, mask, classes)
-    count = member.sum(0)
-    return member.T @ z / count.clamp(min=1).unsqueeze(-1), count
-
-
 def pull(
     z: Tensor, y: Tensor, mask: Tensor, prototypes: Tensor, known: Tensor, kind: str
 ) -> Tensor:
     """How far the masked rows of z are from the prototypes of their classes (`FedProto.pull`)."""
     classes, width = prototypes.shape
-    if kind == "prototypes":
-        own, count = class_means(z, y, mask, classes)
-        square = (own - prototypes).square().sum(-1)
-        # A sole owner starts at its own prototype, where a distance has no slope but rounding's.
-        least = (16 * torch.finfo(z.dtype).eps) ** 2 * prototypes.square().sum(-1)
-        apart = known * (count > 0) * (square > least)
-        return (apart * torch.where(apart > 0, square, torch.ones_like(square)).sqrt()).sum()
     each = (z - prototypes[y]).square().sum(-1) / width * mask * known[y]
     if kind == "nodes":
         return each.sum() / mask.sum().clamp(min=1)
-    return (each / members(y, mask, classes).sum(0).clamp(min=1)[y]).sum()
+    own, count = class_means(z, y, mask, classes)
+    if kind == "classes":
+        return (each / count.clamp(min=1)[y]).sum()
+    square = (own - prototypes).square().sum(-1)
+    # A sole owner starts at its own prototype, where a distance has no slope but rounding's.
+    least = (16 * torch.finfo(z.dtype).eps) ** 2 * prototypes.square().sum(-1)
+    apart = known * (count > 0) * (square > least)
+    return (apart * torch.where(apart > 0, square, torch.ones_like(square)).sqrt()).sum()
 
 
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:

@@ -13,11 +13,11 @@ server's copy of the model. With Adam the pull is preconditioned like the rest o
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from atoll.core.aggregate import Aggregate, Mean
 from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
-from atoll.core.space import USUAL, Grids, OneOf, Real
+from atoll.core.space import USUAL, Real, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, tree_map
@@ -33,7 +33,7 @@ class FedProx(Averaging):
     aggregate: Aggregate = Mean()
 
     space = USUAL | {"mu": Real(1e-4, 10, log=True)}
-    grids: ClassVar[Grids] = {"paper": {"mu": OneOf((0.001, 0.01, 0.1, 1.0))}}
+    grids = paper_grid(mu=(0.001, 0.01, 0.1, 1.0))
     tasks = tuple(TASKS)
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 

@@ -40,10 +40,11 @@ from atoll.core.message import ToEach
 from atoll.core.method import Clients, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real, Settings
+from atoll.core.space import USUAL, Presets, Real, Settings, paper_grid
 from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
 from atoll.core.tree import Tree, leaves, record, tree_map
 from atoll.nn import EMBEDDERS
+from atoll.nn.init import apply_linear
 from atoll.nn.nets import GCN
 from atoll.nn.ops import matmul
 
@@ -96,7 +97,7 @@ class FedPUB(Mixing):
         **dict.fromkeys(("lam_mask", "lam_prox"), Real(1e-5, 0.1, log=True)),
     }
     # Of the authors' scripts: disjoint clients, overlapping clients, default.
-    grids: ClassVar[Grids] = {"paper": {"tau": OneOf((3.0, 5.0, 10.0))}}
+    grids = paper_grid(tau=(3.0, 5.0, 10.0))
     paper = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
     not_private = "its clients also send how they answer to a probe, and the server compares them"
     nets = EMBEDDERS
@@ -205,5 +206,4 @@ def mean_embedding(net: Net, params: Tree, proxy: Graph) -> Tensor:
     share = matmul(proxy.views["gcn"], proxy.real.unsqueeze(-1)).squeeze(-1) / proxy.num_nodes
     read = torch.relu(net.embed(params[:-1], proxy)) if before else proxy.x
     assert isinstance(read, Tensor)
-    q: Tensor = (share @ read) @ last["weight"] + last["bias"]
-    return q
+    return apply_linear(last, share @ read)

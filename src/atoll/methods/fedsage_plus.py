@@ -226,7 +226,7 @@ class FedSagePlus(Averaging):
     ) -> tuple[Shown, Learning]:
         """Train the generator alone, and show what it makes."""
         state = self._learned(graph, state, key)
-        lost = self._lost(graph, state.seed)
+        lost = parts.hide_nodes(state.seed, graph, self.hide, self.p_max)
         found = self.neighgen.encode(state.generator, graph, lost.kept)
         sample = self._sample(graph, lost, found, state.shown)
         return self._show(state.generator["features"], sample), state
@@ -257,7 +257,7 @@ class FedSagePlus(Averaging):
         self, graph: Graph, message: Pull, state: Learning, key: Tensor
     ) -> tuple[Shown, Learning]:
         """One step of the features' generator by the answers and the own loss; show the next."""
-        lost = self._lost(graph, state.seed)
+        lost = parts.hide_nodes(state.seed, graph, self.hide, self.p_max)
         found = self.neighgen.encode(state.generator, graph, lost.kept)  # not trained here
         sample = self._sample(graph, lost, found, state.shown)
         nodes, places = sample.nodes, sample.places
@@ -325,7 +325,7 @@ class FedSagePlus(Averaging):
             start = self.neighgen.init(fold(key, "generator"))
             start["classifier"] = self.net.init(fold(key, "classifier"))
             state = Learning(start, key, key, None)
-        lost = self._lost(graph, state.seed)
+        lost = parts.hide_nodes(state.seed, graph, self.hide, self.p_max)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             z, count = self.neighgen.encode(params, graph, lost.kept)
@@ -371,9 +371,6 @@ class FedSagePlus(Averaging):
         made, places = self._made(layers, sample), sample.places
         made = made if places is None else places.spread(made)
         return Shown(made * sample.used.unsqueeze(-1))
-
-    def _lost(self, graph: Graph, seed: Tensor) -> parts.Lost:
-        return parts.hide_nodes(seed, graph, self.hide, self.p_max)
 
     def _noise(self, key: Tensor, ids: Tensor, like: Tensor) -> Tensor:
         return node_normal(fold(key, "noise"), ids, self.latent, like.dtype)

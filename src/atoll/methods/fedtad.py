@@ -25,7 +25,7 @@ the same teachers: distillation then pulls the models towards what all agree on.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam
 from atoll.core.random import fold, normal
-from atoll.core.space import USUAL, Grids, OneOf, Real, Whole, preset_table
+from atoll.core.space import USUAL, Real, Whole, paper_grid, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Empty, Tree, leaves, record, take, tree_map
 from atoll.core.wrapper import Wrapper
@@ -101,13 +101,11 @@ class FedTAD(Wrapper, Averaging):
         **dict.fromkeys(PLAYED, Whole(1, 10)),
         **dict.fromkeys(("generator_lr", "distil_lr"), Real(1e-4, 1e-2, log=True)),
     }
-    grids: ClassVar[Grids] = {
-        "paper": {
-            **dict.fromkeys(("lam_sem", "lam_div"), OneOf((0.1, 0.01, 0.001))),
-            **dict.fromkeys(PLAYED, OneOf((1, 3, 5, 10))),
-            "hidden": OneOf((64, 128)),
-        }
-    }
+    grids = paper_grid(
+        **dict.fromkeys(("lam_sem", "lam_div"), (0.1, 0.01, 0.001)),
+        **dict.fromkeys(PLAYED, (1, 3, 5, 10)),
+        hidden=(64, 128),
+    )
     paper = (
         "Zhu et al., FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph "
         "Federated Learning, IJCAI 2024"

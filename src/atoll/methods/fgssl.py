@@ -38,7 +38,7 @@ from torch import Tensor
 from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph, Sparse, View
 from atoll.core.hyper import NonNegative, OptimizerState, Positive, ShareBelowOne, WeightBy
-from atoll.core.losses import masked_mean, unit
+from atoll.core.losses import class_means, masked_mean, unit
 from atoll.core.method import client_step
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.space import USUAL, Real
@@ -155,8 +155,7 @@ def contrast(
 ) -> Tensor:
     """FNSC of embeddings (N, h) over the mask; b is a constant unless `both` are trained."""
     a, b = unit(a), unit(b)
-    member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)) * mask.unsqueeze(-1)
-    positive = (member.T @ b) / member.sum(0).clamp(min=1).unsqueeze(-1)
+    positive, _ = class_means(b, y, mask, classes)
     near = (a * positive[y]).sum(-1) / tau
     share = mask / mask.sum().clamp(min=1)
     fixed_a, fixed_b = a.detach(), b.detach()

@@ -38,7 +38,7 @@ from atoll.core.hyper import NonNegative, OneOrMore, WeightBy, ZeroOrMore
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.space import USUAL, Grids, OneOf, Presets, Real
+from atoll.core.space import USUAL, Presets, Real, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Mixing
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
@@ -100,12 +100,9 @@ class GCFL(Mixing):
     # seq_length matters with preset=plus alone: --search seq_length=5,10.
     space = USUAL | {"eps1": Real(0.005, 0.2, log=True), "eps2": Real(0.02, 1, log=True)}
     # The values of its public run files; the paper found them by training for 50 rounds.
-    grids: ClassVar[Grids] = {
-        "paper": {
-            "eps1": OneOf((0.025, 0.03, 0.04, 0.07, 0.08)),
-            "eps2": OneOf((0.045, 0.06, 0.08, 0.28, 0.35, 0.4)),
-        }
-    }
+    grids = paper_grid(
+        eps1=(0.025, 0.03, 0.04, 0.07, 0.08), eps2=(0.045, 0.06, 0.08, 0.28, 0.35, 0.4)
+    )
     tasks = tuple(TASKS)
     paper = "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
     not_private = (
@@ -237,12 +234,11 @@ def update_norms(products: Tensor, weight: Tensor, mean: str) -> tuple[float, fl
 
 
 def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
-    """Dynamic time warping between all pairs of sequences (n, d): (n, n).
+    """Dynamic time warping between all pairs of sequences (n, d), (n, n).
 
-    The least sum of squared differences along a path through both sequences that never goes back;
-    its root. Standardised sequences are divided by their own spread first (Eq. 20).
+    It is the root of the least sum of squared differences along a path that never goes back.
     """
-    if standardize:
+    if standardize:  # divide each sequence by its own spread (Eq. 20)
         spread = sequences.std(1, correction=0, keepdim=True)
         sequences = sequences / torch.where(spread > 0, spread, torch.ones_like(spread))
     count, length = sequences.shape

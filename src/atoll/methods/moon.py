@@ -24,7 +24,7 @@ each round with a new optimizer (`optimizer_state=reset`).
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,12 +37,12 @@ from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, Ze
 from atoll.core.losses import masked_mean, unit
 from atoll.core.method import Embedder, client_step
 from atoll.core.random import fold
-from atoll.core.space import USUAL, Grids, OneOf, Real
+from atoll.core.space import USUAL, Real, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
 from atoll.nn import EMBEDDERS
-from atoll.nn.init import linear
+from atoll.nn.init import apply_linear, linear
 
 CONTRAST = "moon"
 """The name of the view that holds ẑ^p - ẑ^g."""
@@ -70,7 +70,7 @@ class MOON(Averaging):
     aggregate: Aggregate = Mean()
 
     space = USUAL | {"mu": Real(0.01, 10, log=True), "tau": Real(0.1, 1)}
-    grids: ClassVar[Grids] = {"paper": {"mu": OneOf((0.1, 1.0, 5.0, 10.0))}}
+    grids = paper_grid(mu=(0.1, 1.0, 5.0, 10.0))
     tasks = tuple(TASKS)
     nets = EMBEDDERS
     compares_embeddings = True
@@ -153,9 +153,7 @@ class Projected(Embedder):
         """R(z) of the network's z."""
         one, two = params["head"]
         z = self.net.embed(params.get("layers", params), graph, key)
-        inner = torch.relu(z @ one["weight"] + one["bias"])
-        out: Tensor = inner @ two["weight"] + two["bias"]
-        return out
+        return apply_linear(two, torch.relu(apply_linear(one, z)))
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The network's last layer on R(z)."""
