@@ -15,7 +15,6 @@ from atoll.analyses.clusters import (
 )
 from atoll.analyses.clusters_charts import (
     boxes,
-    cluster_charts,
     cluster_files,
     colours,
     norm_charts,
@@ -62,7 +61,7 @@ def test_a_run_without_splits_or_baseline_can_be_shown(tmp_path: Path) -> None:
     assert "0 splits, 1 cluster all 6 clients, eps1 0.05, eps2 0.1 └── at the end" in text
     assert "heterogeneity" not in text
     assert "give the folder of a run of local" in text
-    assert cluster_charts(found, "")["gains.png"] is None
+    assert cluster_files(found)["gains.png"] is None
     (tmp_path / "gains.png").write_bytes(b"of an earlier comparison")
     write_all(tmp_path, cluster_files(found))
     assert not (tmp_path / "gains.png").exists()

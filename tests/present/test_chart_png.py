@@ -23,7 +23,7 @@ from atoll.present.chart import (
     in_rows,
     named,
 )
-from atoll.present.chart_png import COLOURS, figure, image, png
+from atoll.present.chart_png import COLOURS, figure, image
 
 pytest.importorskip("matplotlib")
 X, Y = Axis("round"), Axis("score, %")
@@ -119,7 +119,7 @@ def test_panels_share_axes_and_a_legend() -> None:
 
 def test_files_are_the_same_each_time() -> None:
     chart = Chart("", X, Y, (Line([1, 2], [3, 4]),))
-    assert png(chart)[:4] == b"\x89PNG"
+    assert image(chart, "png")[:4] == b"\x89PNG"
     assert image(chart, "svg").startswith(b"<?xml")
     assert image(chart, "svg") == image(chart, "svg")
 
@@ -127,4 +127,4 @@ def test_files_are_the_same_each_time() -> None:
 def test_without_matplotlib_the_error_names_the_package(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[report\]'"):
-        png(Chart("", X, Y, ()))
+        image(Chart("", X, Y, ()), "png")

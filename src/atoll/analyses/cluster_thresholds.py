@@ -9,10 +9,7 @@ sets them "through offline training for about 50 rounds" and says no more. Here:
 - ε1 is the 10th percentile of the mean update's norm in the second half of the rounds: "as small as
   possible", as the paper wants it, but within reach.
 - ε2 is just below the largest update in those rounds. With a lower value, a cluster continues to
-  fall apart until every client is alone.
-
-The norms also tell for any other pair in which round the first split would come (`first_split`).
-Only validation scores can tell what splits are worth.
+  fall apart until every client is alone. Only validation scores can tell what splits are worth.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from atoll.experiment.problem import Problem
 from atoll.experiment.rounds import check_task
 from atoll.methods.gcfl import GCFL
 from atoll.present import chart as plot
-from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels, Rule, number_text
+from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels, Rule
 from atoll.present.layout import Part, Words, heading, quiet
 from atoll.present.tables import Column, Table, make_table
 
@@ -102,10 +99,8 @@ class ThresholdProposal:
         return float(meets.argmax()) if meets.any() else float("nan")
 
     def grid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Values of ε1, (A,), and ε2, (B,), around the proposal; rounds of first splits, (A, B).
-
-        ε1 goes from half the proposal beyond its double, ε2 from ε1 beyond restless.
-        """
+        """Values of ε1, (A,), and ε2, (B,), around the proposal; rounds of first splits, (A, B)."""
+        # ε1 goes from half the proposal beyond its double, ε2 from ε1 beyond restless.
         down = self.eps2 / min(self.eps1, self.eps2 / 2)
         first = [two_digits(self.eps1 * 2.0 ** (step / 3)) for step in STEPS]
         factors = [(down if step < 0 else 1.6) ** (step / 3) for step in STEPS]
@@ -157,11 +152,8 @@ def tune_clusters(
 ) -> ThresholdProposal:
     """Run a method of GCFL's kind without splits and record all norms.
 
-    All clients take part, as they must in a round that splits.
-
-    Args:
-        request: The configuration, as for a run; `rounds` is `ROUNDS` unless given.
-        on_round: Called after each round with the number of rounds done.
+    All clients take part, as they must in a round that splits. `rounds` is `ROUNDS` unless given;
+    `on_round` is called after each round with the number of rounds done.
     """
     rounds = request.rounds or ROUNDS
     if rounds < LEAST_ROUNDS:
@@ -178,7 +170,18 @@ def tune_clusters(
             f"{len(federation)} clients; nothing is to be tuned"
         )
     check_task(method, federation)
-    norms, together = _norms(method, federation, config, on_round)
+    device, engine = choose_device(config.device), choose_engine(config.engine)[0]
+    whole = replace(method, eps1=0.0)  # no norm is below zero, so that nothing is split
+    simulation = Simulation(
+        federation, whole, engine=engine, seed=config.seed, device=device, chunk=config.chunk
+    )
+    server = whole.init(simulation.clients(-1))
+    for number in range(rounds):
+        server = whole.round(server, simulation.clients(number))
+        if on_round is not None:
+            on_round(number + 1)
+    trace = server.trace.double().cpu().numpy()
+    norms, together = trace[:, 0], trace[:, 1, 0]
     waits = method.seq_length if method.similarity != "cosine" else 1
     may_split, names = max(method.min_round, waits - 1), client_names(federation)
     notes = tuple(made.notes)
@@ -193,31 +196,6 @@ def client_names(federation: Federation) -> tuple[str, ...]:
     return tuple(f"{number} {name}" for number, name in zip(federation.numbers, sets, strict=True))
 
 
-def _norms(
-    method: GCFL,
-    federation: Federation,
-    config: RunConfig,
-    on_round: Callable[[int], None] | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Norms of the updates, (R, K), and of their mean, (R,), while nothing is split or scored."""
-    method = replace(method, eps1=0.0)  # no norm is below zero
-    simulation = Simulation(
-        federation,
-        method,
-        engine=choose_engine(config.engine)[0],
-        seed=config.seed,
-        device=choose_device(config.device),
-        chunk=config.chunk,
-    )
-    server = method.init(simulation.clients(-1))
-    for number in range(config.rounds or ROUNDS):
-        server = method.round(server, simulation.clients(number))
-        if on_round is not None:
-            on_round(number + 1)
-    trace = server.trace.double().cpu().numpy()
-    return trace[:, 0], trace[:, 1, 0]
-
-
 def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
     """Norms, proposal and doubts; the command that uses it belongs below, unwrapped."""
     parts: list[Part] = [heading(found.title), "", _norm_table(found), "", *reasons(found)]
@@ -228,10 +206,8 @@ def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
             "proposal is the fourth row and column."
         )
         first, second, rounds = found.grid()
-        lines = [
-            [f"{value:g}", *(number_text(number, 0) for number in line)]
-            for value, line in zip(first, rounds, strict=True)
-        ]
+        values = zip(first, plot.number_words(rounds, 0), strict=True)
+        lines = [[f"{value:g}", *words] for value, words in values]
         names = ["eps1 | eps2", *(f"{value:g}" for value in second)]
         parts += ["", make_table(names, lines, left=0), quiet(caption)]
     return parts

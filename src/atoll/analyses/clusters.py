@@ -1,10 +1,9 @@
 """The clusters of a GCFL run, and what clients gain by them: `atoll clusters`.
 
 - The splits with round and reason, and the clusters in each round.
-- How different the graphs inside a cluster are, before and after each split (Fig. 3), by the
-  measure of `compare_graphs`: means over the pairs of clients that share a cluster.
-  A client on its own has no such pair. `chance` is the share of random clusters of the same sizes
-  that are at least as alike: that some pairs are alike is no evidence.
+- How different the graphs inside a cluster are, before and after each split (Fig. 3): means of
+  `compare_graphs` over the pairs of clients that share a cluster. `chance` is the share of random
+  clusters of the same sizes that are at least as alike: that some pairs are alike is no evidence.
 - Each client's gain over another run, usually Local (Tables 3 and 4, Figs. 6 to 8): means over
   seeds of its accuracy here less its accuracy there.
 
@@ -14,7 +13,7 @@ seed has other clusters; gains and losses are those of all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +92,13 @@ class ClusterStudy:
         """A hyper-parameter of the run."""
         return float(self.run.result.hyperparameters[name])
 
-    def within(self) -> list[tuple[int, float, float]]:
-        """After which round, and how different the graphs inside clusters then are: (t, s, f).
+    @property
+    def several(self) -> list[list[int]]:
+        """The final clusters of more than one client."""
+        return [members for members in self.members if len(members) > 1]
 
-        The first line is that of one cluster of all, with the round -1.
-        """
+    def within(self) -> list[tuple[int, float, float]]:
+        """After which round (-1: one cluster of all), and how different graphs inside then are."""
         lines = [(-1, np.zeros(self.label.shape[1], dtype=np.int64))]
         lines += [(round_, self.label[round_]) for round_ in sorted({s.round for s in self.splits})]
         return [(number, *self._inside(label)) for number, label in lines]
@@ -175,19 +176,11 @@ def study_clusters(
     baseline = None if against is None else read_run(against, data, like=run)
     runs = [run, *others, *([baseline] if baseline else [])]
     walks = 2000 if federation.task.many_graphs else 20_000
-    return ClusterStudy(
-        run,
-        number,
-        client_names(federation),
-        splits,
-        labels_by_round(splits, len(trace), len(federation)),
-        norms=trace[:, 0],
-        together=trace[:, 1],
-        pairs=compare_graphs(federation, walks=walks, seed=number),
-        gains=gains_of(runs, baseline),
-        others=runs[1:],
-        baseline=None if baseline is None else run_name(baseline),
-    )
+    names, label = client_names(federation), labels_by_round(splits, len(trace), len(federation))
+    norms, pairs = (trace[:, 0], trace[:, 1]), compare_graphs(federation, walks=walks, seed=number)
+    over = None if baseline is None else run_name(baseline)
+    gains = gains_of(runs, baseline)
+    return ClusterStudy(run, number, names, splits, label, *norms, pairs, gains, runs[1:], over)
 
 
 def gains_of(runs: Sequence[FinishedRun], baseline: FinishedRun | None) -> list[Gain]:
@@ -247,31 +240,23 @@ def _tree(found: ClusterStudy) -> Branch:
 
     The larger side of a split stays on its branch, so that the tree never gets deep.
     """
-    everyone = tuple(range(len(found.names)))
-    eps1, eps2 = found.eps("eps1"), found.eps("eps2")
-    root = Branch(f"all {len(everyone)} clients, eps1 {eps1:g}, eps2 {eps2:g}")
     splits = {tuple(sorted((*split.stay, *split.leave))): split for split in found.splits}
-    _grow(root, everyone, splits, found)
-    return root
 
+    def grow(branch: Branch, members: tuple[int, ...]) -> Branch:
+        """Add a line for every group that leaves these members, and one for the rest."""
+        while members in splits:
+            split = splits[members]
+            members, leaving = sorted((split.stay, split.leave), key=len, reverse=True)
+            verb = "leaves" if len(leaving) == 1 else "leave"
+            why = f"(mean {split.mean_norm:.4g}, largest {split.max_norm:.4g}, cut {split.cut:.3g})"
+            twig = Branch(f"round {split.round}: {_clients(leaving, found)} {verb} ", why)
+            branch.below.append(grow(twig, leaving) if leaving in splits else twig)
+        branch.below.append(Branch(f"at the end: {_clients(members, found)}"))
+        return branch
 
-def _grow(
-    branch: Branch,
-    members: tuple[int, ...],
-    splits: Mapping[tuple[int, ...], Split],
-    found: ClusterStudy,
-) -> None:
-    """A line for every group that leaves these members, and one for the rest at the end."""
-    while members in splits:
-        split = splits[members]
-        members, leaving = sorted((split.stay, split.leave), key=len, reverse=True)
-        verb = "leaves" if len(leaving) == 1 else "leave"
-        why = f"(mean {split.mean_norm:.4g}, largest {split.max_norm:.4g}, cut {split.cut:.3g})"
-        twig = Branch(f"round {split.round}: {_clients(leaving, found)} {verb} ", why)
-        branch.below.append(twig)
-        if leaving in splits:
-            _grow(twig, leaving, splits, found)
-    branch.below.append(Branch(f"at the end: {_clients(members, found)}"))
+    everyone, eps1, eps2 = len(found.names), found.eps("eps1"), found.eps("eps2")
+    root = Branch(f"all {everyone} clients, eps1 {eps1:g}, eps2 {eps2:g}")
+    return grow(root, tuple(range(everyone)))
 
 
 def _clients(members: Sequence[int], found: ClusterStudy) -> str:
@@ -286,16 +271,14 @@ def _heterogeneity_table(found: ClusterStudy) -> Table:
         lines.append((name, tuple(values)))
     pairs = found.pairs
     lines.append(("chance", (found.chance(pairs.structure), found.chance(pairs.features))))
-    several = [members for members in found.members if len(members) > 1]
-    for members in several[:MAX_ROWS]:
+    above = len(lines)
+    for members in found.several[:MAX_ROWS]:
         label = _clients(members, found)
         short = label if len(label) <= 46 else label[:45] + "…"
         lines.append((short, found.of_cluster(members)))
-    return make_table(
-        (Column("heterogeneity inside clusters", "left", wrap=True), "structure", "features"),
-        [(name, *(number_text(value, 3) for value in values)) for name, values in lines],
-        sections=[len(lines) - len(several[:MAX_ROWS])],
-    )
+    names = (Column("heterogeneity inside clusters", "left", wrap=True), "structure", "features")
+    rows = [(name, *(number_text(value, 3) for value in values)) for name, values in lines]
+    return make_table(names, rows, sections=[above])
 
 
 def _gain_table(found: ClusterStudy) -> Table:
@@ -315,7 +298,7 @@ def _gain_table(found: ClusterStudy) -> Table:
 def summary(found: ClusterStudy) -> dict[str, object]:
     """The object that `--json` prints and `clusters.json` holds; rounds count from 0."""
     config = found.run.config
-    kinds = ("structure", "features")
+    heads = _, *kinds = ("after_round", "structure", "features")
     matrices = {name: getattr(found.pairs, name) for name in kinds}
     return {
         **{name: getattr(config, name) for name in ("method", "data", "protocol", "partition")},
@@ -329,9 +312,7 @@ def summary(found: ClusterStudy) -> dict[str, object]:
             {"members": members, **dict(zip(kinds, found.of_cluster(members), strict=True))}
             for members in found.members
         ],
-        "heterogeneity": [
-            dict(zip(("after_round", *kinds), line, strict=True)) for line in found.within()
-        ],
+        "heterogeneity": [dict(zip(heads, line, strict=True)) for line in found.within()],
         "company": found.company(),
         "chance": {name: found.chance(matrix) for name, matrix in matrices.items()},
         "pairs": matrices,

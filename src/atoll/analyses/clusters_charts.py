@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,36 +16,27 @@ PANELS = 6
 
 
 def cluster_files(found: ClusterStudy) -> dict[str, object]:
-    """clusters.json and the pictures, for `write_all`."""
-    return {"clusters.json": summary(found), **cluster_charts(found, title(found))}
-
-
-def cluster_charts(found: ClusterStudy, about: str) -> dict[str, Panels | None]:
-    """Every picture by the name of its file; `about` is the second line of each title.
-
-    Without a baseline there are no gains: an old picture of them is removed.
-    """
-    charts: dict[str, Callable[[ClusterStudy, str], Panels]] = {
-        "tree.png": tree_chart,
-        "norms.png": norm_charts,
-        "heterogeneity.png": heterogeneity_charts,
-        "losses.png": loss_chart,
-        "accuracy.png": accuracy_chart,
+    """clusters.json and the pictures, for `write_all`; without a baseline no gains are shown."""
+    about = title(found)
+    return {
+        "clusters.json": summary(found),
+        "tree.png": tree_chart(found, about),
+        "norms.png": norm_charts(found, about),
+        "heterogeneity.png": heterogeneity_charts(found, about),
+        "losses.png": loss_chart(found, about),
+        "accuracy.png": accuracy_chart(found, about),
+        "gains.png": None if found.baseline is None else gain_chart(found, about),
     }
-    made: dict[str, Panels | None] = {n: chart(found, about) for n, chart in charts.items()}
-    return made | {"gains.png": None if found.baseline is None else gain_chart(found, about)}
 
 
-def _several(found: ClusterStudy) -> list[list[int]]:
-    """The final clusters of more than one client, the largest first."""
-    several = [members for members in found.members if len(members) > 1]
-    return sorted(several, key=len, reverse=True)
+def _largest_first(clusters: list[list[int]]) -> list[list[int]]:
+    return sorted(clusters, key=len, reverse=True)
 
 
 def colours(found: ClusterStudy) -> list[str]:
     """Each client's colour: that of its final cluster, the largest first; grey for loners."""
     colour = [plot.GREY] * len(found.names)
-    for place, members in enumerate(_several(found)):
+    for place, members in enumerate(_largest_first(found.several)):
         for member in members:
             colour[member] = colour_of(place)
     return colour
@@ -114,19 +105,13 @@ def norm_charts(found: ClusterStudy, about: str) -> Panels:
     # Only the last panel has room for the names of ε1 and ε2.
     charts[-1] = _norm_chart(found, *groups[-1], named=True)
     arranged = plot.in_rows(charts)
-    return Panels(
-        f"Norms of the updates (black: mean update of the cluster)\n{about}",
-        arranged,
-        (4.6 * len(arranged[0]) + 1, 3.2 * len(arranged) + 0.9),
-        shared="xy",
-        x="round (dotted: splits that these clients went through)",
-        y="norm of the update",
-    )
+    size = 4.6 * len(arranged[0]) + 1, 3.2 * len(arranged) + 0.9
+    title = f"Norms of the updates (black: mean update of the cluster)\n{about}"
+    x, y = "round (dotted: splits that these clients went through)", "norm of the update"
+    return Panels(title, arranged, size, shared="xy", x=x, y=y)
 
 
-def _norm_chart(
-    found: ClusterStudy, text: str, members: list[int], *, named: bool = False
-) -> Chart:
+def _norm_chart(found: ClusterStudy, text: str, members: list[int], named: bool = False) -> Chart:
     rounds, colour = np.arange(found.rounds), colours(found)
     marks: list[Mark] = []
     for member in members:
@@ -147,7 +132,7 @@ def _norm_chart(
 
 def _panels(found: ClusterStudy) -> list[tuple[str, list[int]]]:
     """The largest final clusters, and the clients of all others together."""
-    ordered, several = sorted(found.members, key=len, reverse=True), _several(found)
+    ordered, several = _largest_first(found.members), _largest_first(found.several)
     shown = several if len(ordered) == len(several) <= PANELS else several[: PANELS - 1]
     rest = sorted(member for members in ordered[len(shown) :] for member in members)
     panels = [(_short(members, found), members) for members in shown]
@@ -166,10 +151,9 @@ def _short(members: list[int], found: ClusterStudy) -> str:
 
 def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
     """How different graphs inside clusters are: over rounds, and in each final cluster (Fig. 3)."""
-    lines, several = np.array(found.within()), _several(found)[:12]
+    lines, several = np.array(found.within()), _largest_first(found.several)[:12]
     at = np.append(np.maximum(lines[:, 0], 0), found.rounds)
-    over: list[Mark] = []
-    bars: list[Mark] = []
+    over, bars = list[Mark](), list[Mark]()
     heights = np.nan_to_num([found.of_cluster(members) for members in several]).reshape(-1, 2)
     for place, (name, colour) in enumerate((("structure", plot.BLUE), ("features", plot.RED))):
         values = lines[:, 1 + place]
@@ -186,12 +170,10 @@ def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
     clusters = Axis("", -room, len(several) - 1 + room, ticks=ticks)
     y = Axis("mean over pairs of clients in one cluster (nats)", 0, top)
     title = "In each final cluster (dashed: all clients)"
-    charts = (
-        Chart("Over the rounds", x, y, tuple(over), legend="lower left"),
-        Chart(title, clusters, Axis("", 0, top), tuple(bars)),
-    )
+    by_round = Chart("Over the rounds", x, y, tuple(over), legend="lower left")
+    by_cluster = Chart(title, clusters, Axis("", 0, top), tuple(bars))
     title = f"How different the graphs inside a cluster are\n{about}"
-    return Panels(title, (charts,), (13, 5), widths=(1, 1.3))
+    return Panels(title, ((by_round, by_cluster),), (13, 5), widths=(1, 1.3))
 
 
 def loss_chart(found: ClusterStudy, about: str) -> Panels:
@@ -199,9 +181,8 @@ def loss_chart(found: ClusterStudy, about: str) -> Panels:
     marks: list[Mark] = _split_rules(found, range(len(found.names)))
     tops: list[float] = []
     for place, run in enumerate((found.run, *found.others)):
-        losses = np.concatenate(
-            [one.history.array("deployed", "loss", "test") for one in run.result.seeds], axis=1
-        )
+        seeds = [one.history.array("deployed", "loss", "test") for one in run.result.seeds]
+        losses = np.concatenate(seeds, axis=1)
         mean, spread = np.nanmean(losses, axis=1), np.nanstd(losses, axis=1)
         name, at = found.gains[place].name, np.arange(len(mean))
         marks.append(Line(at, mean, colour_of(place), name, mean - spread, mean + spread))

@@ -13,9 +13,8 @@ How the two models are scored, on the test nodes of *all* clients, the absent on
   others alone would compare two kinds of model. (FedATH's private edge weights are left out so.)
 - Counts are added up over clients; a class's accuracy is its recall.
 
-With several seeds the partition and what `vary` draws stay those of the first one, because client 3
-must stay client 3; the split (unless the protocol fixes it), the initial model and the dropout
-change. `atoll.data.isolate` says what `vary` does.
+With several seeds the partition and what `vary` (`atoll.data.isolate`) draws stay those of the
+first one, because client 3 must stay client 3; split, initial model and dropout change.
 """
 
 from __future__ import annotations
@@ -171,12 +170,8 @@ def contribution(
 ) -> Contribution:
     """Train with and without a client, for every seed, and score both models class by class.
 
-    Args:
-        request: The configuration, as for a run; `evaluate` and `compat` have no effect.
-        client: Number of the client in question.
-        vary: One of `atoll.data.isolate.VARY`.
-        ratio: Random edges of the topology variations; None is `RATIO`.
-        on_round: Called after each round.
+    `evaluate` and `compat` of the request have no effect. `vary` is one of `VARY`; `ratio` is for
+    the random edges of its topologies, by default `RATIO`.
     """
     problem = Problem.of(request)
     ratio = _check_question(problem.config, vary, ratio)
@@ -198,20 +193,10 @@ def contribution(
         best.append([arm.best for arm in arms])
     # Neither partition nor edges change with the seed. Walks and random graphs are not shown.
     measured = describe(federation, walks=1, random_graphs=0, path_sources=1)
-    return Contribution(
-        config,
-        client,
-        vary,
-        ratio,
-        np.array(train),
-        measured.homophily,
-        measured.class_homophily,
-        np.stack(present),
-        np.stack(absent),
-        np.array(best),
-        dict(federation.about),
-        tuple(notes),
-    )
+    homophily = measured.homophily, measured.class_homophily
+    counts = np.stack(present), np.stack(absent), np.array(best)
+    about = dict(federation.about), tuple(notes)
+    return Contribution(config, client, vary, ratio, np.array(train), *homophily, *counts, *about)
 
 
 def _divider(
@@ -230,16 +215,10 @@ def _divider(
     rules = problem.rules
 
     def divide(seed: int) -> Federation:
-        return federate(
-            source,
-            clients=config.clients,
-            partition=config.partition or rules.partition,
-            split=config.split or rules.split,
-            ratios=config.ratios,
-            allow=config.allow,
-            seed=seed,
-            partition_seed=first,
-        )
+        made = {name: getattr(config, name) for name in ("clients", "ratios", "allow")}
+        made["partition"] = config.partition or rules.partition
+        made["split"] = config.split or rules.split
+        return federate(source, seed=seed, partition_seed=first, **made)
 
     return divide, config, notes
 
@@ -286,12 +265,9 @@ def with_and_without(
     """
     check_client_number(federation, client)
     config = config or RunConfig()
-    where: dict[str, Any] = {
-        "engine": choose_engine(config.engine)[0],
-        "device": choose_device(config.device),
-        "chunk": config.chunk,
-        "seed": seed,
-    }
+    engine, device = choose_engine(config.engine)[0], choose_device(config.device)
+    where: dict[str, Any] = {"engine": engine, "device": device, "chunk": config.chunk}
+    where["seed"] = seed
     others = [place for place, number in enumerate(federation.numbers) if number != client]
     everyone = Simulation(federation, method, **where).clients(rounds)
     arms = []

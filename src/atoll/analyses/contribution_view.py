@@ -12,6 +12,7 @@ from atoll.present.layout import Part, heading, quiet
 from atoll.present.tables import Table, make_table
 
 _VARIED = {"nodes": "node", "topology": "topology", "class-topology": "class-wise topology"}
+_MEASURES = ("train", "train_all", "test", "homophily", "homophily_others")
 
 
 def contribution_parts(found: Contribution) -> list[Part]:
@@ -102,9 +103,6 @@ def summary(found: Contribution) -> dict[str, object]:
     }
 
 
-_MEASURES = ("train", "train_all", "test", "homophily", "homophily_others")
-
-
 def _row_summary(row: Effect) -> dict[str, object]:
     scores = {"with": row.present, "without": row.absent, "difference": row.gain}
     return {
@@ -129,28 +127,17 @@ def chart(found: Contribution) -> Panels:
     """Labels and homophily of each client, and the client's effect on each class."""
     classes = found.train.shape[2]
     maps = 1.4 + 0.36 * min(max(found.clients, 3), plot.MAX_ROWS)
-    counts = found.train.mean(0)
-    above = [_map("Training nodes", counts, number_words(counts, 0), None, found)]
-    if np.isfinite(found.class_homophily).any():
-        words = number_words(found.class_homophily, 2)
+    frame = (found.client, 0, 1, classes)  # around the client in question
+    x, y = named("class", range(classes)), named("client", range(found.clients), down=True)
+    counts, phi = found.train.mean(0), found.class_homophily
+    heat = plot.Heat(counts, number_words(counts, 0), frame=frame)
+    above = [Chart("Training nodes", x, y, (heat,))]
+    if np.isfinite(phi).any():
+        heat = plot.Heat(phi, number_words(phi, 2), high=1.0, frame=frame)
         text = "Class-wise homophily (grey: no edge touches the class)"
-        above.append(_map(text, found.class_homophily, words, 1.0, found))
-    return Panels(
-        title(found).replace(": ", "\n", 1),
-        (tuple(above), (_bars(found),)),
-        (min(max(11, 5 + 0.9 * classes), 20), maps + 4.6),
-        heights=(maps, 4),
-    )
-
-
-def _map(
-    text: str, values: np.ndarray, words: np.ndarray, high: float | None, found: Contribution
-) -> Chart:
-    """Clients by classes, with a frame around the client in question."""
-    frame = (found.client, 0, 1, values.shape[1])
-    x = named("class", range(values.shape[1]))
-    y = named("client", range(found.clients), down=True)
-    return Chart(text, x, y, (plot.Heat(values, words, high=high, frame=frame),))
+        above.append(Chart(text, x, y, (heat,)))
+    rows, size = (tuple(above), (_bars(found),)), (min(max(11, 5 + 0.9 * classes), 20), maps + 4.6)
+    return Panels(title(found).replace(": ", "\n", 1), rows, size, heights=(maps, 4))
 
 
 def _bars(found: Contribution) -> Chart:
@@ -176,10 +163,7 @@ def _bars(found: Contribution) -> Chart:
         marks.append(plot.Texts([x], [y], [text], colour=colour, size=size, bold=True))
     over = "; whiskers: standard deviation over seeds" if several else ""
     ticks = [(float(x), row.name) for x, row in zip(at, rows, strict=True)]
-    return Chart(
-        f"Accuracy of the global model on all clients' test nodes (numbers: points gained{over})",
-        Axis("class", at[0] - 0.6, at[-1] + 0.6, ticks=ticks),
-        Axis("test nodes labelled right, %", 0, max(float(top.max()), 1.0) * 1.12),
-        tuple(marks),
-        legend="above",
-    )
+    words = "Accuracy of the global model on all clients' test nodes (numbers: points gained"
+    wide = Axis("class", at[0] - 0.6, at[-1] + 0.6, ticks=ticks)
+    high = Axis("test nodes labelled right, %", 0, max(float(top.max()), 1.0) * 1.12)
+    return Chart(f"{words}{over})", wide, high, tuple(marks), legend="above")

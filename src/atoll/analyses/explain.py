@@ -43,14 +43,10 @@ class ClientEdges:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """All clients' edges, and how far apart same-class nodes of different clients are.
-
-    `distance` is the average Wasserstein distance between same-class representations of two
-    clients: for "all edges" (the trained network on the plain graph) and for "causal edges".
-    """
+    """All clients' edges, and how far apart same-class nodes of different clients are."""
 
     clients: tuple[ClientEdges, ...]
-    distance: dict[str, float]
+    distance: dict[str, float]  # average Wasserstein, for "all edges" (plain graph), "causal edges"
     bytes_up: int  # sent by a client in one round of training, at most, from the ledger
     bytes_shared: int  # size of the shared networks and of the client's weight in the average
 
@@ -83,10 +79,8 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
             plain.append(method.predict(graph, model, None).numpy())
         clients.append(_client_edges(graph, weight))
     labels = [graph.y.numpy() for graph in federation.graphs]
-    distance = {
-        "all edges": embedding_distance(plain, labels, seed=number),
-        "causal edges": embedding_distance(weighted, labels, seed=number),
-    }
+    kinds = {"all edges": plain, "causal edges": weighted}
+    distance = {n: embedding_distance(kind, labels, seed=number) for n, kind in kinds.items()}
     ledger = Ledger()
     ledger.restore(saved["ledger"])
     up = max(entry.up for entry in ledger.entries if entry.step == "train")
@@ -120,10 +114,8 @@ def _norm(loops: Sparse, weight: Tensor) -> float:
 
 def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object]:
     """One folder per client with its edges, a summary and the picture, for `write_all`."""
-    edges = {
-        f"client-{number}/edges.{form}": _edges(client, form)
-        for number, client in enumerate(found.clients)
-    }
+    clients = enumerate(found.clients)
+    edges = {f"client-{number}/edges.{form}": _edges(own, form) for number, own in clients}
     inside, between = (found.weights(alike=alike) for alike in (True, False))
     summary = {
         "median weight, same class": np.median(inside) if inside.size else None,
@@ -148,14 +140,14 @@ def explanation_table(found: Explanation) -> Table:
         medians = [f"{np.median(weights):.2f}" if weights.size else "-" for weights in picked]
         norms = (f"{client.norm:.2f}", f"{client.norm_plain:.2f}")
         lines.append([number, client.weight.size, *medians, *norms])
-    return make_table(
-        [Column(name, wrap=True) for name in names],
-        lines,
-        title="Median causal weight of edges, and size of the propagation matrix",
-        caption=f"Same-class nodes of different clients are {plain:.3f} apart with all edges and "
+    caption = (
+        f"Same-class nodes of different clients are {plain:.3f} apart with all edges and "
         f"{causal:.3f} with causal weights (Wasserstein). {found.bytes_up:,} bytes went up per "
-        f"client and round; the shared networks explain {found.bytes_shared:,}.",
+        f"client and round; the shared networks explain {found.bytes_shared:,}."
     )
+    columns = [Column(name, wrap=True) for name in names]
+    title = "Median causal weight of edges, and size of the propagation matrix"
+    return make_table(columns, lines, title=title, caption=caption)
 
 
 def _edges(client: ClientEdges, form: str) -> Table | bytes:
@@ -185,8 +177,7 @@ def edge_charts(found: Explanation) -> Panels:
             label = f"{name} (median {np.median(values):.2f})"
             weights.append(plot.Line(x, y, colour, label, width=2))
     place = np.arange(len(found.clients))
-    norms: list[plot.Mark] = []
-    distances: list[plot.Mark] = []
+    norms, distances = list[plot.Mark](), list[plot.Mark]()
     sides = ((-0.2, "norm_plain", "all edges", plot.GREY), (0.2, "norm", "causal edges", plot.BLUE))
     for number, (side, field, name, colour) in enumerate(sides):
         lengths = [getattr(client, field) for client in found.clients]

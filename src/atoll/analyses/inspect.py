@@ -1,7 +1,4 @@
-"""`atoll inspect`: how the clients of a federation differ, as tables, charts and numbers.
-
-`atoll.data.measure.heterogeneity` measures; this module presents.
-"""
+"""`atoll inspect`: how the clients of a federation differ, as tables, charts and numbers."""
 
 from __future__ import annotations
 
@@ -56,18 +53,16 @@ def _label_table(found: Heterogeneity) -> Table:
 
 
 def _pair_table(found: Heterogeneity) -> Table:
-    lines = [
-        (label, _mean_std(matrix), *_extreme_pairs(matrix, found.clients))
-        for label, matrix in _divergences(found)
-    ]
+    kinds = _divergences(found)
+    lines = [(name, _mean_std(of), *_extreme_pairs(of, found.clients)) for name, of in kinds]
     names = ("mean ± std", "most alike", "least alike")
-    return make_table(
-        [Column("", "left", wrap=True), *(Column(name, wrap=True) for name in names)],
-        lines,
-        title="How different every two clients are (Jensen-Shannon divergence, 0 to 1)",
-        caption=f"in the units of GCFL's Table 2: structure {_mean_std(found.gcfl_structure)} "
-        f"(distance, nats), features {_mean_std(found.gcfl_feature)} (divergence, nats)",
+    columns = [Column("", "left", wrap=True), *(Column(name, wrap=True) for name in names)]
+    title = "How different every two clients are (Jensen-Shannon divergence, 0 to 1)"
+    caption = (
+        f"in the units of GCFL's Table 2: structure {_mean_std(found.gcfl_structure)} "
+        f"(distance, nats), features {_mean_std(found.gcfl_feature)} (divergence, nats)"
     )
+    return make_table(columns, lines, title=title, caption=caption)
 
 
 def _shape_table(found: Heterogeneity) -> Table:
@@ -134,12 +129,10 @@ def inspection_files(found: Heterogeneity, federation: Federation) -> dict[str, 
     }
 
 
-def inspection_numbers(
-    found: Heterogeneity, about: Mapping[str, object] | None = None
-) -> dict[str, object]:
+def inspection_numbers(found: Heterogeneity, about: Mapping[str, object]) -> dict[str, object]:
     """Every number of `found`, for JSON."""
     return {
-        "about": dict(about or {}),
+        "about": dict(about),
         "statistics": STATISTICS,
         "walk_patterns": ["".join(map(str, walk)) for walk in walk_patterns(WALK_STEPS)],
         "edges_lost_share": found.edges_lost_share,

@@ -62,10 +62,8 @@ def _of_server(run: FinishedRun, number: int, folder: Path) -> np.ndarray:
     else:
         found = run.method.diagnostics(run.servers[number])
     if "similarity" not in found:
-        raise ConfigError(
-            f"{run.config.method} in '{folder}' does not compare clients; "
-            "fediih, fedpub and fedgta do"
-        )
+        which = f"{run.config.method} in '{folder}'"
+        raise ConfigError(f"{which} does not compare clients; fediih, fedpub and fedgta do")
     return np.asarray(found["similarity"], dtype=np.float64)
 
 
@@ -92,14 +90,14 @@ def similarity_table(found: Similarities) -> Table:
         pairs = pairs[np.isfinite(pairs)]  # with a fraction of clients, some never meet
         between = f"{pairs.min():.2f} to {pairs.max():.2f}" if pairs.size else "–"
         lines.append([name, *_agreements(found, name).values(), between])
-    columns = [Column("method", "left", wrap=True), *(Column(k, wrap=True) for k in found.data)]
-    return make_table(
-        [*columns, Column("range", wrap=True)],
-        lines,
-        title="Similarity of clients: rank correlation with the data's own, over all pairs",
-        caption="1: the same order of pairs; 0: nothing in common. Range: the least and the "
-        "largest similarity that the method saw between two clients.",
+    names = (*found.data, "range")
+    columns = [Column("method", "left", wrap=True), *(Column(name, wrap=True) for name in names)]
+    title = "Similarity of clients: rank correlation with the data's own, over all pairs"
+    caption = (
+        "1: the same order of pairs; 0: nothing in common. Range: the least and the "
+        "largest similarity that the method saw between two clients."
     )
+    return make_table(columns, lines, title=title, caption=caption)
 
 
 def _agreements(found: Similarities, method: str) -> dict[str, str]:
@@ -108,14 +106,9 @@ def _agreements(found: Similarities, method: str) -> dict[str, str]:
 
 def similarity_files(found: Similarities) -> dict[str, object]:
     """`similarity.json` and `similarity.png`, for `write_all`."""
-    numbers = {
-        "clients": found.clients,
-        "data": found.data,
-        "methods": found.methods,
-        "rank correlation": {
-            name: {kind: found.agreement(name, kind) for kind in found.data}
-            for name in found.methods
-        },
+    numbers: dict[str, object] = dict(vars(found))
+    numbers["rank correlation"] = {
+        name: {kind: found.agreement(name, kind) for kind in found.data} for name in found.methods
     }
     return {"similarity.json": numbers, "similarity.png": similarity_charts(found)}
 
@@ -129,12 +122,11 @@ def similarity_charts(found: Similarities) -> Panels:
         words = f"{name}{factors}\nrank correlation with the data:\n{values}"
         charts.append(_map(found, words, _mean(matrix)))
     arranged = in_rows(charts)
-    return Panels(
+    title = (
         "How alike every two clients are, in the data and in the methods' eyes "
-        "(own colours in each panel; grey: never met, or the client itself)",
-        arranged,
-        (4.8 * len(arranged[0]), 4.9 * len(arranged)),
+        "(own colours in each panel; grey: never met, or the client itself)"
     )
+    return Panels(title, arranged, (4.8 * len(arranged[0]), 4.9 * len(arranged)))
 
 
 def _map(found: Similarities, title: str, matrix: np.ndarray) -> Chart:

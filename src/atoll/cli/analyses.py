@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
     from atoll.present.layout import Part
 
+VARY = (
+    "One kind of difference alone: nodes (no edges), topology (one client's nodes, more random "
+    "edges at each client), class-topology (random edges at other classes), or none."
+)
+RATIO = "Random edges of a topology, as a share of its edges.  [default: 0.5]"
+
 
 @command(
     "Show what makes the clients of a federation differ.",
@@ -50,16 +56,8 @@ def inspect(out: Path | None, **given: object) -> None:
     option("--method NAME", "One with a global model.  [default: fedavg]"),
     option("--client K", "Number of the client in question.", int, default=0),
     *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
-    option(
-        "--vary WHAT",
-        "One kind of difference alone: nodes (no edges), topology (one client's nodes, more "
-        "random edges at each client), class-topology (random edges at other classes), or "
-        "none.",
-        default="none",
-    ),
-    option(
-        "--ratio R", "Random edges of a topology, as a share of its edges.  [default: 0.5]", float
-    ),
+    option("--vary WHAT", VARY, default="none"),
+    option("--ratio R", RATIO, float),
     option("--out DIR", "Folder for plot and numbers.", PATH),
     options.AS_JSON,
     example="atoll contribution --data cora --clients 3 --client 0 --seeds 5",

@@ -28,7 +28,6 @@ class AtollGroup(AtollSubgroup):
     """Turns errors into one sentence."""
 
     def invoke(self, ctx: click.Context) -> object:
-
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

@@ -40,29 +40,22 @@ def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the user gave, for `make_config`; None and () mark the others."""
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
     for parameter, option in PAIRS.items():
-        if parameter in chosen:
-            chosen[option] = _pairs(option, chosen.pop(parameter))
+        found: dict[str, str] = {}
+        for key, value in (pair(option, text) for text in chosen.pop(parameter, ())):
+            if key in found:
+                twice = f"{key} twice, {found[key]} and {value}"
+                raise ConfigError(f"--{option} gives {twice}; give it once")
+            found[key] = value
+        chosen |= {option: found} if found else {}
     return chosen
-
-
-def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in (pair(option, text) for text in texts):
-        if key in found:
-            raise ConfigError(
-                f"--{option} gives {key} twice, {found[key]} and {value}; give it once"
-            )
-        found[key] = value
-    return found
 
 
 def pair(option: str, text: str) -> tuple[str, str]:
     """Key and value of KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(
-            f"--{option} takes key=value, but got '{text}'; write --{option} KEY=VALUE"
-        )
+        got = f"takes key=value, but got '{text}'"
+        raise ConfigError(f"--{option} {got}; write --{option} KEY=VALUE")
     return key.strip(), value.strip()
 
 
@@ -114,9 +107,9 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
 def fresh_folder(name: str) -> Path:
     """A folder for a result that the user gave no name for."""
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
-    stem = Path("atoll-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
-    names = itertools.chain([stem.name], (f"{stem.name}-{number}" for number in itertools.count(2)))
-    return next(path for path in map(stem.with_name, names) if not path.exists())
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("atoll-runs").joinpath, names) if not path.exists())
 
 
 def make_console(*, stderr: bool = False) -> Console:

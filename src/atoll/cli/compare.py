@@ -20,24 +20,21 @@ if TYPE_CHECKING:
 
     from atoll.studies.compare.comparison import Comparison
 
+DATA = "Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]"
+CLIENTS = "Numbers of clients; several with commas.  [default: the protocol's]"
+GRID = (
+    "Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
+    "winner is chosen by validation scores; repeatable."
+)
 SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
 
 
 @command(
     "Compare methods: same partitions and seeds, with tests.",
     options.METHODS,
-    repeatable(
-        "--data NAME,...",
-        "Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]",
-    ),
-    repeatable(
-        "--clients K,...", "Numbers of clients; several with commas.  [default: the protocol's]"
-    ),
-    repeatable(
-        "--grid KEY=V,V,...",
-        "Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
-        "winner is chosen by validation scores; repeatable.",
-    ),
+    repeatable("--data NAME,...", DATA),
+    repeatable("--clients K,...", CLIENTS),
+    repeatable("--grid KEY=V,V,...", GRID),
     *options.DIVISION,
     *(SEEDS if one is options.SEEDS else one for one in options.TRAINING),
     option("--against METHOD", "Test the others against this one.  [default: the best]"),
@@ -61,6 +58,7 @@ def compare(
     with --resume DIR, or with the same command and --out.
     """
     from atoll.cli.study_progress import StudyWatcher
+    from atoll.experiment.folder import check_folder
     from atoll.studies.compare.comparison import read_request, run_request
     from atoll.studies.compare.plan import make_request
 
@@ -78,7 +76,9 @@ def compare(
         request = make_request(methods, data or "lagoon", options=chosen, **several)
         tests, folder = {}, out or common.fresh_folder("compare")
     if tex is not None:
-        _check_file(tex)
+        if tex.is_dir():
+            raise ConfigError(f"'{tex}' is a folder; give --tex a file")
+        check_folder(tex.absolute().parent, resuming=True)
     watcher = StudyWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
     with common.stoppable(partial(_report_stop, folder)), watcher:
         found = run_request(request, folder, watcher, tested=tests, **how)
@@ -110,14 +110,6 @@ def _numbers(texts: Strings) -> list[int] | None:
     if not all(part.strip().isdigit() for part in text.split(",")):
         raise ConfigError(f"clients is '{text}'; give whole numbers with commas, such as 5,10,20")
     return [int(part) for part in text.split(",")]
-
-
-def _check_file(path: Path) -> None:
-    from atoll.experiment.folder import check_folder
-
-    if path.is_dir():
-        raise ConfigError(f"'{path}' is a folder; give --tex a file")
-    check_folder(path.absolute().parent, resuming=True)
 
 
 def _report_stop(folder: Path, stop: BaseException) -> None:

@@ -10,6 +10,8 @@ import click
 from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_text
 from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
 
+MIRROR = "Where NAME.tar.xz is.  [default: ATOLL_MIRROR, else the public source]"
+
 
 @click.group(cls=AtollSubgroup)
 def data() -> None:
@@ -19,10 +21,7 @@ def data() -> None:
 @data.command(
     params=[
         click.Argument(["names"], nargs=-1, required=True),
-        option(
-            "--mirror DIR|URL",
-            "Where NAME.tar.xz is.  [default: ATOLL_MIRROR, else the public source]",
-        ),
+        option("--mirror DIR|URL", MIRROR),
         option("--data-root DIR", "Where to put them.  [default: ATOLL_DATA]"),
         option("--force", "Replace what is there."),
     ]

@@ -11,27 +11,25 @@ import click
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option, repeatable
 
+ONLY = "Some cells alone: dataset, setting, clients, method, metric; one column twice: either."
+OUT = (
+    "The study's folder; what is done there is not run again.  "
+    "[default: atoll-runs/reproduce-PAPER]"
+)
+
 
 @command(
     "Run a paper's table or figure again, beside the print.",
     click.Argument(["paper"], required=False),
     click.Argument(["item"], metavar="[TABLE|FIGURE]", required=False),
-    repeatable(
-        "--only COLUMN=VALUE,...",
-        "Some cells alone: dataset, setting, clients, method, metric; one column twice: either.",
-    ),
+    repeatable("--only COLUMN=VALUE,...", ONLY),
     option("--seeds N", "Seeds.", int, default=3),
     option("--both", "Under protocol strict as well."),
     option("--rounds R", "Fewer rounds, for a quick look without a verdict.", int),
     option("--tex", "Write a LaTeX table, too."),
     options.DATA_ROOT,
     options.DEVICE,
-    option(
-        "--out DIR",
-        "The study's folder; what is done there is not run again.  "
-        "[default: atoll-runs/reproduce-PAPER]",
-        PATH,
-    ),
+    option("--out DIR", OUT, PATH),
     *options.STUDY,
     example="atoll reproduce fedath table1 --only dataset=Cora,clients=10 --both",
 )

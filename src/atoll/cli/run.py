@@ -14,18 +14,15 @@ from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
 from atoll.experiment.status import StatusReader
 
+CONFIG = "A TOML file of options, for example the config.toml of a saved run."
+
 
 @command(
     "Run a method on a federation and save the result.",
     options.METHOD,
     *options.FEDERATION,
     *options.TRAINING,
-    option(
-        "--config FILE",
-        "A TOML file of options, for example the config.toml of a saved run.",
-        PATH,
-        name="config_file",
-    ),
+    option("--config FILE", CONFIG, PATH, name="config_file"),
     options.OUT,
     options.resume("Continue the stopped run in DIR."),
     options.LOG,

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from atoll.studies.tune.result import TuningRequest
 
 CONFIG = "A TOML file of options, for example of a saved run."
+OUT = "Folder of the study; the same command continues there.  [default: a new one]"
+SEARCH = (
+    "Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
+    "method's own ranges; repeatable."
+)
 
 
 @command(
@@ -26,19 +31,11 @@ CONFIG = "A TOML file of options, for example of a saved run."
     option("--seeds K", "Fresh seeds of the final test; 0: no test.  [default: 5]", int),
     option("--trial-seeds N", "Seeds of each trial.  [default: 1]", int),
     option("--preset NAME", "paper: search the values that the method's paper tried."),
-    repeatable(
-        "--search KEY=RANGE",
-        "Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
-        "method's own ranges; repeatable.",
-    ),
+    repeatable("--search KEY=RANGE", SEARCH),
     option("--pruner NAME", "median gives up bad trials early, none does not.  [default: median]"),
     *(one for one in options.TRAINING if one is not options.SEEDS),
     option("--config FILE", CONFIG, PATH, name="config_file"),
-    option(
-        "--out DIR",
-        "Folder of the study; the same command continues there.  [default: a new one]",
-        PATH,
-    ),
+    option("--out DIR", OUT, PATH),
     options.resume("Continue the tuning in DIR; --trials may add to it."),
     *options.STUDY,
     example="atoll tune fedavg fedprox --data cora --clients 10 --trials 40",
@@ -91,10 +88,9 @@ def _request(
     budget = {"trials": chosen.pop("trials")} if "trials" in chosen else {}
     if folder is not None:
         if chosen or methods or config_file or out:
-            raise ConfigError(
-                "--resume goes on with a tuning as it was begun; leave out everything but "
-                "--trials, --jobs, --json and --quiet"
-            )
+            allowed = "--trials, --jobs, --json and --quiet"
+            how = "--resume goes on with a tuning as it was begun"
+            raise ConfigError(f"{how}; leave out everything but {allowed}")
         return msgspec.structs.replace(read_request(folder), **budget), folder
     about_search = chosen.keys() & {"preset", "search", "pruner", "seeds"}
     search = budget | {name: chosen.pop(name) for name in about_search}

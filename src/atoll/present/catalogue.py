@@ -26,6 +26,16 @@ from atoll.data.synthetic import BUILT_IN, Lagoon, built_in
 from atoll.methods import METHODS, method_class
 from atoll.nn import NETS
 
+PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
+"""What every method's docstring says, each on a line of its own."""
+SOURCE_WIDTH = 100
+"""How wide the lines of a docstring may be."""
+_COUNTED = ("graphs", "nodes", "edges", "features", "classes")
+_GENERATORS = {
+    "lagoon": ("owners' parts of one citation-like graph", "nodes=5000,homophily=0.3"),
+    "archipelago": ("any number of owners, each with a small graph of its own", "least=20,most=40"),
+}
+
 
 def method_table() -> Table:
     """Every method with one line and where it comes from."""
@@ -54,8 +64,8 @@ def module_doc(cls: type[object]) -> str:
     return inspect.getdoc(sys.modules[cls.__module__]) or ""
 
 
-def _framed(title: str, *columns: str, caption: str | None = None) -> Table:
-    table = Table(*columns, title=title, caption=caption)
+def _framed(title: str, *columns: str) -> Table:
+    table = Table(*columns, title=title)
     table.title_justify = table.caption_justify = "left"
     return table
 
@@ -123,26 +133,16 @@ def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, s
     return rows
 
 
-PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
-"""What every method's docstring says, each on a line of its own."""
-SOURCE_WIDTH = 100
-"""How wide the lines of a docstring may be."""
-
-
 def _unwrapped(words: str) -> str:
     """A docstring without the line breaks that only keep source lines short."""
-    lines: list[str] = []
-    last = ""
+    text = last = ""
     for line in words.splitlines():
-        first_word = re.match(r"\S*", line)
-        full = len(last) + 1 + len(first_word[0] if first_word else "") > SOURCE_WIDTH - 4
-        fresh = line.startswith(PARAGRAPHS)
-        if first_word and first_word[0] and full and not fresh and not last.startswith(" "):
-            lines[-1] += f" {line}"
-        else:
-            lines.append(line)
+        first_word = re.split(r"\s", line, maxsplit=1)[0]
+        full = len(last) + 1 + len(first_word) > SOURCE_WIDTH - 4
+        fresh = line.startswith((*PARAGRAPHS, " ")) or last.startswith(" ")
+        text += f" {line}" if line and full and not fresh else f"\n{line}"
         last = line
-    return "\n".join(lines)
+    return text.removeprefix("\n")
 
 
 def dataset_table(root: str | Path | None) -> Table:
@@ -167,20 +167,10 @@ def dataset_table(root: str | Path | None) -> Table:
     return table
 
 
-_COUNTED = ("graphs", "nodes", "edges", "features", "classes")
-
-
-_GENERATORS = {
-    "lagoon": ("owners' parts of one citation-like graph", "nodes=5000,homophily=0.3"),
-    "archipelago": ("any number of owners, each with a small graph of its own", "least=20,most=40"),
-}
-
-
 def _generator_page(name: str, made: type[Lagoon]) -> Table:
     what, example = _GENERATORS[name]
-    caption = f"Change some with, for example: --data {name}:{example}"
-    title, heads = f"{name}: built in, {what}", ("knob", "default", "what it is")
-    table = _framed(title, *heads, caption=caption)
+    table = _framed(f"{name}: built in, {what}", "knob", "default", "what it is")
+    table.caption = f"Change some with, for example: --data {name}:{example}"
     pages = "\n".join(inspect.getdoc(kind) or "" for kind in (Lagoon, made))
     about = dict(re.findall(r"^ +(\w+): (.*)$", pages, re.MULTILINE))
     for f in fields(made):
@@ -193,8 +183,7 @@ def _group_page(name: str, root: str | Path | None) -> Table:
     heads = ("client", "data set", "graphs", "features", "classes", "here")
     table = _framed(f"{name}: one data set for each client", *heads)
     for number, one in enumerate(GROUPS[name]):
-        info = registry.dataset_info(one)
-        here = "yes" if is_present(one, root) else ""
+        info, here = registry.dataset_info(one), "yes" if is_present(one, root) else ""
         counts = map(str, (info.graphs, info.features, info.classes))
         table.add_row(str(number), one, *counts, here)
     return table
@@ -209,9 +198,8 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
         return _group_page(name.lower(), root)
     info, base = registry.dataset_info(name), data_root(root)
     elsewhere = "" if root is None else f" --data-root {root}"
-    table = _framed(info.name)
+    table, here = _framed(info.name), is_present(name, base)
     table.show_header = False
-    here = is_present(name, base)
     rows: dict[str, object] = {
         "task": f"{info.task} classification",
         **{"edges (directed)" if n == "edges" else n: getattr(info, n) for n in _COUNTED},

@@ -1,16 +1,7 @@
 """The one chart model: axes and marks as values, without any drawing.
 
-A `Chart` is a pair of axes with marks on them, `Panels` are several charts in one picture. Two
-renderers draw them: `chart_png` into files (matplotlib), `chart_svg` into the page of
-`atoll report` (colours from CSS, text that keeps its size on a narrow screen).
-
-    curve = Line(rounds, mean, colour=BLUE, name="test", low=lowest, high=highest)
-    chart = Chart("fedavg on cora", Axis("round"), Axis("accuracy, %"), (curve,), legend="inside")
-    png(chart)  # bytes of a file; `figure(chart)` is the matplotlib figure
-
-Later marks cover earlier ones. Places are numbers on the axes; `named` makes an axis of words, the
-first word at 0. Functions make the compound marks: `box` and `violin` for distributions, `steps`
-for values that hold until the next one, `aside` for dots that would hide each other.
+`chart_png` draws them into files (matplotlib), `chart_svg` into the page of `atoll report` (colours
+from CSS, text that keeps its size on a narrow screen). Later marks cover earlier ones.
 """
 
 from __future__ import annotations
@@ -260,8 +251,7 @@ def numbers_axis(
 ) -> Axis:
     """An axis with ends and ticks that holds these numbers, logarithmic if they are far apart."""
     low, high = float(min(values)), float(max(values))
-    log = low > 0 and high / low >= LOG_FROM
-    if log:
+    if low > 0 and high / low >= LOG_FROM:
         wide = (high / low) ** room
         low, high = low / wide, high * wide
         return Axis(name, low, high, log=True, ticks=_decades(low, high, most))
@@ -327,9 +317,8 @@ def box(
     reach = 1.5 * (high - low)
     ends = values[values >= low - reach].min(), values[values <= high + reach].max()
     side = [at - width / 2, at + width / 2]
-    whiskers = [
-        Line([at, at], [a, b], colour, width=1.0) for a, b in zip(ends, (low, high), strict=True)
-    ]
+    pairs = zip(ends, (low, high), strict=True)
+    whiskers = (Line([at, at], pair, colour, width=1.0) for pair in pairs)
     line = Line(side, [median, median], middle or colour, width=2.0)
     return (Bars([at], [high - low], [low], width, colour, opacity=0.3), *whiskers, line)
 

@@ -21,39 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours except the light yellow, then greys.
-COLOURS = {
-    "c0": "#0072B2",
-    "c1": "#E69F00",
-    "c2": "#009E73",
-    "c3": "#CC79A7",
-    "c4": "#56B4E9",
-    "c5": "#D55E00",
-    "c6": "#7A5195",
-    "c7": "#3D3D3D",
-    "black": "#000000",
-    "soft": "#555555",
-    "edge": "#777777",
-    "grey": "#BBBBBB",
-    "shade": "#EEEEEE",
-}
+_HUES = "0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "7A5195", "3D3D3D"
+_GREYS = "000000", "555555", "777777", "BBBBBB", "EEEEEE"
+_NAMES = *plot.PALETTE, plot.BLACK, plot.SOFT, plot.EDGE, plot.GREY, plot.SHADE
+COLOURS = {name: f"#{code}" for name, code in zip(_NAMES, (*_HUES, *_GREYS), strict=True)}
 SHADES = "YlGnBu"  # light to dark in one direction: readable without colour, too
 UNKNOWN = "#E4E4E4"
 """Cells of a heat map without a value, and the lines of a grid."""
 DASHES = ("-", "--", ":", "-.")
-MARKERS = {
-    "": "",
-    "dot": "o",
-    "ring": "o",
-    "box": "s",
-    "diamond": "D",
-    "up": "^",
-    "down": "v",
-    "plus": "P",
-    "star": "*",
-    "cross": "x",
-    "left": "<",
-    "right": ">",
-}
+MARKERS = {"": "", **dict(zip(plot.SHAPES, "osD^vP*x<>o", strict=True))}
 LEGENDS: dict[str, dict[str, object]] = {
     "inside": {"loc": "best"},
     "ends": {"loc": "best"},
@@ -63,6 +39,14 @@ LEGENDS: dict[str, dict[str, object]] = {
     "above": {"loc": "lower center", "bbox_to_anchor": (0.5, 0.98), "ncols": 4},
     "below": {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 3},
 }
+PLACES: dict[str, tuple[tuple[float, float], str, str]] = {
+    "above": ((0, 4), "center", "bottom"),
+    "right": ((4, 0), "left", "center"),
+    "corner": ((6, 4), "left", "bottom"),
+    "centre": ((0, 0), "center", "center"),
+    "left": ((-4, 0), "right", "center"),
+}
+"""Offset of words in points, and their horizontal and vertical alignment."""
 DPI = 150
 
 
@@ -75,11 +59,6 @@ def need_matplotlib() -> None:
             "plots need the package matplotlib, which is not installed; "
             "install it with: pip install 'atoll-fgl[report]'"
         ) from error
-
-
-def png(picture: Chart | Panels) -> bytes:
-    """The picture as a PNG file."""
-    return image(picture, "png")
 
 
 def image(picture: Chart | Panels, form: str) -> bytes:
@@ -191,10 +170,15 @@ def _axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _draw(axes: Axes, mark: Mark) -> None:
-    """One mark."""
+    """One mark; the legend leaves out a mark whose label is None."""
     match mark:
-        case plot.Line():
-            _line(axes, mark)
+        case plot.Line(colour=name):
+            line = axes.plot(mark.x, mark.y, DASHES[mark.dash], color=COLOURS[name])[0]
+            line.set(linewidth=mark.width, marker=MARKERS[mark.shape], markersize=5)
+            line.set(alpha=mark.opacity, label=mark.name or None)
+            if mark.low is not None and mark.high is not None:
+                band = axes.fill_between(mark.x, mark.low, mark.high, color=COLOURS[name], lw=0)
+                band.set_alpha(0.15)
         case plot.Area():
             fill = axes.fill_betweenx if mark.across else axes.fill_between
             surface = fill(mark.x, mark.low, mark.high, color=COLOURS[mark.colour], lw=0)
@@ -206,19 +190,13 @@ def _draw(axes: Axes, mark: Mark) -> None:
         case plot.Rule():
             _rule(axes, mark)
         case plot.Texts():
-            _texts(axes, mark)
+            offset, across, upright = PLACES[mark.place]
+            style = {"color": COLOURS[mark.colour], "weight": "bold" if mark.bold else "normal"}
+            for x, y, words in zip(mark.x, mark.y, mark.words, strict=True):
+                text = axes.annotate(words, (x, y), xytext=offset, textcoords="offset points")
+                text.set(ha=across, va=upright, fontsize=mark.size, **style)
         case Heat():
             _heat(axes, mark)
-
-
-def _line(axes: Axes, line: plot.Line) -> None:
-    colour = COLOURS[line.colour]
-    (drawn,) = axes.plot(line.x, line.y, DASHES[line.dash], color=colour, linewidth=line.width)
-    # The legend leaves out a mark whose label is None.
-    drawn.set(marker=MARKERS[line.shape], markersize=5)
-    drawn.set(alpha=line.opacity, label=line.name or None)
-    if line.low is not None and line.high is not None:
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0)
 
 
 def _bars(axes: Axes, bars: Bars) -> None:
@@ -264,25 +242,6 @@ def _rule(axes: Axes, rule: plot.Rule) -> None:
     else:
         beside = axes.annotate(f" {rule.text}", (1, rule.at), xycoords=("axes fraction", "data"))
         beside.set(va="center", color=colour, annotation_clip=False)
-
-
-PLACES: dict[str, tuple[tuple[float, float], str, str]] = {
-    "above": ((0, 4), "center", "bottom"),
-    "right": ((4, 0), "left", "center"),
-    "corner": ((6, 4), "left", "bottom"),
-    "centre": ((0, 0), "center", "center"),
-    "left": ((-4, 0), "right", "center"),
-}
-"""Offset in points, and horizontal and vertical alignment."""
-
-
-def _texts(axes: Axes, texts: plot.Texts) -> None:
-    offset, horizontal, vertical = PLACES[texts.place]
-    weight = "bold" if texts.bold else "normal"
-    for x, y, words in zip(texts.x, texts.y, texts.words, strict=True):
-        drawn = axes.annotate(words, (x, y), xytext=offset, textcoords="offset points")
-        drawn.set(ha=horizontal, va=vertical, weight=weight)
-        drawn.set(color=COLOURS[texts.colour], fontsize=texts.size)
 
 
 def _heat(axes: Axes, heat: Heat) -> None:

@@ -61,13 +61,9 @@ def figure(title: str, body: str, numbers: Table | None = None) -> str:
 def chart_html(
     chart: Chart, *, height: int = 220, points: int = MAX_POINTS, numbers: Table | None = None
 ) -> str:
-    """A chart with axes; names of lines stand at their ends if `legend` is "ends".
+    """A chart of so many pixels, with axes and at most so many `points` in each line.
 
-    Args:
-        chart: The chart; its `alt` sentence names it for readers who cannot see it.
-        height: In pixels.
-        points: Points that each line is drawn with at most.
-        numbers: A table of the numbers, folded below the chart.
+    The names of lines stand at their ends if `legend` is "ends".
     """
     chart = fitted(chart)
     lines = [mark for mark in chart.marks if isinstance(mark, Line) and mark.name]
@@ -269,8 +265,8 @@ def _rectangle(kind: str, xs: Sequence[float], ys: Sequence[float], opacity: flo
 
 def _columns(bars: Bars, chart: Chart) -> list[str]:
     found = []
-    for at, start, end in zip(bars.at, bars.starts, bars.ends, strict=True):
-        sides = (at - bars.width / 2, at + bars.width / 2), (start, end)
+    for at, *ends in zip(bars.at, bars.starts, bars.ends, strict=True):
+        sides = (at - bars.width / 2, at + bars.width / 2), ends
         places = _percents(chart, *(sides[::-1] if bars.across else sides))
         found.append(_rectangle(bars.colour, *places, bars.opacity))
     if bars.spread is not None:

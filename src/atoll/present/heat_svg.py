@@ -30,11 +30,9 @@ def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
         note = f"Pale: {heat.low:.{digits}f}, strong: {high:.{digits}f}. {note}"
     else:
         body = _table(chart, heat, shade, digits)
-    words = (
-        f'<p class="note">{escape(f"Rows: {chart.y.name}; columns: {chart.x.name}. {note}")}</p>'
-    )
     head = f"<figcaption>{escape(chart.title)}</figcaption>"
-    return f'<figure class="heat">{head}{body}{words}</figure>'
+    note = escape(f"Rows: {chart.y.name}; columns: {chart.x.name}. {note}")
+    return f'<figure class="heat">{head}{body}<p class="note">{note}</p></figure>'
 
 
 def _table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:

@@ -1,10 +1,7 @@
 """Tables as values, and every way to write one: terminal, Markdown, LaTeX, CSV and HTML.
 
-A `Table` has columns, rows of cells, a title, a caption and notes. `make_table` builds one from
-plain values. A `Cell` may hold a number with its spread over seeds, and a mark for the best.
-
-A `ResultTable` has a `Number` for each row (usually a method) and column (usually a federation). It
-marks the best of each column, and every row that prints the same digits as the best.
+`make_table` builds one from plain values. A `ResultTable` has a `Number` for each row (usually a
+method) and column (usually a federation). It marks every row that prints a column's best digits.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -31,6 +28,20 @@ Align = Literal["left", "center", "right"]
 Rank = Literal["", "best", "second"]
 DASH = "–"
 """Stands where there is no number."""
+NEEDS_BOOKTABS = "% needs \\usepackage{booktabs}"
+_RICH: Mapping[Rank, str] = {"": "", "best": "bold", "second": "underline"}
+_MARKDOWN: Mapping[Rank, str] = {"": "", "best": "**", "second": "*"}
+_LATEX: Mapping[Rank, str] = {"": "", "best": "\\textbf", "second": "\\underline"}
+_HTML: Mapping[Rank, str] = {"": "", "best": "b", "second": "u"}
+_TEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "±": "$\\pm$",
+    "≈": "$\\approx$",
+    DASH: "--",
+    "−": "$-$",
+}
 
 
 @dataclass(frozen=True)
@@ -135,12 +146,6 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
     return drawn
 
 
-_RICH: Mapping[Rank, str] = {"": "", "best": "bold", "second": "underline"}
-_MARKDOWN: Mapping[Rank, str] = {"": "", "best": "**", "second": "*"}
-_LATEX: Mapping[Rank, str] = {"": "", "best": "\\textbf", "second": "\\underline"}
-_HTML: Mapping[Rank, str] = {"": "", "best": "b", "second": "u"}
-
-
 def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
     """The table for a README or an issue; a title without a heading's `level` is bold."""
     special = str.maketrans({letter: f"\\{letter}" for letter in escaped} | {"\n": " "})
@@ -162,9 +167,6 @@ def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
     if table.caption:
         lines += ["", table.caption.translate(special)]
     return "\n".join(lines) + "\n"
-
-
-NEEDS_BOOKTABS = "% needs \\usepackage{booktabs}"
 
 
 def latex(table: Table, *, place: str = "[t]") -> str:
@@ -198,24 +200,6 @@ def _tex_cell(cell: Cell) -> str:
     return text + spread + (f"$^{{{tex(cell.sign).strip('$')}}}$" if cell.sign else "")
 
 
-_TEX = {
-    "\\": "\\textbackslash{}",
-    "&": "\\&",
-    "%": "\\%",
-    "$": "\\$",
-    "#": "\\#",
-    "_": "\\_",
-    "{": "\\{",
-    "}": "\\}",
-    "~": "\\textasciitilde{}",
-    "^": "\\textasciicircum{}",
-    "±": "$\\pm$",
-    "≈": "$\\approx$",
-    DASH: "--",
-    "−": "$-$",
-}
-
-
 def tex(text: str) -> str:
     """Text with LaTeX's special characters written out."""
     return "".join(_TEX.get(letter, letter) for letter in text)
@@ -224,9 +208,9 @@ def tex(text: str) -> str:
 def csv_text(table: Table) -> str:
     """The table for programs: names, then one line for each row."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows([cell.plain for cell in row] for row in table.rows)
+    lines = ([cell.plain for cell in row] for row in table.rows)
+    heads = [column.name for column in table.columns]
+    csv.writer(text, lineterminator="\n").writerows([heads, *lines])
     return text.getvalue()
 
 
@@ -297,11 +281,7 @@ def number(values: Sequence[float]) -> Number:
     return Number(float(np.mean(values)), spread(values), tuple(float(value) for value in values))
 
 
-class _Metric(Protocol):
-    def __getitem__(self, key: Literal["per_seed"], /) -> Sequence[float]: ...
-
-
-def number_of(metrics: Mapping[str, _Metric], name: str) -> Number:
+def number_of(metrics: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> Number:
     """The number for a metric of a result (`Result.metrics`, or result.json)."""
     return number(metrics[name]["per_seed"]) if name in metrics else Number()
 
@@ -365,27 +345,21 @@ def result_csv(tables: Sequence[ResultTable]) -> str:
         for row, column in itertools.product(table.rows, table.columns):
             found = table.cell(row, column)
             seeds = " ".join(f"{value:.10g}" for value in found.values)
-            numbers = _digits(found.mean), _digits(found.std), len(found.values), seeds
+            mean = f"{found.mean:.10g}" if found.known else ""
+            std = "" if found.std is None or not np.isfinite(found.std) else f"{found.std:.10g}"
+            numbers = mean, std, len(found.values), seeds
             lines.append((table.metric, row, column, *numbers, "" if found.known else found.why))
     return csv_text(make_table(names, lines))
 
 
-def _digits(value: float | None) -> str:
-    return f"{value:.10g}" if value is not None and np.isfinite(value) else ""
-
-
-FORMS = {"md": result_markdown, "tex": result_latex, "csv": result_csv}
-
-
 def write_tables(tables: Sequence[ResultTable], files: Mapping[str, Path | None]) -> list[Path]:
     """Write tables in the forms that have a file: {"md": path, "tex": None, ...}."""
-    written = []
-    for form, path in files.items():
-        if path is not None:
-            check_file(path)
-            write_atomically(path, FORMS[form](tables).encode())
-            written.append(path)
-    return written
+    forms = {"md": result_markdown, "tex": result_latex, "csv": result_csv}
+    given = {form: path for form, path in files.items() if path is not None}
+    for form, path in given.items():
+        check_file(path)
+        write_atomically(path, forms[form](tables).encode())
+    return list(given.values())
 
 
 def check_file(path: Path) -> None:

@@ -23,6 +23,13 @@ from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
 from atoll.present.tables import Table, make_table, rich_table
 
+_PICKED = {
+    "best-val": "at the best mean validation round",
+    "last": "after the last round",
+    BEST_CACHED: "picked on the test data: each client's best of the models put aside before "
+    "splits and the last (test-selection)",
+}
+
 
 class LiveProgress:
     """A bar while it is entered; the first Ctrl-C asks for a clean stop, the second stops at once.
@@ -127,14 +134,6 @@ class Watcher(LiveProgress, Observer):
             self.console.print(f"{name}: round {history.rounds}/{rounds}, {score}, {spent:.1f} s")
 
 
-_PICKED = {
-    "best-val": "at the best mean validation round",
-    "last": "after the last round",
-    BEST_CACHED: "picked on the test data: each client's best of the models put aside before "
-    "splits and the last (test-selection)",
-}
-
-
 def result_table(results: list[Result]) -> Group:
     """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
     first = results[0]
@@ -168,11 +167,8 @@ def _privacy(result: Result) -> list[str]:
 
 
 def _result_rows(results: list[Result]) -> Table:
-    columns = {
-        "accuracy": "test_accuracy",
-        "local": "local_test_accuracy",
-        "macro F1": "test_macro_f1",
-    }
+    columns = {"accuracy": "test_accuracy", "local": "local_test_accuracy"}
+    columns["macro F1"] = "test_macro_f1"
     if any("test_auc" in result.metrics() for result in results):
         columns["AUC"] = "test_auc"
     rows = []

@@ -22,22 +22,17 @@ def write_report(
     title: str | None = None,
     tables: Mapping[str, Path | None] | None = None,
 ) -> tuple[Collection, list[Path]]:
-    """Write a page about finished runs, and their tables; return the content and the files.
+    """Write a page about runs and studies, and their tables; return the content and the files.
 
-    Args:
-        folders: Folders of runs, of studies, or both.
-        out: The page; None for none.
-        title: Its heading; by default it names the runs.
-        tables: Files for the result tables by form: "md", "tex", "csv".
+    Without `out` there is no page. `tables` has files for tables by form: "md", "tex" or "csv".
     """
     files = {form: path for form, path in (tables or {}).items() if path is not None}
-    for path in [*([Path(out)] if out is not None else []), *files.values()]:
+    written = [] if out is None else [Path(out)]
+    for path in (*written, *files.values()):
         check_file(path)
     found = collect([Path(folder) for folder in folders])
-    written = []
-    if out is not None:
-        write_atomically(Path(out), page(found, title).encode())
-        written.append(Path(out))
+    for path in written:
+        write_atomically(path, page(found, title).encode())
     tables_of = [table for one in found.reproductions for table in printed_tables(one)]
     tables_of += tuned_tables(found.tried)
     tables_of += [main_table(found), *other_tables(found)] if found.shown else []

@@ -28,6 +28,16 @@ COLUMN_KEYS = (
 """Settings that make another federation or other rules; runs that share them stand together."""
 ROW_KEYS = ("epochs", "rounds", "evaluate", "compat", "seeds", "seed", "engine", "device", "chunk")
 """Settings that distinguish two runs of one method, beside their hyper-parameters."""
+_SELECT = {
+    "best-val": "at the round with the best mean validation score",
+    "last": "after the last round",
+    "best-val-per-client": "at each client's best validation round",
+}
+_WEIGHTS = {
+    "tests": "weighted by their test nodes (or graphs)",
+    "nodes": "weighted by their nodes (or graphs)",
+    "uniform": "all clients alike",
+}
 
 
 @dataclass(eq=False)
@@ -119,15 +129,12 @@ def _read_study(folder: Path, found: Collection) -> None:
         found.reproductions.extend(read_tables(folder))
     metric = about.get("request", {}).get("metric")
     found.shown[before:] = _chosen(found.shown[before:], found.aside, metric)
-    if (folder / "compare.json").exists():
-        compared = read_json(folder / "compare.json")
-        if _of_these_cells(compared, about):
-            _read_verdicts(compared, found.verdicts)
-        else:
-            found.aside.append(
-                f"The tests of '{folder.name}' are of fewer runs than are asked for by now, and "
-                f"left out; atoll compare --resume {folder} makes them anew."
-            )
+    compared = folder / "compare.json"
+    if compared.exists() and not _read_verdicts(read_json(compared), about, found.verdicts):
+        found.aside.append(
+            f"The tests of '{folder.name}' are of fewer runs than are asked for by now, and "
+            f"left out; atoll compare --resume {folder} makes them anew."
+        )
 
 
 def _read_cell(
@@ -149,33 +156,16 @@ def _read_cell(
     found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
 
 
-def _of_these_cells(compared: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Whether a comparison's tests cover all cells that its study has by now."""
-    cells, tables = about.get("cells", []), compared.get("tables", [])
-    request = about.get("request", {})
-    seeds = {cell["seeds"] for cell in cells if "seeds" in cell}
-    return (
-        compared.get("cells") == len(cells)
-        and list(compared.get("methods", [])) == list(request.get("methods", []))
-        and {table.get("data") for table in tables} == set(request.get("data", []))
-        and seeds <= {table.get("seeds") for table in tables}
-    )
-
-
-def _chosen(
-    shown: list[ReportedRun], aside: list[str], metric: str | None = None
-) -> list[ReportedRun]:
+def _chosen(shown: list[ReportedRun], aside: list[str], metric: str | None) -> list[ReportedRun]:
     """Of the points of a grid the one that validation chose: no other test score may be seen."""
-    kept = []
-    names = ("data", "clients", "method")
+    kept, names = [], ("data", "clients", "method")
     for points in _by(shown, lambda one: [str(one.labels.get(name)) for name in names]):
         if len(points) == 1 or not all("point" in one.labels for one in points):
             kept += points
             continue
-        scores = [
-            one.run.summary["metrics"].get(f"val_{metric or one.metric}", {}) for one in points
-        ]
-        best = points[int(np.argmax([score.get("mean", -np.inf) for score in scores]))]
+        metrics = [(one.run.summary["metrics"], f"val_{metric or one.metric}") for one in points]
+        scores = [found.get(name, {}).get("mean", -np.inf) for found, name in metrics]
+        best = points[int(np.argmax(scores))]
         kept.append(best)
         settings = " ".join(f"{k}={v}" for k, v in best.labels["point"].items())
         where = f"{best.labels['method']} on {_data(str(best.labels.get('data')))}"
@@ -183,16 +173,25 @@ def _chosen(
     return [one for one in shown if one in kept]
 
 
-def _read_verdicts(compared: Mapping[str, Any], verdicts: dict[str, list[str]]) -> None:
-    """The sentences of a comparison, for each federation and over all."""
-    tables = compared.get("tables", [])
-    sizes = len({table.get("clients") for table in tables})
-    for table in [*tables, compared.get("overall")]:
+def _read_verdicts(
+    compared: Mapping[str, Any], about: Mapping[str, Any], verdicts: dict[str, list[str]]
+) -> bool:
+    """Add a comparison's sentences, if its tests cover all cells that its study has by now."""
+    cells, tables = about.get("cells", []), compared.get("tables", [])
+    request, sizes = about.get("request", {}), len({table.get("clients") for table in tables})
+    covers = (
+        compared.get("cells") == len(cells)
+        and list(compared.get("methods", [])) == list(request.get("methods", []))
+        and {table.get("data") for table in tables} == set(request.get("data", []))
+        and {cell["seeds"] for cell in cells if "seeds" in cell} <= {t.get("seeds") for t in tables}
+    )
+    for table in [*tables, compared.get("overall")] if covers else ():
         if table and table.get("sentences"):
-            name = f"{_data(table['data'])}" if table.get("data") else "Over all federations"
+            name = _data(table["data"]) if table.get("data") else "Over all federations"
             if sizes > 1 and table.get("data"):
                 name += f", clients {table.get('clients')}"
             verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
+    return covers
 
 
 def _once(names: Iterable[str]) -> tuple[str, ...]:
@@ -305,18 +304,6 @@ def other_tables(found: Collection) -> list[ResultTable]:
         higher = True if scale == 100.0 else None
         made.append(replace(table, scale=scale, digits=digits, higher=higher))
     return made
-
-
-_SELECT = {
-    "best-val": "at the round with the best mean validation score",
-    "last": "after the last round",
-    "best-val-per-client": "at each client's best validation round",
-}
-_WEIGHTS = {
-    "tests": "weighted by their test nodes (or graphs)",
-    "nodes": "weighted by their nodes (or graphs)",
-    "uniform": "all clients alike",
-}
 
 
 def how_scored(found: Collection) -> str:

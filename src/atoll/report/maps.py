@@ -28,6 +28,7 @@ DIVERGENCES = {
 }
 ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3), ("", GREY, 0.3))
 """Name, colour and opacity of the parts of a client's nodes; the last part has no role."""
+_MEASURES = ("clients", "nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 
 
 def heat_map(title: str, values: np.ndarray, columns: str = "client", low: float = 0.0) -> Chart:
@@ -43,8 +44,8 @@ def without_diagonal(matrix: np.ndarray) -> np.ndarray:
 def relations(found: Collection) -> str:
     """How alike clients seemed to the methods that compare them, and how models were mixed."""
 
-    def write(column: str) -> str:
-        figures = [figure for one in found.group(column) for figure in _relation(one)]
+    def write(group: list[ReportedRun]) -> str:
+        figures = [figure for one in group for figure in _relation(one)]
         left_out, figures = len(figures) - MAX_MAPS, figures[:MAX_MAPS]
         if left_out > 0:
             figures.append(f"<p>{left_out} more are left out: atoll similarity draws them.</p>")
@@ -95,13 +96,17 @@ def _relation(one: ReportedRun) -> list[str]:
 def heterogeneity(found: Collection) -> str:
     """How the clients of each federation differ."""
 
-    def write(column: str) -> str:
-        one = next((o for o in found.group(column) if o.run.measures), None)
-        if one is None:
-            return f"<p>{escape(_not_measured(found.group(column)[0]))}</p>"
-        measured = one.run.measures
-        maps = _maps(measured) if column in found.columns[:MAX_FEDERATIONS] else ""
-        return _lost(measured) + _sizes(measured) + maps
+    def write(group: list[ReportedRun]) -> str:
+        measured = next((one.run.measures for one in group if one.run.measures), None)
+        if measured is None:
+            return f"<p>{escape(_not_measured(group[0]))}</p>"
+        lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
+        between = ""
+        if np.isfinite(lost) and total:
+            share = f"{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%})"
+            between = f"<p>{share} lie between clients: nobody has them.</p>"
+        maps = _maps(measured) if group[0].column in found.columns[:MAX_FEDERATIONS] else ""
+        return between + _sizes(measured) + maps
 
     text = (
         "The first seed's clients, measured when the run was saved. Divergences are "
@@ -142,16 +147,6 @@ def _maps(measured: Measured) -> str:
     return f'<div class="maps">{"".join(figures)}</div>'
 
 
-def _lost(measured: Measured) -> str:
-    lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
-    if not np.isfinite(lost) or not total:
-        return ""
-    return (
-        f"<p>{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%}) lie between clients: nobody "
-        "has them.</p>"
-    )
-
-
 def _sizes(measured: Measured) -> str:
     """A row for each client: its nodes as a bar, and its sizes."""
     nodes, rows = measured["nodes"], []
@@ -168,9 +163,6 @@ def _sizes(measured: Measured) -> str:
     numbers = ["nodes", "train / val / test", "edges", "degree", "isolated", "homophily"]
     cut = f" (the first {MAX_CLIENT_ROWS} of {len(nodes)})" if len(nodes) > MAX_CLIENT_ROWS else ""
     return html(make_table(["client", size, *numbers], rows, title=f"Clients{cut}"))
-
-
-_MEASURES = ("clients", "nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 
 
 def stacked(lengths: list[float], styles: tuple[tuple[str, str, float], ...]) -> list[Bars]:

@@ -100,15 +100,9 @@ def page(found: Collection, title: str | None = None) -> str:
                 f"{text}</section>"
             )
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
-    return Template(_file("page.html")).substitute(
-        title=escape(title),
-        style=colours() + _file("page.css"),
-        version=__version__,
-        made=made,
-        links=links,
-        body=body,
-        script=_file("page.js"),
-    )
+    parts = {"title": escape(title), "version": __version__, "made": made, "links": links}
+    code_parts = {"style": colours() + _file("page.css"), "script": _file("page.js"), "body": body}
+    return Template(_file("page.html")).substitute(parts | code_parts)
 
 
 def colours() -> str:

@@ -78,8 +78,8 @@ def _group(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
     unit = "clients" if rows[0].printed.metric == COUNTED else "percent"
     name = where(found, rows[0])
     cells = [_line(found, row, axis) for row in rows]
-    table = make_table(heads, cells, title=f"{name}, in {unit}")
-    return html(table, label=f"{name}: printed, ours")
+    title, label = f"{name}, in {unit}", f"{name}: printed, ours"
+    return html(make_table(heads, cells, title=title), label=label)
 
 
 def _line(found: Reproduction, row: ReproducedRow, axis: Axis) -> list[Cell]:
@@ -135,10 +135,12 @@ def _chart(found: Reproduction, every: Sequence[ReproducedRow]) -> str:
     """All percentages at once: ours against the print."""
     percents = [row for row in every if row.printed.metric not in (COUNTED, "min_gain")]
     rows = [row for row in percents if found.rules[0] in row.ours]
-    if len(rows) < 2:
-        return _key(found)
-    chart = chart_html(against_print(found, rows), height=320)
-    return f'<div class="charts">{chart}</div>{_key(found)}'
+    chart = chart_html(against_print(found, rows), height=320) if len(rows) > 1 else ""
+    words = {PRINTED: "printed", OURS: f"ours, protocol {found.rules[0]}"}
+    words |= {OURS_STRICT: f"ours, {STRICT}"} if STRICT in found.rules else {}
+    key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
+    key += notes(["Bars: one standard deviation, where there is one."])
+    return f'<div class="charts">{chart}</div>{key}' if chart else key
 
 
 def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
@@ -175,32 +177,19 @@ def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
     return Chart(title, x, y, tuple(marks), legend="above", grid=True, square=True, alt=alt)
 
 
-def _key(found: Reproduction) -> str:
-    words = {PRINTED: "printed", OURS: f"ours, protocol {found.rules[0]}"}
-    words |= {OURS_STRICT: f"ours, {STRICT}"} if STRICT in found.rules else {}
-    key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
-    return key + notes(["Bars: one standard deviation, where there is one."])
-
-
 def printed_tables(found: Reproduction) -> list[ResultTable]:
     """The same as plain tables, for a paper, a README or a program."""
     tables = []
     extra = (STRICT, f"{STRICT} difference") if STRICT in found.rules else ()
     columns = ("printed", "ours", "difference", "verdict", *extra)
     for counts in (False, True):
-        rows = {
-            f"{row.printed.method}, {where(found, row)}": row
-            for row in _reproduced(found)
-            if (row.printed.metric == COUNTED) == counts
-        }
-        if not rows:
+        some = [row for row in _reproduced(found) if (row.printed.metric == COUNTED) == counts]
+        if not some:
             continue
+        rows = {f"{row.printed.method}, {where(found, row)}": row for row in some}
         scale, unit = (1.0, "clients") if counts else (100.0, "percent")
-        cells = {
-            (name, column): number
-            for name, row in rows.items()
-            for column, number in _numbers(found, row, scale).items()
-        }
+        numbers = {name: _numbers(found, row, scale) for name, row in rows.items()}
+        cells = {(name, column): n for name, own in numbers.items() for column, n in own.items()}
         title = f"{text.heading(found)}, in {unit}"
         metric = f"{found.paper.name}_table_{found.table}"
         table = ResultTable(title, tuple(rows), columns, cells, _about(found), "method and data")

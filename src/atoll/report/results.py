@@ -22,9 +22,9 @@ MAX_DOTS = 200
 """Clients that are drawn one by one."""
 
 
-def by_federation(found: Collection, write: Callable[[str], str]) -> str:
-    """A part for each federation below its name; empty parts are left out."""
-    parts = [(column, write(column)) for column in found.columns]
+def by_federation(found: Collection, write: Callable[[list[ReportedRun]], str]) -> str:
+    """A part for the runs of each federation below its name; empty parts are left out."""
+    parts = [(column, write(found.group(column))) for column in found.columns]
     return "".join(f"<h3>{escape(column)}</h3>{part}" for column, part in parts if part)
 
 
@@ -62,27 +62,17 @@ def overview(found: Collection) -> str:
     aside = notes(found.aside)
     if not found.shown:
         return f"{_gaps(found)}<p>No run has been tested yet: there are trials alone.</p>{aside}"
-    seeds = sorted({one.config.seeds for one in found.shown})
-    rounds = sorted({one.config.rounds or 0 for one in found.shown})
-    counts = [
-        counted(len({one.config.method for one in found.shown}), "method"),
-        counted(len(found.columns), "federation"),
-        counted(len(found.shown), "run"),
-        _span(seeds, "seed"),
-        _span(rounds, "round"),
-    ]
-    tiles = "".join(
-        f"<li><b>{number}</b> {escape(word)}</li>"
-        for number, _, word in (count.partition(" ") for count in counts)
-    )
+    methods = {one.config.method for one in found.shown}
+    sizes = ((methods, "method"), (found.columns, "federation"), (found.shown, "run"))
+    counts = [counted(len(things), name) for things, name in sizes]
+    for name in ("seed", "round"):
+        numbers = sorted({getattr(one.config, f"{name}s") or 0 for one in found.shown})
+        span = f"{numbers[0]}–{numbers[-1]} {name}s"
+        counts.append(span if len(numbers) > 1 else counted(numbers[0], name))
+    parts = (count.partition(" ") for count in counts)
+    tiles = "".join(f"<li><b>{number}</b> {word}</li>" for number, _, word in parts)
     lines = "".join(f"<p>{line}</p>" for line in _findings(found))
     return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{_settings(found)}'
-
-
-def _span(numbers: list[int], thing: str) -> str:
-    if len(numbers) == 1:
-        return counted(numbers[0], thing)
-    return f"{numbers[0]}–{numbers[-1]} {thing}s"
 
 
 def _findings(found: Collection) -> list[str]:
@@ -143,7 +133,7 @@ def results(found: Collection) -> str:
     names, plain = {one.row: name_cell(one) for one in found.shown}, table.table()
     rows = tuple((names.get(name.text, name), *rest) for name, *rest in plain.rows)
     page = html(replace(plain, rows=rows, caption=f"{table.caption} Best in bold."))
-    details = by_federation(found, lambda column: _details(found.group(column)))
+    details = by_federation(found, _details)
     verdicts = ""
     for name, lines in found.verdicts.items():
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -279,7 +269,7 @@ def clients(found: Collection) -> str:
         "Where every seed divides the data anew, client 3 of one seed is not client 3 of another; "
         "the spread still shows how unequal clients fare."
     )
-    return f"<p>{text}</p>{by_federation(found, lambda column: _clients(found.group(column)))}"
+    return f"<p>{text}</p>{by_federation(found, _clients)}"
 
 
 def _clients(group: Sequence[ReportedRun]) -> str:

@@ -35,7 +35,7 @@ def crossed(found: Collection) -> str:
     return (
         "<p>Counted by the ledger, message by message. Scoring is kept apart: it is how this page "
         "got its numbers, not part of a method.</p>"
-        + by_federation(found, lambda column: _crossed(found.group(column)))
+        + by_federation(found, _crossed)
         + _stayed(found)
     )
 
@@ -69,12 +69,10 @@ def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[li
     rest = (Cell(html=f'<span class="hidden">{escape(one.row)}</span>'), Cell(), Cell())
     rows: list[list[Cell | str]] = []
     for step, (messages, down, up) in sorted(steps.items(), key=lambda item: item[0] == SCORE):
-        name, drawn, course = rest if rows else first
+        name, bars, course = rest if rows else first
         apart = '<span class="quiet">score (apart)</span>' if step == SCORE else ""
-        sizes = [_megabytes(down / rounds), _megabytes(up / rounds)]
-        rows.append(
-            [name, drawn, Cell(step, html=apart), f"{messages / rounds:,.0f}", *sizes, course]
-        )
+        sizes = f"{messages / rounds:,.0f}", *(_megabytes(v / rounds) for v in (down, up))
+        rows.append([name, bars, Cell(step, html=apart), *sizes, course])
     return rows
 
 
@@ -152,27 +150,21 @@ def declared(config: RunConfig, task: str) -> Declared | str:
         label = f"{type(owner).__name__} ({name.rpartition('.')[2]})"
         wire += f" {label}: {paragraph(base, 'Wire,')}"
         private += f" {label}: {paragraph(base, 'Private state:')}"
-    return Declared(
-        words.partition("\n")[0],
-        wire,
-        private,
-        paragraph(words, "Floats per client"),
-        tuple((s.name, name, why) for s in steps_of(method) for name, why in s.discloses.items()),
-    )
+    about, floats = words.partition("\n")[0], paragraph(words, "Floats per client")
+    replies = [(step.name, step.discloses) for step in steps_of(method)]
+    discloses = tuple((step, name, why) for step, of in replies for name, why in of.items())
+    return Declared(about, wire, private, floats, discloses)
 
 
 def paragraph(words: str, start: str) -> str:
     """The text after a word at the start of a docstring's line, up to the next such word."""
     ends = (*PARAGRAPHS, "What it tells:", "Compute:", "Ablations")
-    lines = words.splitlines()
-    begin = next((i for i, line in enumerate(lines) if line.startswith(start)), None)
-    if begin is None:
-        return ""
-    found = [lines[begin]]
-    for line in lines[begin + 1 :]:
-        if not line.strip() or line.startswith(ends):
+    found: list[str] = []
+    for line in words.splitlines():
+        if found and (not line.strip() or line.startswith(ends)):
             break
-        found.append(line)
+        if found or line.startswith(start):
+            found.append(line)
     text = " ".join(found).partition(":")[2]
     # A wire line is set in columns: "down  model      up  model, num_nodes".
     text = re.sub(r"\bdown {2,}", "down: ", text)
@@ -182,7 +174,7 @@ def paragraph(words: str, start: str) -> str:
 
 def cost(found: Collection) -> str:
     """Seconds and megabytes, and what a megabyte bought."""
-    tables = by_federation(found, lambda column: _cost_table(found.group(column)))
+    tables = by_federation(found, _cost_table)
     points = results.points_for(len(found.columns))
     charts = "".join(_cost_chart(found.group(column), points) for column in found.columns)
     text = (
@@ -209,8 +201,7 @@ def _cost_table(group: Sequence[ReportedRun]) -> str:
 
 def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
     """Scores against traffic; where all send alike, the chart would repeat that of the rounds."""
-    lines: list[Line] = []
-    speeds: list[float] = []
+    lines, speeds = list[Line](), list[float]()
     for one in group:
         each = traffic_by_round(one.run.result).sum(0) / 1e6
         if each.sum() > 0.01:

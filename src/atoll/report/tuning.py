@@ -19,6 +19,8 @@ from atoll.studies.tune.result import Trial, Tried
 
 SHOWN = 10
 """Best trials that the table lists."""
+COMPLETE, BEST, ENDED = ("c0", "dot"), ("c1", "dot"), ("soft", "cross")
+"""Colour and shape of a trial."""
 
 
 def tuning(found: Collection) -> str:
@@ -40,10 +42,6 @@ def states(tried: Tried) -> str:
     return f"{counted(tried.budget, 'trial')}: {', '.join(kinds)}"
 
 
-COMPLETE, BEST, ENDED = ("c0", "dot"), ("c1", "dot"), ("soft", "cross")
-"""Colour and shape of a trial."""
-
-
 def _method(found: Collection, tried: Tried) -> str:
     head = f"<h3>{escape(tried.method)}</h3><p>{escape(states(tried))}.</p>"
     best = tried.best
@@ -56,11 +54,10 @@ def _method(found: Collection, tried: Tried) -> str:
     key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
     done, so_far = tried.complete, _so_far(tried)
     places = thinned(len(done), 8).tolist()
-    numbers = make_table(
-        ["after trial", *(str(done[i].number) for i in places)],
-        [["best so far", *(f"{so_far[i]:.1f}" for i in places)]],
-        title=f"{tried.method}: best validation score so far, in percent",
-    )
+    heads = ["after trial", *(str(done[i].number) for i in places)]
+    row = ["best so far", *(f"{so_far[i]:.1f}" for i in places)]
+    title = f"{tried.method}: best validation score so far, in percent"
+    numbers = make_table(heads, [row], title=title)
     history = chart_html(history_chart(tried, y), numbers=numbers)
     panels = [history, *(chart_html(chart) for chart in parameter_charts(tried, y))]
     cut = any(_reached(t) < (y.low or 0) for t in tried.trials if t.curve)
@@ -90,10 +87,10 @@ def _best(found: Collection, tried: Tried) -> str:
 def _best_trials(tried: Tried) -> str:
     ranked = sorted(tried.complete, key=lambda t: (-(t.value or 0.0), t.number))[:SHOWN]
     keys = _keys(tried)
-    rows = [
-        [t.number, f"{100 * (t.value or 0):.2f}", *(t.settings.get(k, "–") for k in keys)]
-        for t in ranked
-    ]
+    rows: list[list[object]] = []
+    for t in ranked:
+        score = f"{100 * (t.value or 0):.2f}"
+        rows.append([t.number, score, *(t.settings.get(key, "–") for key in keys)])
     every = len(ranked) == len(tried.complete)
     which = f"{'all' if every else f'the best {len(ranked)} of'} {len(tried.complete)} complete"
     heads = ["trial", "validation " + LABELS.get(ranked[0].metric, ranked[0].metric), *keys]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.present.chart import Area, Bars, Chart, Dots, Heat, Line, Panels, Rule
-from atoll.present.chart_png import png
+from atoll.present.chart_png import image
 from atoll.present.tables import Table
 from atoll.studies.reproduce import figure_charts, figures, recipes
 from atoll.studies.reproduce.table import Wanted
@@ -57,7 +57,7 @@ def draw(monkeypatch):
         (picture,) = pictures.values()
         assert isinstance(picture, Panels)
         assert "figure" in picture.title
-        assert png(picture).startswith(b"\x89PNG")
+        assert image(picture, "png").startswith(b"\x89PNG")
         return drawing, [chart for row in picture.rows for chart in row if chart], records(table)
 
     return draw

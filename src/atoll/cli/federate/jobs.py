@@ -41,19 +41,16 @@ def run(
     resuming = folder is not None
     if resuming:
         if chosen:
-            raise ConfigError(
-                "--resume continues a run with its own configuration; leave the rest out"
-            )
+            why = "--resume continues a run with its own configuration; leave the rest out"
+            raise ConfigError(why)
         order = read_saved_order(folder)
     else:
         config = make_config(data=name or "federation", **chosen)
         some = tuple(s.strip() for s in sites.split(",")) if sites else tuple(about["sites"])
         folder = session.new_folder(out, config.method)
         order = session.make_order(config, some, **limits)
-    waiting.update(
-        resuming=resuming,
-        kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
-    )
+    again = f"atoll federate run --resume {folder} --kit {kit}"
+    waiting |= {"resuming": resuming, "kept": f"the run is kept; go on with: {again}"}
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
         result = session.supervise(admin, order, folder, quiet=as_json, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)

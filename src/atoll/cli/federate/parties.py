@@ -14,6 +14,11 @@ from atoll.cli.options import PATH, Strings, command, option
 from atoll.deploy.kits import about_kit, need_nvflare, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
 
+DATA = "Your graph: tables, .pt, .graphml, or a client file."
+POLICY = "What you allow (TOML).  [default: every method, no disclosures]"
+SPLIT = "How your nodes become training, validation and test nodes."
+DRY_RUN = "Show what METHOD would send from here, and do not join."
+
 
 @command(
     "Make the kits of a federation.",
@@ -60,23 +65,13 @@ def server(kit: Path) -> None:
 @command(
     "Take part with your own data.",
     KIT,
-    option(
-        "--data PATH", "Your graph: tables, .pt, .graphml, or a client file.", PATH, required=True
-    ),
-    option(
-        "--policy FILE", "What you allow (TOML).  [default: every method, no disclosures]", PATH
-    ),
+    option("--data PATH", DATA, PATH, required=True),
+    option("--policy FILE", POLICY, PATH),
     option("--schema FILE", "Column roles of your own tables (TOML).", PATH),
     option("--classes A,B,...", "All classes of the federation, where you may lack some."),
-    option(
-        "--split NAME",
-        "How your nodes become training, validation and test nodes.",
-        default="stratified",
-    ),
+    option("--split NAME", SPLIT, default="stratified"),
     options.SEED,
-    option(
-        "--dry-run METHOD", "Show what METHOD would send from here, and do not join.", name="method"
-    ),
+    option("--dry-run METHOD", DRY_RUN, name="method"),
     options.SETTINGS,
     options.DP,
     AS_JSON,

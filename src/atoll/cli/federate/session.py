@@ -29,24 +29,14 @@ if TYPE_CHECKING:
 KIT = option("--kit DIR", "The kit of this party.", PATH, required=True)
 OUT = option("--out DIR", "Folder for the result.", PATH)
 AS_JSON = option("--json", "Print one JSON object at the end.", name="as_json")
+DEADLINE = "Seconds that a step may take; a slower site is left out until it is back."
+WAIT = "Seconds to wait for sites that are not connected."
+REJOIN = "Whether a site that comes back is taken in at once."
 FAULTS = (
     option("--quorum N", "Fewest sites that a round may have.  [default: more than half]", int),
-    option(
-        "--deadline S",
-        "Seconds that a step may take; a slower site is left out until it is back.",
-        float,
-        default=600.0,
-    ),
-    option(
-        "--wait S",
-        "Seconds to wait for sites that are not connected.",
-        float,
-        name="patience",
-        default=60.0,
-    ),
-    option(
-        "--rejoin/--no-rejoin", "Whether a site that comes back is taken in at once.", default=True
-    ),
+    option("--deadline S", DEADLINE, float, default=600.0),
+    option("--wait S", WAIT, float, name="patience", default=60.0),
+    option("--rejoin/--no-rejoin", REJOIN, default=True),
 )
 TRAINING = (
     *(options.ROUNDS, options.EPOCHS, options.SEEDS, options.SEED, options.SETTINGS, options.DP),
@@ -152,9 +142,8 @@ def foreground(name: str, command: list[str], kit: Path) -> None:
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
             return
-    raise AtollError(
-        f"{name} ended by itself; see {kit / 'atoll' / 'output.log'} and {kit / 'log.txt'}"
-    )
+    logs = f"{kit / 'atoll' / 'output.log'} and {kit / 'log.txt'}"
+    raise AtollError(f"{name} ended by itself; see {logs}")
 
 
 def open_kit(kit: Path, kind: str) -> AboutKit:
