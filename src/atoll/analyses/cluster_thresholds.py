@@ -251,7 +251,12 @@ def threshold_files(found: ThresholdProposal) -> dict[str, object]:
     names = ["round", "mean", "largest", *(f"client {name}" for name in found.clients)]
     norms = np.column_stack([found.together, found.largest, found.norms])
     lines = [[n, *(f"{value:.6g}" for value in line)] for n, line in enumerate(norms)]
-    charts = (_norm_chart(found), _grid_chart(found))
+    first, second, rounds = found.grid()
+    high, place = max(len(found.together) - 1.0, 1.0), STEPS.index(0)
+    heat = plot.Heat(rounds, plot.number_words(rounds, 0), high=high, frame=(place, place, 1, 1))
+    title = "Round of the first split (grey: none; frame: the proposal)"
+    x, y = (plot.named(n, [f"{v:g}" for v in of]) for n, of in (("ε2", second), ("ε1", first)))
+    charts = (_norm_chart(found), Chart(title, x, y, (heat,)))
     return {
         "norms.csv": make_table(names, lines),
         "tune-clusters.json": summary(found),
@@ -295,14 +300,3 @@ def _norm_chart(found: ThresholdProposal) -> Chart:
     title = "Norms while nothing is split (shaded: what the proposal reads)"
     x, y = Axis("round", 0, rounds[-1]), Axis("norm of the update", log=True)
     return Chart(title, x, y, tuple(marks), legend="below")
-
-
-def _grid_chart(found: ThresholdProposal) -> Chart:
-    """The first split for other choices."""
-    first, second, rounds = found.grid()
-    high, place = max(len(found.together) - 1.0, 1.0), STEPS.index(0)
-    words = plot.number_words(rounds, 0)
-    heat = plot.Heat(rounds, words, high=high, frame=(place, place, 1, 1))
-    title = "Round of the first split (grey: none; frame: the proposal)"
-    x, y = (plot.named(n, [f"{v:g}" for v in of]) for n, of in (("ε2", second), ("ε1", first)))
-    return Chart(title, x, y, (heat,))

@@ -61,6 +61,16 @@ class Gain:
         # Means of the same accuracies in another order differ in the last digit.
         return int((self.gain > (-1e-9 if ties else 1e-9)).sum())
 
+    def summary(self) -> dict[str, object]:
+        """The object for JSON."""
+        found: dict[str, object] = {"run": self.name}
+        found |= {name: getattr(self, name) for name in ("accuracy", "mean", "spread")}
+        if self.gain is None:
+            return found
+        ends = {"mean_gain": np.nanmean(self.gain), "min_gain": np.nanmin(self.gain)}
+        counts = {"better": self.improved(ties=False), "not_worse": self.improved(ties=True)}
+        return {**found, "gain": self.gain, **ends, **counts}
+
 
 @dataclass(frozen=True, eq=False)
 class ClusterStudy:
@@ -236,10 +246,7 @@ def title(found: ClusterStudy) -> str:
 
 
 def _tree(found: ClusterStudy) -> Branch:
-    """Each split with its round and its reason.
-
-    The larger side of a split stays on its branch, so that the tree never gets deep.
-    """
+    """Each split with its round and its reason; larger sides stay, so that it never gets deep."""
     splits = {tuple(sorted((*split.stay, *split.leave))): split for split in found.splits}
 
     def grow(branch: Branch, members: tuple[int, ...]) -> Branch:
@@ -317,22 +324,8 @@ def summary(found: ClusterStudy) -> dict[str, object]:
         "chance": {name: found.chance(matrix) for name, matrix in matrices.items()},
         "pairs": matrices,
         "baseline": found.baseline,
-        "gains": [_gain_summary(gain) for gain in found.gains],
+        "gains": [gain.summary() for gain in found.gains],
         "norms": found.norms,
         "mean_norms": found.together,
         "cluster_of_client": found.label,
     }
-
-
-def _gain_summary(gain: Gain) -> dict[str, object]:
-    found: dict[str, object] = {"run": gain.name}
-    found |= {name: getattr(gain, name) for name in ("accuracy", "mean", "spread")}
-    if gain.gain is not None:
-        found |= {
-            "gain": gain.gain,
-            "mean_gain": np.nanmean(gain.gain),
-            "min_gain": np.nanmin(gain.gain),
-            "better": gain.improved(ties=False),
-            "not_worse": gain.improved(ties=True),
-        }
-    return found

@@ -52,13 +52,9 @@ def rows(found: ClusterStudy) -> list[int]:
 
 
 def boxes(found: ClusterStudy) -> list[tuple[list[int], int, int]]:
-    """Members of each cluster that ever was, the round it begins with, and the one it ends before.
-
-    A split takes effect at the end of its round: boxes meet one round later.
-    """
-    now = {tuple(range(len(found.names))): 0}
-    done = []
-    for split in found.splits:
+    """Members of every cluster that ever was, its first round, and the round after its last."""
+    now, done = {tuple(range(len(found.names))): 0}, []
+    for split in found.splits:  # a split takes effect at the end of its round: one later
         whole = tuple(sorted((*split.stay, *split.leave)))
         done.append((list(whole), now.pop(whole), split.round + 1))
         now |= {tuple(sorted(side)): split.round + 1 for side in (split.stay, split.leave)}

@@ -202,10 +202,8 @@ def contribution(
 def _divider(
     problem: Problem, first: int
 ) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
-    """The clients by the seed of their split, the completed configuration, the loader's notes.
-
-    The partition is always that of the first seed; a federation in one file has only one.
-    """
+    """The clients by the seed of their split, the completed configuration, the loader's notes."""
+    # The partition is always that of the first seed; a federation in one file has only one.
     if problem.divided is not None:
         made = problem.divide(first)
         need_one_graph(made.federation)
@@ -235,9 +233,8 @@ def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
     if ratio is None:
         return RATIO
     if not vary.endswith("topology"):
-        raise ConfigError(
-            f"--ratio is for random edges, but --vary is {vary}; leave it out or vary the topology"
-        )
+        why = f"--ratio is for random edges, but --vary is {vary}"
+        raise ConfigError(f"{why}; leave it out or vary the topology")
     return ratio
 
 
@@ -266,15 +263,19 @@ def with_and_without(
     check_client_number(federation, client)
     config = config or RunConfig()
     engine, device = choose_engine(config.engine)[0], choose_device(config.device)
-    where: dict[str, Any] = {"engine": engine, "device": device, "chunk": config.chunk}
-    where["seed"] = seed
+    how: dict[str, Any] = {
+        "engine": engine,
+        "device": device,
+        "chunk": config.chunk,
+        "seed": seed,
+    }
     others = [place for place, number in enumerate(federation.numbers) if number != client]
-    everyone = Simulation(federation, method, **where).clients(rounds)
+    everyone = Simulation(federation, method, **how).clients(rounds)
     arms = []
     for roster in (federation, federation.reordered(others)):
         takes_part = client in roster.numbers
         tell = None if on_round is None else lambda n, t=takes_part: on_round(seed, t, n)
-        experiment = Experiment(method, roster, rounds, config.fraction, auc=False, **where)
+        experiment = Experiment(method, roster, rounds, config.fraction, auc=False, **how)
         model, best = _best_model(experiment, tell)
         counts = everyone.map(Evaluator(method).score, model).confusion
         arms.append(ScoredTraining(counts[:, ROLES.index("test")].cpu().numpy(), best))

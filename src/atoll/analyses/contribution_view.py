@@ -76,9 +76,17 @@ def _percent(values: np.ndarray, *, sign: str = "", spread: bool = True) -> str:
 
 def contribution_files(found: Contribution) -> dict[str, object]:
     """contribution.csv (by seed), contribution.json and contribution.png, for `write_all`."""
+    lines = []
+    for place in range(found.config.seeds):
+        for row in (*found.classes(), *found.groups()):
+            scores = [row.present[place], row.absent[place], row.gain[place]]
+            numbers = [getattr(row, name) for name in _MEASURES] + scores
+            cells = [f"{value:.6g}" if np.isfinite(value) else "" for value in numbers]
+            lines.append([found.config.seed + place, row.name, *cells])
+    names = ["seed", "class", *_MEASURES, "with", "without", "difference"]
     more = {"about": found.about, "config": msgspec.to_builtins(found.config)}
     return {
-        "contribution.csv": _by_seed(found),
+        "contribution.csv": make_table(names, lines),
         "contribution.json": summary(found) | more,
         "contribution.png": chart(found),
     }
@@ -110,17 +118,6 @@ def _row_summary(row: Effect) -> dict[str, object]:
         **{name: getattr(row, name) for name in _MEASURES},
         **{k: {"mean": mean(v), "std": std(v), "per_seed": v} for k, v in scores.items()},
     }
-
-
-def _by_seed(found: Contribution) -> Table:
-    lines = []
-    for place in range(found.config.seeds):
-        for row in (*found.classes(), *found.groups()):
-            scores = [row.present[place], row.absent[place], row.gain[place]]
-            numbers = [getattr(row, name) for name in _MEASURES] + scores
-            cells = [f"{value:.6g}" if np.isfinite(value) else "" for value in numbers]
-            lines.append([found.config.seed + place, row.name, *cells])
-    return make_table(["seed", "class", *_MEASURES, "with", "without", "difference"], lines)
 
 
 def chart(found: Contribution) -> Panels:

@@ -190,41 +190,30 @@ def size_charts(found: Heterogeneity, about: str) -> Panels:
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
     names = ("training", "validation", "test", "other")
     colours = (plot.BLUE, plot.ORANGE, plot.GREEN, plot.GREY)
-    bars: list[Mark] = []
-    start = np.zeros(len(at))
+    bars, start = list[Mark](), np.zeros(len(at))
     for part, name, colour in zip(parts, names, colours, strict=False):
         bars.append(Bars(at, part, start, colour=colour, name=name, across=True))
         start = start + part
     alone = [f" ({n:,} isolated)" if n else "" for n in found.isolated]
     degrees = [f"{d:.1f}{a}" for d, a in zip(found.mean_degree, alone, strict=True)]
     nodes, edges = ([f"{n:,}" for n in counts] for counts in (found.nodes, found.edges))
-    charts = (
-        _size_chart("Nodes", "nodes", found.nodes, nodes, found, bars),
-        _size_chart("Neighbours per node", "mean degree", found.mean_degree, degrees, found),
-        _size_chart("Edges inside the client", "undirected edges", found.edges, edges, found),
-    )
+    y = Axis("client", len(at) - 0.4, -0.6, ticks=named("", found.clients).ticks)
+    charts: list[Chart] = []
+    for title, unit, ends, texts in (
+        ("Nodes", "nodes", found.nodes, nodes),
+        ("Neighbours per node", "mean degree", found.mean_degree, degrees),
+        ("Edges inside the client", "undirected edges", found.edges, edges),
+    ):  # horizontal bars with their numbers at the ends, and room for them
+        marks = [Bars(at, ends, across=True)] if charts else bars
+        if len(at) <= plot.MAX_ROWS:
+            marks = [*marks, Texts(ends, at, texts, place="right")]
+        room = 1.1 + 0.03 * max(map(len, texts))
+        x = Axis(unit, 0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
+        charts.append(Chart(title, x, y, tuple(marks), legend="above"))
     height = min(3.8 + 0.3 * len(at), 16)
     title = f"How large each client is, and what the division costs\n{about}"
-    rows, heights = (charts, (_lost_chart(found),)), (height - 2.4, 0.5)
+    rows, heights = (tuple(charts), (_lost_chart(found),)), (height - 2.4, 0.5)
     return Panels(title, rows, (13, height), heights=heights)
-
-
-def _size_chart(
-    title: str,
-    unit: str,
-    ends: np.ndarray,
-    texts: list[str],
-    found: Heterogeneity,
-    bars: Sequence[Mark] = (),
-) -> Chart:
-    """Horizontal bars with their numbers at the ends, and room for them."""
-    room = 1.1 + 0.03 * max(map(len, texts))
-    marks = [*bars] or [Bars(np.arange(len(ends)), ends, across=True)]
-    if len(texts) <= plot.MAX_ROWS:
-        marks.append(Texts(ends, range(len(texts)), texts, place="right"))
-    y = Axis("client", len(texts) - 0.4, -0.6, ticks=named("", found.clients).ticks)
-    x = Axis(unit, 0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
-    return Chart(title, x, y, tuple(marks), legend="above")
 
 
 def _lost_chart(found: Heterogeneity) -> Chart:

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
-from atoll.experiment.folder import FinishedRun, RunFolder, read_run
+from atoll.experiment.folder import RunFolder, read_run
 from atoll.present.chart import Chart, Heat, Panels, in_rows, named, number_text
 from atoll.present.tables import Column, Table, make_table
 
@@ -52,19 +52,16 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
     methods: dict[str, np.ndarray] = {}
     for run, folder in zip(runs, folders, strict=True):
         name = run.config.method
-        methods[name if name not in methods else str(folder)] = _of_server(run, number, folder)
+        if run.method is None:  # Python gave an object, but the folder has the matrix
+            known: Mapping[str, object] = RunFolder(folder).relations[number]
+        else:
+            known = run.method.diagnostics(run.servers[number])
+        if "similarity" not in known:
+            which = f"{name} in '{folder}'"
+            raise ConfigError(f"{which} does not compare clients; fediih, fedpub and fedgta do")
+        matrix = np.asarray(known["similarity"], dtype=np.float64)
+        methods[name if name not in methods else str(folder)] = matrix
     return Similarities(found.clients, data, methods)
-
-
-def _of_server(run: FinishedRun, number: int, folder: Path) -> np.ndarray:
-    if run.method is None:  # Python gave an object, but the folder has the matrix
-        found: Mapping[str, object] = RunFolder(folder).relations[number]
-    else:
-        found = run.method.diagnostics(run.servers[number])
-    if "similarity" not in found:
-        which = f"{run.config.method} in '{folder}'"
-        raise ConfigError(f"{which} does not compare clients; fediih, fedpub and fedgta do")
-    return np.asarray(found["similarity"], dtype=np.float64)
 
 
 def _mean(matrix: np.ndarray) -> np.ndarray:

@@ -72,7 +72,10 @@ def compare(
         common.refuse_beside_resume("study", several | chosen, allowed)
         request = read_request(folder)
     else:
-        several = tests | {"clients": _numbers(clients), "grid": _grids(grid)}
+        grids: dict[str, list[str]] = {}  # a repeated key adds values to the first
+        for key, text in (common.pair("grid", text) for text in grid):
+            grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
+        several = tests | {"clients": _numbers(clients), "grid": grids}
         request = make_request(methods, data or "lagoon", options=chosen, **several)
         tests, folder = {}, out or common.fresh_folder("compare")
     if tex is not None:
@@ -93,14 +96,6 @@ def compare(
         click.echo(json.dumps(found.summary(), allow_nan=False))
     if found.failed:
         click.get_current_context().exit(1)
-
-
-def _grids(texts: Strings) -> dict[str, list[str]]:
-    """Values to try by hyper-parameter; a repeated key adds to the first."""
-    grids: dict[str, list[str]] = {}
-    for key, text in (common.pair("grid", text) for text in texts):
-        grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
-    return grids
 
 
 def _numbers(texts: Strings) -> list[int] | None:

@@ -120,21 +120,17 @@ class StudyWatcher(RunsWatcher):
         who, due = name, name and time.monotonic() - self.spoke > EVERY
         if name:
             self.running[name] = share
-        if len(self.running) > 1:
-            place, who, words = f"[{self.ended_runs}/{len(self.runs)}]", "", _shares(self.running)
+        if len(self.running) > 1:  # `a 12%, b 40%`; some of them where there are many
+            shares = [f"{one} {done:.0%}" for one, done in self.running.items()]
+            more = f" and {len(shares) - SHOWN} more" if len(shares) > SHOWN else ""
+            words = ", ".join(shares[:SHOWN]) + more
+            place, who = f"[{self.ended_runs}/{len(self.runs)}]", ""
         words += self._time_left()
         done = self.ended_runs + sum(self.running.values())
         title = f"\\{place} {who}".rstrip()
         self.progress.update(self.task, description=title, completed=done, words=words)
         if self.progress.disable and due:
             self.say(f"{place} {f'{who}: ' if who else ''}{words}")
-
-
-def _shares(running: Mapping[str, float]) -> str:
-    """`a 12%, b 40%`; some of them where there are many."""
-    words = [f"{name} {share:.0%}" for name, share in list(running.items())[:SHOWN]]
-    more = len(running) - SHOWN
-    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
 
 class TuneWatcher(RunsWatcher):
@@ -209,11 +205,10 @@ class _RunWatcher(Observer):
 
 
 class TimeLeft:
-    """How long the rest takes: by the cells that are alike, else by all that are known.
+    """How long the rest takes: by the cells of the same method or data, else by all that are known.
 
-    Cells are alike if they have the same method, then if they have the same data and clients. The
-    estimate compares the time of rounds with the rough costs of methods and data
-    (`studies.costs`), so that a slow method that comes first does not make the others seem slow.
+    It compares the time of rounds with the rough costs of methods and data (`studies.costs`), so
+    that a slow method that comes first does not make the others seem slow.
     """
 
     def __init__(self, runs: Sequence[StudyRun]) -> None:
@@ -222,9 +217,8 @@ class TimeLeft:
             config, rules = resolve(run.config, task_of_object(run.data))
             self.rounds[run.name] = (config.rounds or rules.rounds) * config.seeds
         self.methods = {run.name: run.labels.get("method") for run in runs}
-        self.problems = {
-            run.name: (run.labels.get("data"), run.labels.get("clients")) for run in runs
-        }
+        labels = {run.name: run.labels for run in runs}
+        self.problems = {name: (of.get("data"), of.get("clients")) for name, of in labels.items()}
         self.waiting = dict.fromkeys(self.rounds, 1.0)
         self.rate: dict[str, float] = {}
         rough = {run.name: cost_of(run.config) / self.rounds[run.name] for run in runs}

@@ -113,10 +113,7 @@ def method_page(name: str) -> RenderableType:
 
 
 def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, str, str]]:
-    """Key, default, meaning and allowed values of all hyper-parameters of a class.
-
-    With `made`, an object of the class, its values are shown in place of the defaults.
-    """
+    """Key, default (or the value of `made`), meaning and allowed values of hyper-parameters."""
     skipped = ("net", "optimizer", "features", "classes")
     rows = []
     for key, hyper in hypers(cls).items():

@@ -196,7 +196,11 @@ def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
             case Rule():
                 placed.append(_rule(mark, chart))
             case Texts():
-                placed += _words(mark, chart)
+                anchor, right, down = ANCHORS[mark.place]
+                kind = f'class="words {mark.colour}" text-anchor="{anchor}"'
+                for x, y, words in zip(*_percents(chart, mark.x, mark.y), mark.words, strict=True):
+                    place = f'dx="{right}" dy="{down}" x="{x:.2f}%" y="{y:.2f}%"'
+                    placed.append(f"<text {kind} {place}>{escape(words)}</text>")
             case plot.Heat():
                 raise TypeError("a heat map is drawn by heat_html")
     inner = ""
@@ -292,8 +296,8 @@ def _points(dots: Dots, chart: Chart) -> list[str]:
     if dots.spread is not None:
         found += _whiskers(dots.x, dots.y, dots.spread, dots.colour, chart)
     tips = list(dots.tips) or [""] * len(dots.x)
-    places = zip(*_percents(chart, dots.x, dots.y), strict=True)
-    return found + [_mark(dots, *place, tip) for place, tip in zip(places, tips, strict=True)]
+    places = zip(*_percents(chart, dots.x, dots.y), tips, strict=True)
+    return found + [_mark(dots, *place) for place in places]
 
 
 def _mark(dots: Dots, x: float, y: float, tip: str = "") -> str:
@@ -315,16 +319,6 @@ def _rule(rule: Rule, chart: Chart) -> str:
     if rule.to is None:
         return _segment(f"bar {_classes(rule)}", xs, ys, rule.width)
     return _rectangle(rule.colour, xs, ys)
-
-
-def _words(texts: Texts, chart: Chart) -> list[str]:
-    anchor, right, down = ANCHORS[texts.place]
-    places = zip(*_percents(chart, texts.x, texts.y), strict=True)
-    return [
-        f'<text class="words {texts.colour}" text-anchor="{anchor}" dx="{right}" dy="{down}" '
-        f'x="{x:.2f}%" y="{y:.2f}%">{escape(words)}</text>'
-        for (x, y), words in zip(places, texts.words, strict=True)
-    ]
 
 
 def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
@@ -400,12 +394,10 @@ def key_html(marks: Iterable[Mark]) -> str:
 
 def swatches(bars: Iterable[Bars]) -> str:
     """The meaning of the colours of bars, for the heading of a column."""
-    parts = [
-        f'<i class="{one.colour}" style="opacity:{one.opacity:g}"></i>{escape(one.name)} '
-        for one in bars
-        if one.name
-    ]
-    return f'<span class="key">{"".join(parts)}</span>'
+    named = (one for one in bars if one.name)
+    styles = ((f'class="{one.colour}" style="opacity:{one.opacity:g}"', one.name) for one in named)
+    parts = "".join(f"<i {style}></i>{escape(name)} " for style, name in styles)
+    return f'<span class="key">{parts}</span>'
 
 
 def spark_svg(values: np.ndarray, alt: str) -> str:

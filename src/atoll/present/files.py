@@ -28,10 +28,8 @@ def check_output(out: Path) -> None:
 def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
     """Write files into a folder, each whole or not at all; nothing unless every file can be made.
 
-    A name may have a folder in front. A `Table` becomes CSV, Markdown or LaTeX by the ending of its
-    name, and a `Chart` or `Panels` become PNG or SVG. Text and bytes stay unchanged. Any other
-    value of a `.json` file becomes JSON, with null for undefined numbers. None removes a file that
-    an earlier call wrote.
+    The ending of a name decides the form of a `Table`, `Chart` or `Panels`; any other value of a
+    `.json` file becomes JSON, with null for undefined numbers. None removes an earlier file.
     """
     out = Path(out)
     check_folder(out, resuming=True)

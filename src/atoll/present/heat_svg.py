@@ -17,10 +17,7 @@ MAX_SIDE = 60
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """A chart of one heat map, with a note below; `digits` are for a map without words.
-
-    The names of its axes say what rows and columns are, such as "client".
-    """
+    """A chart of one heat map, with a note below; `digits` are for a map without words."""
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
     matrix, high = heat.values, heat.top
@@ -44,7 +41,10 @@ def _table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
             if not np.isfinite(value):
                 cells += '<td class="none">–</td>'
                 continue
-            text = _short(float(value), digits) if heat.words is None else str(heat.words[r, c])
+            text = f"{value:.{digits}f}" if heat.words is None else str(heat.words[r, c])
+            if heat.words is None and abs(value) < 1 and digits:
+                # Columns are narrow: ".43" for 0.43.
+                text = text.replace("0.", ".", 1) if value else "0"
             cells += f'<td style="--v:{shade[r, c]:.2f}">{escape(text)}</td>'
         body += f'<tr><th scope="row">{r}</th>{cells}</tr>'
     return (
@@ -53,14 +53,6 @@ def _table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
         f'as columns</caption><thead><tr><td class="corner"></td>{head}</tr>'
         f"</thead><tbody>{body}</tbody></table></div>"
     )
-
-
-def _short(value: float, digits: int) -> str:
-    """`.43` for 0.43, because the columns of a matrix are narrow."""
-    if value == 0:
-        return "0"
-    text = f"{value:.{digits}f}"
-    return text.replace("0.", ".", 1) if abs(value) < 1 and digits else text
 
 
 def _picture(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
@@ -77,9 +69,8 @@ def _picture(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
     height, width = cut.shape
     side = min(18.0, 480 / max(width, height))
     values = [[round(v, digits + 1) if math.isfinite(v) else None for v in r] for r in cut.tolist()]
-    more = ""
-    if max(matrix.shape) > MAX_SIDE:
-        more = f'<p class="note">The first {MAX_SIDE} of {max(matrix.shape)}.</p>'
+    cut_off = f'<p class="note">The first {MAX_SIDE} of {max(matrix.shape)}.</p>'
+    more = cut_off if max(matrix.shape) > MAX_SIDE else ""
     known = cut[np.isfinite(cut)]
     alt = f"{chart.title}: {height} {rows}s by {width}, from {known.min():.2f} to {known.max():.2f}"
     return (

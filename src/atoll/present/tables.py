@@ -98,14 +98,15 @@ def make_table(
 
     A column that is only a name is aligned left if it is one of the first `left`, else right.
     """
+
+    def cell(value: object) -> Cell:
+        return value if isinstance(value, Cell) else Cell("" if value is None else str(value))
+
     named = (
         one if isinstance(one, Column) else Column(one, "left" if place < left else "right")
         for place, one in enumerate(columns)
     )
-    lines = (
-        tuple(v if isinstance(v, Cell) else Cell("" if v is None else str(v)) for v in row)
-        for row in rows
-    )
+    lines = (tuple(map(cell, row)) for row in rows)
     return Table(tuple(named), tuple(lines), title, caption, tuple(notes), tuple(sections))
 
 
@@ -216,32 +217,22 @@ def csv_text(table: Table) -> str:
 
 def html(table: Table, *, label: str = "") -> str:
     """The table for a page, in a scrolling region that a screen reader calls `label`."""
-    head = "".join(map(_html_head, table.columns))
-    body = "".join(
-        f'<tr><th scope="row">{_html_cell(row[0])}</th>'
-        + "".join(
-            f"<td{' class=n' if column.align == 'right' else ''}>{_html_cell(cell)}</td>"
-            for column, cell in zip(table.columns[1:], row[1:], strict=True)
-        )
-        + "</tr>"
-        for row in table.rows
-    )
-    notes = "".join(
-        f'<p class="note">{escape(line)}</p>' for line in (table.caption, *table.notes) if line
-    )
+    kinds = [" class=n" if column.align == "right" else "" for column in table.columns]
+    head = body = ""
+    for column, kind in zip(table.columns, kinds, strict=True):
+        wide = ' class="wide"' if column.below else kind
+        head += f'<th scope="col"{wide}>{escape(column.name)}{column.below}</th>'
+    for first, *rest in table.rows:
+        cells = (f"<td{k}>{_html_cell(c)}</td>" for k, c in zip(kinds[1:], rest, strict=True))
+        body += f'<tr><th scope="row">{_html_cell(first)}</th>{"".join(cells)}</tr>'
+    lines = (table.caption, *table.notes)
+    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in lines if line)
     name = escape(label or table.title)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{name}">'
         f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>{notes}"
     )
-
-
-def _html_head(column: Column) -> str:
-    if column.below:
-        return f'<th scope="col" class="wide">{escape(column.name)}{column.below}</th>'
-    number = " class=n" if column.align == "right" else ""
-    return f'<th scope="col"{number}>{escape(column.name)}</th>'
 
 
 def _html_cell(cell: Cell) -> str:

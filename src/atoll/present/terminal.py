@@ -151,19 +151,15 @@ def result_table(results: list[Result]) -> Group:
         + "scored: the model behind accuracy and F1; local: the client's own model right after "
         "training; MB: what training moved, up and down, without scoring."
     )
-    notes = [Text(f"{one.config.method}: {line}") for one in results for line in _privacy(one)]
+    kept = "the sites kept their scores (scores.csv there; scores=told sends them in the clear)"
+    notes = []
+    for name, found in ((one.config.method, one.privacy) for one in results):
+        if found is not None:  # the guarantee of a private run, and where its scores are
+            stayed = not found["simulated"] and found["scores"] == "kept"
+            lines = [found["says"], *([kept] if stayed else [])]
+            notes += [Text(f"{name}: {line}") for line in lines]
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
     return Group(heading, Text(), rich_table(_result_rows(results)), Text(), *notes, quiet)
-
-
-def _privacy(result: Result) -> list[str]:
-    """The guarantee of a differentially private run, and where its scores are."""
-    found = result.privacy
-    if found is None:
-        return []
-    stayed = not found["simulated"] and found["scores"] == "kept"
-    kept = "the sites kept their scores (scores.csv there; scores=told sends them in the clear)"
-    return [found["says"], *([kept] if stayed else [])]
 
 
 def _result_rows(results: list[Result]) -> Table:

@@ -23,6 +23,7 @@ MAX_OTHERS = 6
 MAX_BEST = 8
 """Most lines about the best cells."""
 STATES = ("finished", "pruned", "failed", "stopped", "running", "left")
+Sleep = Callable[[float], None]
 
 
 def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
@@ -55,9 +56,7 @@ def elapsed(seconds: float) -> str:
 def status_text(status: Status) -> Group:
     """Everything that is known, for a terminal of 80 columns."""
     parts: list[RenderableType] = [Text(f"{status.title}  ({status.folder})", style="bold")]
-    if status.kind != "run":
-        parts.append(_bar(status))
-    parts.append(_state(status))
+    parts += [_state(status)] if status.kind == "run" else [_bar(status), _state(status)]
     if status.now is not None and not status.finished:
         parts += _current(status.now, alone=status.kind == "run")
         parts += [_current(one, alone=False)[0] for one in status.others[:MAX_OTHERS]]
@@ -75,9 +74,8 @@ def status_text(status: Status) -> Group:
         if len(status.best) > MAX_BEST:
             grid.add_row(Text(f"  and {len(status.best) - MAX_BEST} more"), Text(), Text())
         parts += [Text(f"Best{far}, by validation accuracy:"), grid]
-    for name, reason in status.failures:
-        parts.append(Text(f"failed: {name}: {reason}", style="red"))
-    return Group(*parts)
+    failures = (Text(f"failed: {name}: {why}", style="red") for name, why in status.failures)
+    return Group(*parts, *failures)
 
 
 def _bar(status: Status) -> Table:
@@ -124,12 +122,7 @@ def plain(status: Status) -> dict[str, Any]:
     return {**asdict(status), "folder": str(status.folder), "finished": status.finished}
 
 
-def follow(
-    reader: StatusReader,
-    console: Console,
-    every: float,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def follow(reader: StatusReader, console: Console, every: float, sleep: Sleep = time.sleep) -> None:
     """Draw until the run has finished; print only news where nothing can be redrawn."""
     status, printed = reader.read(), None
     if console.is_terminal:

@@ -243,20 +243,15 @@ def _distinguish(same: list[ReportedRun], what: str) -> None:
     columns = [one.column for one in same]
     pairs = {key: {*zip(columns, (own.get(key) for own in every), strict=True)} for key in differ}
     inside = [key for key in differ if len(pairs[key]) > len(set(columns))]
-    differ = _enough(differ, every) if column else inside
+    if column:  # a key must distinguish more than the ones before: a protocol brings its split
+        inside, kinds = [], 1
+        for key in differ:
+            found = len({tuple(own.get(k) for k in (*inside, key)) for own in every})
+            inside, kinds = ([*inside, key], found) if found > kinds else (inside, kinds)
     for one, settings in zip(same, every, strict=True):
-        known = [key for key in differ if settings.get(key) not in (None, "None")]
+        known = [key for key in inside if settings.get(key) not in (None, "None")]
         parts = [f"{key}{' ' if column else '='}{settings[key]}" for key in known]
         setattr(one, what, ", ".join([getattr(one, what), *parts]))
-
-
-def _enough(keys: list[str], settings: list[dict[str, str]]) -> list[str]:
-    """The keys that distinguish more than the ones before: a protocol brings its split."""
-    kept: list[str] = []
-    for key in keys:
-        parts = [{tuple(one.get(k) for k in ks) for one in settings} for ks in (kept, [*kept, key])]
-        kept += [key] if len(parts[1]) > len(parts[0]) else []
-    return kept
 
 
 def main_table(found: Collection) -> ResultTable:

@@ -81,10 +81,8 @@ def _relation(one: ReportedRun) -> list[str]:
             figures.append(heat_html(heat_map(title, matrix, columns, low), note=note))
     if "cluster" in known:
         label = known["cluster"].astype(int)
-        lines = "".join(
-            f"<li>{', '.join(map(str, np.flatnonzero(label == number)))}</li>"
-            for number in range(label.max() + 1)
-        )
+        clusters = (np.flatnonzero(label == number) for number in range(label.max() + 1))
+        lines = "".join(f"<li>{', '.join(map(str, members))}</li>" for members in clusters)
         figures.append(
             f'<figure class="heat"><figcaption>{escape(one.row)}: clusters of clients</figcaption>'
             f'<ul class="clusters">{lines}</ul><p class="note">Clients in one box share a model.'
@@ -100,13 +98,8 @@ def heterogeneity(found: Collection) -> str:
         measured = next((one.run.measures for one in group if one.run.measures), None)
         if measured is None:
             return f"<p>{escape(_not_measured(group[0]))}</p>"
-        lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
-        between = ""
-        if np.isfinite(lost) and total:
-            share = f"{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%})"
-            between = f"<p>{share} lie between clients: nobody has them.</p>"
         maps = _maps(measured) if group[0].column in found.columns[:MAX_FEDERATIONS] else ""
-        return between + _sizes(measured) + maps
+        return _lost(measured) + _sizes(measured) + maps
 
     text = (
         "The first seed's clients, measured when the run was saved. Divergences are "
@@ -145,6 +138,16 @@ def _maps(measured: Measured) -> str:
             chart = heat_map(f"Divergence of {thing}", without_diagonal(matrix))
             figures.append(heat_html(chart, digits=2 if upper.max() >= 0.1 else 3, note=note))
     return f'<div class="maps">{"".join(figures)}</div>'
+
+
+def _lost(measured: Measured) -> str:
+    lost, total = (float(measured[name]) for name in ("edges_lost", "edges_total"))
+    if not np.isfinite(lost) or not total:
+        return ""
+    return (
+        f"<p>{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%}) lie between clients: nobody "
+        "has them.</p>"
+    )
 
 
 def _sizes(measured: Measured) -> str:

@@ -71,7 +71,12 @@ def where(found: Reproduction, row: ReproducedRow) -> str:
 
 def _group(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
     """The methods on the same clients: marks on one scale, and the numbers."""
-    axis = _axis(rows)
+    values = [(row.printed.value, row.printed.std) for row in rows]
+    values += [(own.mean, own.std) for row in rows for own in row.ours.values()]
+    values += [(row.printed.value, row.tolerance) for row in rows]
+    edges = [mean + sign * (std or 0.0) for mean, std in values for sign in (-1, 1)]
+    room = max(0.03 * (max(edges) - min(edges)), 0.3)
+    axis = plain_axis("", min(edges) - room, max(edges) + room)
     strips = Column("shade: tolerance", below=scale_html(axis))
     heads: list[str | Column] = ["method", strips, "printed", "ours", "difference", "verdict"]
     heads += [STRICT, "difference"] if STRICT in found.rules else []
@@ -100,16 +105,6 @@ def _line(found: Reproduction, row: ReproducedRow, axis: Axis) -> list[Cell]:
 def _number(value: float, std: float | None, metric: str) -> Cell:
     mean, _, spread = text.value_text(value, std, metric).partition(" ± ")
     return Cell(mean.replace("-", "−"), spread)
-
-
-def _axis(rows: Sequence[ReproducedRow]) -> Axis:
-    """An axis that holds all means, spreads and tolerances of some rows."""
-    values = [(row.printed.value, row.printed.std) for row in rows]
-    values += [(o.mean, o.std) for row in rows for o in row.ours.values()]
-    edges = [mean + sign * (std or 0.0) for mean, std in values for sign in (-1, 1)]
-    edges += [row.printed.value + sign * row.tolerance for row in rows for sign in (-1, 1)]
-    room = max(0.03 * (max(edges) - min(edges)), 0.3)
-    return plain_axis("", min(edges) - room, max(edges) + room)
 
 
 def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:

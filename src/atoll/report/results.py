@@ -105,12 +105,11 @@ def _gaps(found: Collection) -> str:
         for one in found.shown
         for note in one.run.notes
     ]
-    alerts = {f"Not here: {len(missing)} of {total}": missing, "Older runs": lacking}
-    return "".join(
-        f'<div class="alert" role="note"><h3>{head}</h3><ul>{"".join(lines)}</ul></div>'
-        for head, lines in alerts.items()
-        if lines
-    )
+    text, alerts = "", {f"Not here: {len(missing)} of {total}": missing, "Older runs": lacking}
+    for head, lines in alerts.items():
+        items = f"<h3>{head}</h3><ul>{''.join(lines)}</ul>"
+        text += f'<div class="alert" role="note">{items}</div>' if lines else ""
+    return text
 
 
 def _settings(found: Collection) -> str:
@@ -288,8 +287,8 @@ def _clients(group: Sequence[ReportedRun]) -> str:
         strip = Cell(html=clients_strip(own, axis, one.style))
         rows.append([name_cell(one), strip, *quantiles, f"{np.nanstd(own):.1f}"])
         if alone is not None:
-            gain, comparable = "–", one is not alone and len(own) == len(each[alone.row])
-            if comparable:
+            gain = "–"
+            if one is not alone and len(own) == len(each[alone.row]):
                 better = int((own > each[alone.row] + 1e-9).sum())
                 gain = f"{better} of {int(np.isfinite(own).sum())}"
             rows[-1].append(gain)

@@ -71,15 +71,11 @@ def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[li
     for step, (messages, down, up) in sorted(steps.items(), key=lambda item: item[0] == SCORE):
         name, bars, course = rest if rows else first
         apart = '<span class="quiet">score (apart)</span>' if step == SCORE else ""
-        sizes = f"{messages / rounds:,.0f}", *(_megabytes(v / rounds) for v in (down, up))
-        rows.append([name, bars, Cell(step, html=apart), *sizes, course])
+        each_way = down / rounds, up / rounds
+        sizes = [f"{n:,.0f} B" if 0 < n < 5000 else f"{n / 1e6:,.2f}" for n in each_way]
+        count, cell = f"{messages / rounds:,.0f}", Cell(step, html=apart)
+        rows.append([name, bars, cell, count, *sizes, course])
     return rows
-
-
-def _megabytes(amount: float) -> str:
-    if amount and amount < 5000:
-        return f"{amount:,.0f} B"
-    return f"{amount / 1e6:,.2f}"
 
 
 def _stayed(found: Collection) -> str:
@@ -111,10 +107,8 @@ def _card(one: ReportedRun, words: Declared | str) -> str:
     names = ("Crosses, per client and round", "Stays", "Amount")
     rows = zip(names, (words.wire, words.private, words.floats), strict=True)
     body = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
-    lines = "".join(
-        f"<li><code>{escape(step)}.{escape(name)}</code>: {escape(why)}</li>"
-        for step, name, why in words.discloses
-    )
+    discloses = (map(escape, reply) for reply in words.discloses)
+    lines = "".join(f"<li><code>{step}.{name}</code>: {why}</li>" for step, name, why in discloses)
     if lines:
         body += f"<dt>Declared: may have a row per node or edge</dt><dd><ul>{lines}</ul></dd>"
     else:

@@ -47,7 +47,11 @@ def _method(found: Collection, tried: Tried) -> str:
     best = tried.best
     if best is None:
         return f"{head}<p>No trial has come to its end yet.</p>"
-    y = _scores(tried, LABELS.get(best.metric, best.metric))
+    # A score far below the middle lies on the lower edge of the common axis.
+    values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
+    quarter, top = float(np.quantile([_reached(t) for t in tried.complete], 0.25)), max(values)
+    low = max(min(values), quarter - max(top - quarter, 1.0))
+    y = numbers_axis(f"validation {LABELS.get(best.metric, best.metric)}, %", [low, top])
     words = {COMPLETE: "complete", BEST: "best"}
     if len(tried.trials) > len(tried.complete):
         words[ENDED] = "pruned, failed: the best it had reached"
@@ -105,15 +109,6 @@ def _keys(tried: Tried) -> list[str]:
 def _reached(trial: Trial) -> float:
     """The score of a trial, or the best that an ended one had reached, in percent."""
     return 100 * (trial.value if trial.value is not None else max(trial.curve, default=0.0))
-
-
-def _scores(tried: Tried, metric: str) -> Axis:
-    """The common axis of scores; what is far below the middle lies on its lower edge."""
-    values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
-    quarter = float(np.quantile([_reached(t) for t in tried.complete], 0.25))
-    top = max(values)
-    low = max(min(values), quarter - max(top - quarter, 1.0))
-    return numbers_axis(f"validation {metric}, %", [low, top])
 
 
 def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list[Mark]:

@@ -49,8 +49,10 @@ def run(
         some = tuple(s.strip() for s in sites.split(",")) if sites else tuple(about["sites"])
         folder = session.new_folder(out, config.method)
         order = session.make_order(config, some, **limits)
-    again = f"atoll federate run --resume {folder} --kit {kit}"
-    waiting |= {"resuming": resuming, "kept": f"the run is kept; go on with: {again}"}
+    waiting.update(
+        resuming=resuming,
+        kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
+    )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
         result = session.supervise(admin, order, folder, quiet=as_json, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)

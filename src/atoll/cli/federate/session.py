@@ -16,7 +16,7 @@ import click
 
 from atoll.cli import options
 from atoll.cli.common import fresh_folder
-from atoll.cli.options import PATH, option
+from atoll.cli.options import PATH, Strings, option
 from atoll.core.errors import AtollError, ConfigError
 from atoll.deploy.kits import AboutKit, about_kit, need_nvflare
 
@@ -54,16 +54,13 @@ def new_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def make_order(
-    config: RunConfig, sites: tuple[str, ...], quorum: int | None, deadline: float
-) -> Order:
+def make_order(config: RunConfig, sites: Strings, quorum: int | None, deadline: float) -> Order:
     """The order for a job; names, hyper-parameters and limits are checked before it is sent."""
     from atoll.deploy.coordinator import Order
     from atoll.experiment.config import config_text, make_config, resolve
     from atoll.experiment.protocols import protocol
     from atoll.methods import method_class
 
-    # Names and hyper-parameters are checked here already, not only on the server.
     given = {key: getattr(config, key) for key in config.__struct_fields__}
     able, meant = method_class(config.method).tasks, protocol(config.protocol).tasks
     task = next((task for task in able if task in meant), able[0])
