@@ -81,10 +81,7 @@ class TooFew(ClientLost):
 
 @dataclass(frozen=True)
 class Settled:
-    """A run with every choice named; data, partition and split are the sites' own.
-
-    The method is bare: without the wrapper of differential privacy.
-    """
+    """A run with every choice named; the method is bare, without differential privacy."""
 
     roster: remote.Roster
     config: RunConfig
@@ -157,7 +154,7 @@ def coordinate(
             checkpoint=run_folder.checkpoint(seed),
             fingerprint=f"{fingerprint}/{seed}",
             every_seconds=0.0,
-            on_round=partial(_report, experiment, on_round),
+            on_round=partial(experiment.report, on_round),
         )
         run_folder.write_seed(done, config, settled.method)
         seeds.append(SeedResult(seed, done.history, done.ledger))
@@ -177,17 +174,6 @@ def read_federated_result(order: Order, folder: Path) -> Result:
         seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), settled.method))
     setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]
     return settled.result(seeds, setup, folder)
-
-
-def _report(
-    experiment: FederatedExperiment, on_round: Callable[[Json], None], history: History
-) -> None:
-    """Pass on the progress of a run, in plain values."""
-    scored = history.scores[experiment.config.evaluate or "deployed"][-1][:, 1, 0]
-    validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
-    out = {site: why.reason for site, why in experiment.out.items()}
-    place = {"seed": experiment.seed, "round": history.rounds, "rounds": experiment.rounds}
-    on_round({**place, "validation": validation, "out": out})
 
 
 def agree(
@@ -263,6 +249,14 @@ class FederatedExperiment(Experiment):
 
     def begin(self) -> Run:
         return FederatedRun(self)
+
+    def report(self, on_round: Callable[[Json], None], history: History) -> None:
+        """Pass on the progress of a run, in plain values."""
+        scored = history.scores[self.config.evaluate or "deployed"][-1][:, 1, 0]
+        validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
+        out = {site: why.reason for site, why in self.out.items()}
+        place = {"seed": self.seed, "round": history.rounds, "rounds": self.rounds}
+        on_round({**place, "validation": validation, "out": out})
 
 
 class FederatedRun(Run):

@@ -25,9 +25,7 @@ PROJECT = "atoll"
 PORT = 8102
 CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.jobs.Participant"]}
 """All that a job may run: on the server, and at a site."""
-OLD_CLASSES = {
-    path.replace("atoll.deploy.", "atoll.federate."): path for (path,) in CLASSES.values()
-}
+OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.values()}
 """Paths in the allow-lists of older kits, and the same classes today."""
 SETTINGS = "atoll.json"
 """In a site's `local` folder: where its data and its policy are."""
@@ -44,10 +42,7 @@ def need_nvflare() -> None:
 def provision(
     folder: Path, sites: Sequence[str], *, host: str = "localhost", port: int = PORT
 ) -> dict[str, Path]:
-    """Make the kits of a federation in a new folder; the kit of each party by its name.
-
-    Each site is a separate organisation. The sites reach the server at `host` and `port`.
-    """
+    """Make the kits of a federation in a new folder, by party; sites reach the server at `host`."""
     need_nvflare()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' is not empty; kits are made once, in a new folder")

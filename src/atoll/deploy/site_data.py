@@ -22,17 +22,13 @@ SUFFIX = ".atoll"
 
 @dataclass(frozen=True)
 class SiteData:
-    """One client's graph, with the number of classes and the data set's name and metric.
-
-    `words` are the names of classes and of feature columns, where the data have names. They must be
-    the same at every site.
-    """
+    """One client's graph, with the number of classes and the data set's name and metric."""
 
     graph: Graph
     classes: int
     name: str
     metric: str = "accuracy"
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # names of classes and feature columns, equal at every site
 
     def summary(self, *, sizes: bool = True) -> dict[str, object]:
         """The server's knowledge before the first step; zeros replace sizes that stay here."""

@@ -67,10 +67,7 @@ class Heads:
     dropout: float = 0.5
 
     def init(self, key: Tensor) -> Tree:
-        """All first layers side by side, hop after hop; for each head a slope and the rest.
-
-        Weights have the gain √2 of layers before a ReLU, slopes start at 0.25.
-        """
+        """All first layers side by side, hop after hop; for each head a slope and the rest."""
         deep_width = (self.hops + 1) * self.features
         deep = [_weight(fold(key, name, 0), deep_width, self.hidden) for name in self.propagated]
         flat = [_weight(fold(key, name, 0), self.features, self.hidden) for name in self.plain]
@@ -108,6 +105,7 @@ class Heads:
 
 
 def _weight(key: Tensor, n_in: int, n_out: int) -> Tensor:
+    """A weight with the gain √2 of layers before a ReLU."""
     return math.sqrt(2) * glorot(key, n_in, n_out)
 
 

@@ -245,9 +245,7 @@ def _kernels(x: Tensor) -> ModuleType | None:
     return routing
 
 
-def _programs(
-    x: Tensor, matrix: Sequence[Tensor], dims: Sequence[int | None]
-) -> Iterator[tuple[slice, list[Tensor]]]:
+def _programs(x: Tensor, matrix: Tensors, dims: Dims) -> Iterator[tuple[slice, list[Tensor]]]:
     """Clients that are routed together, and their adjacencies along one diagonal.
 
     A GPU takes all of them at once. A CPU takes as many as its cache holds: with wide factors, main
@@ -269,10 +267,7 @@ def _programs(
 
 
 class _Edges:
-    """The adjacency once for every factor, as the blocks of one matrix.
-
-    Per-node tensors are (K, N, hidden) here, per-edge tensors (K, E).
-    """
+    """The adjacency once for every factor, as blocks; tensors are (K, N, hidden) and (K, E)."""
 
     def __init__(self, matrix: Sequence[Tensor], factors: int) -> None:
         offsets, columns, rows, values, t_offsets, t_columns, self.t_order = matrix

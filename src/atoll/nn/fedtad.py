@@ -68,10 +68,7 @@ def _walk_matrix(graph: Graph) -> Sparse:
 
 
 def neighbour_similarity(graph: Graph, length: int) -> Tensor:
-    """Mean cosine of h_i and h_j over the neighbours j of i, (N,); zero without neighbours.
-
-    Only training nodes have one; the others are zero.
-    """
+    """Mean cosine of h_i and h_j over the neighbours j of a training node i, (N,); else zero."""
     total, count = _summed_cosines(graph, walk_returns(graph, length))
     return total / count.clamp(min=1)
 
@@ -136,9 +133,8 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
 def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
     """Edges (2, E) from each row's `count` most similar rows, itself among them, to that row.
 
-    With them their weights: one, or zero for an edge that is none (`_both_ways`). `by` is "dot"
-    (FedTAD, Eq. 7), or "cosine", which also adds every edge's reverse (its code). No gradient flows
-    through the choice.
+    Their weights are one, or zero for an edge that is none (`_both_ways`). `by` is "dot" (FedTAD,
+    Eq. 7), or "cosine", which also adds every edge's reverse (its code). No gradient flows.
     """
     unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
     alike = unit @ unit.T
@@ -202,8 +198,7 @@ class Generator:
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
     """Σ_k Σ_i weight_ki D(student_i, taught_ki), D being KL(student ‖ taught) or mean |difference|.
 
-    Of logits, (B, C) and (K, B, C), with the trust in each teacher, (K, B); `reading` is "kl" or
-    "l1".
+    Of logits, (B, C) and (K, B, C), with the trust in teachers, (K, B); `reading` is "kl" or "l1".
     """
     if reading == "l1":
         gap = student - taught

@@ -145,10 +145,7 @@ class NeighGen:
 def mended_sage(
     net: GraphSAGE, params: Tree, graph: Graph, kept: Tensor, made: Made | None, key: Tensor | None
 ) -> Tensor:
-    """Logits of the real nodes, (N, C), on a graph with made nodes and without hidden ones.
-
-    The edges of nodes with `kept`, (N,), zero are cut. A key turns dropout on.
-    """
+    """Logits, (N, C), on a graph with made nodes, without the edges of nodes not `kept`, (N,)."""
     adjacency, size = _edges_from(graph, kept)
     h = graph.views["x"]
     if made is not None:

@@ -276,10 +276,7 @@ def edge_mask(adjacency: Sparse) -> Tensor:
 
 
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
-    """Multiplication by D^-1/2 (A∘w + I) D^-1/2 with D_i = 1 + Σ_j w_ij; gradients flow through D.
-
-    The adjacency is the view `loops`; self-loops keep weight one.
-    """
+    """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij; gradients flow through D."""
     edge = edge_mask(adjacency)
     matrix = with_values(adjacency, edge * weight + (1 - edge))
     scale = row_sum(adjacency, matrix.values.unsqueeze(-1)).clamp(min=1e-12).rsqrt()

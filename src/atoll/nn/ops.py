@@ -347,9 +347,7 @@ class _Gather(_OnSegments):
     """dense[index]; its backward pass sums over the bags that (offsets, order) describe."""
 
     @staticmethod
-    def forward(
-        dense: Tensor, index: Tensor, offsets: Tensor | None, order: Tensor | None
-    ) -> Tensor:
+    def forward(dense: Tensor, index: Tensor, *offsets_and_order: Tensor | None) -> Tensor:
         return dense.index_select(0, index)
 
     @staticmethod

@@ -92,12 +92,8 @@ def features(graph: Graph) -> Tensor | Sparse:
 
 def first_layer(name: str, adjacency: Adjacency) -> dict[str, View]:
     """The views of a first layer: adjacency `name`, and `name_x` or, where faster, `x`."""
-    product_name = f"{name}_x"
-    return {
-        name: adjacency,
-        product_name: partial(product_features, name, adjacency),
-        "x": partial(features_unless, product_name),
-    }
+    cached, product_view = f"{name}_x", partial(product_features, name, adjacency)
+    return {name: adjacency, cached: product_view, "x": partial(features_unless, cached)}
 
 
 def first_product(graph: Graph, name: str, weight: Tensor) -> Tensor:
