@@ -84,7 +84,6 @@ class Median(Stateless):
 
 Aggregate = Annotated[Rule, "rule that makes one model of the clients' models"]
 """The type of a method's field `aggregate`."""
-
 RULES: dict[str, type[Rule]] = {"mean": Mean, "median": Median}
 """Every rule, by the name that `--set aggregate=NAME` gives it."""
 

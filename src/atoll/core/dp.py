@@ -4,10 +4,9 @@
     Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           the norm of the whole update, all layers together
     sent:  x + Δ_i + N(0, (z C)² I),  weight 1
 
-`Noised` stands between a method and its clients, as a method itself: engines run its step, so that
-nothing leaves a client before it is clipped and noised. Every client counts alike, because a weight
-would tell how much data it has. Only for methods whose clients send one update of one model and
-nothing else (`Method.not_private`).
+`Noised` is a method around another one: engines run its step, so that nothing leaves a client
+before it is clipped and noised. Every client counts alike, because a weight would disclose how much
+data it has. Only for methods whose clients send one update of one model (`Method.not_private`).
 """
 
 from __future__ import annotations

@@ -124,13 +124,11 @@ class Graph:
         return everywhere.index_copy(0, self.roots, rows)
 
     def tensor_view(self, name: str) -> Tensor:
-        """The view of this name, which is a tensor."""
         view = self.views[name]
         assert isinstance(view, Tensor)
         return view
 
     def sparse_view(self, name: str) -> Sparse:
-        """The view of this name, which is a sparse matrix."""
         view = self.views[name]
         assert isinstance(view, Sparse)
         return view
@@ -175,22 +173,17 @@ def sparse_matrix(
     index = (columns, rows, rows[t_order], t_order)
     columns, rows, t_columns, t_order = (numbers.to(torch.int32) for numbers in index)
     t_values = values[t_order]
-    made = Sparse(offsets, columns, rows, values, t_offsets, t_columns, t_order, t_values, square)
-    return _numbered(made) if inside_transform() else made
-
-
-def _numbered(made: Sparse) -> Sparse:
-    """A matrix made under `vmap`, numbered over all clients' matrices."""
-    entries, (height, width) = made.values.shape[0], made.shape
-    steps = (entries, width, height, entries, height, entries)
-    index = (made.offsets, made.columns, made.rows, made.t_offsets, made.t_columns, made.t_order)
-    # A matrix is stacked whole, all of its tensors or none: what one of them has an axis for gets
-    # every other as well.
-    numbers = call(_Blocks, steps, made.values.detach(), *index)
-    offsets, columns, rows, t_offsets, t_columns, t_order = numbers
-    spread = torch.zeros_like(columns, dtype=made.values.dtype)
-    own = offsets, columns, rows, made.values + spread
-    return Sparse(*own, t_offsets, t_columns, t_order, made.t_values + spread, made.square)
+    if inside_transform():
+        # Under `vmap` it is numbered over all clients' matrices, and stacked whole, all of its
+        # tensors or none: what one of them has an axis for gets every other as well.
+        entries, (height, width) = values.shape[0], shape
+        steps = (entries, width, height, entries, height, entries)
+        numbers = (offsets, columns, rows, t_offsets, t_columns, t_order)
+        numbers = call(_Blocks, steps, values.detach(), *numbers)
+        offsets, columns, rows, t_offsets, t_columns, t_order = numbers
+        spread = torch.zeros_like(columns, dtype=values.dtype)
+        values, t_values = values + spread, t_values + spread
+    return Sparse(offsets, columns, rows, values, t_offsets, t_columns, t_order, t_values, square)
 
 
 class _Blocks(Constant):
@@ -312,6 +305,4 @@ def moved(tree: Tree, device: torch.device | str) -> Tree:
 
 def cast(tree: Tree, *, dtype: torch.dtype, device: torch.device | str) -> Tree:
     """The tree with its floating-point tensors in `dtype`, everything on `device`."""
-    return tree_map(
-        lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype), tree
-    )
+    return tree_map(lambda x: x.to(device, dtype if x.is_floating_point() else x.dtype), tree)

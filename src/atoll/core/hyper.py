@@ -1,8 +1,6 @@
-"""Hyper-parameters: each field has its meaning and its range (`Limits`).
+"""Hyper-parameters: `atoll methods`, docs and errors read meaning and range from the field.
 
-    mu: Annotated[NonNegative, "weight of the pull towards the received model"] = 0.01
-
-`atoll methods NAME`, docs/methods.md and every error sentence read both from the field.
+mu: Annotated[NonNegative, "weight of the pull towards the received model"] = 0.01
 """
 
 from __future__ import annotations

@@ -133,11 +133,9 @@ class _AdamStep(Constant):
 def _adam(
     settings: Adam, numbers: Tensor | None, steps: Tensor, flat: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Overwrite parameters and moments (the first, third and fourth quarter of `flat`).
-
-    Steps have the axes that all leaves have in front: none, clients, or runs and clients. Numbers,
-    in the place of the settings where runs have their own, have these axes as well.
-    """
+    """Overwrite parameters and moments (the first, third and fourth quarter of `flat`)."""
+    # Steps have the axes that all leaves have in front: none, clients, or runs and clients. So have
+    # the numbers, which replace the settings where runs have their own.
     if numbers is not None and not steps.is_cuda:
         return _adam_by_run(numbers, steps, flat)
     if steps.dim() > 1 and not steps.is_cuda:

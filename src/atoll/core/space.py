@@ -10,18 +10,14 @@ from typing import Generic, TypeVar
 from atoll.core.errors import ConfigError
 
 Value = bool | int | float | str
-
-Settings = Mapping[str, Value]
-"""Values of hyper-parameters, by the keys of `--set`."""
+Settings = Mapping[str, Value]  # values of hyper-parameters, by the keys of `--set`
 Presets = Mapping[str, Settings]
+N = TypeVar("N", float, int)
 
 
 def preset_table(*keys: str, **rows: tuple[Value, ...]) -> Presets:
     """Presets that set the same keys: a row of values for each name."""
     return {name: dict(zip(keys, row, strict=True)) for name, row in rows.items()}
-
-
-N = TypeVar("N", float, int)
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,6 @@ USUAL: MappingProxyType[str, Range] = MappingProxyType(
     }
 )
 """What every method has: Adam's rate and decay, the network's dropout and width."""
-
 USUAL_SGD = MappingProxyType(USUAL | {"lr": Real(1e-2, 1, log=True)})
 """The same for methods that train with plain SGD, whose rates are larger."""
 

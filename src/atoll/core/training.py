@@ -1,4 +1,4 @@
-"""What most methods share, so that each file states only what is its own.
+"""What most methods share.
 
 `Training`: clients train a network. `Averaging`: they train the server's model, and a rule makes
 one model of theirs. `Mixing`: every client gets its own mixture of all models.
@@ -26,10 +26,7 @@ from atoll.core.tree import Tree
 
 @dataclass(frozen=True)
 class Training(Method):
-    """A method whose clients train for some epochs.
-
-    A method that lets its user choose `optimizer_state` declares a field of this name.
-    """
+    """A method whose clients train for some epochs; `optimizer_state` may become a field."""
 
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3

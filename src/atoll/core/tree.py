@@ -1,7 +1,4 @@
-"""Trees of tensors: nested records, dicts, tuples and lists with tensors at the leaves.
-
-`record` makes a frozen dataclass a tree node for `torch.func.vmap`, the wire and checkpoints.
-"""
+"""Trees of tensors: nested records, dicts, tuples and lists with tensors at the leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def static(default: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))
 def record(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass that is a tree of its fields."""
+    """Make `cls` a frozen dataclass and a tree node for `vmap`, the wire and checkpoints."""
     # A field that is None is part of the structure, like a static one: `vmap` takes only tensors.
     made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     _FIELDS[made] = tuple(
@@ -163,8 +160,7 @@ def num_bytes(tree: Tree) -> int:
 
 def all_finite(tree: Tree) -> bool:
     """Whether every floating-point tensor of a tree is finite (one pass, one read-back)."""
-    # A sum is finite if all its terms are, except for an overflow of the sum itself, which the
-    # exact check below then clears.
+    # A sum is finite if all its terms are, unless it overflows: then the exact check decides.
     floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         return True

@@ -27,19 +27,17 @@ class Wrapper(Method):
 
     Each hook is named here, because `__getattr__` would also forward steps, and a step of the base
     runs without the wrapper's protection (`core.method.declared_step`). A subclass is a frozen
-    dataclass with a field `base`; where that may be None, `Method`'s own hooks apply. A subclass
-    that keeps more on the server than its base overrides `of_base`.
+    dataclass with a field `base`; where that is None, `Method`'s own hooks apply.
     """
 
     base: Method | None
 
     @property
     def _hooks(self) -> Method:
-        """Whose hooks apply."""
         return cast(Method, super()) if self.base is None else self.base
 
     def of_base(self, server: Tree) -> Tree:
-        """The base's part of the server's tree."""
+        """The base's part of the server's tree, for a subclass that keeps more."""
         return server
 
     @property

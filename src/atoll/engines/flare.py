@@ -144,13 +144,10 @@ def _answer(result: object) -> Packet | Failure:
     except WireError as error:
         return Failure(BAD, str(error))
     if "failure" in packet.head:
-        return Failure(str(packet.head["failure"]), _line(packet.head.get("reason", "")))
+        reason = str(packet.head.get("reason", ""))[:1000]
+        safe = "".join(c if c.isprintable() else " " for c in reason)  # one line, safe to print
+        return Failure(str(packet.head["failure"]), safe)
     return packet
-
-
-def _line(text: object) -> str:
-    """A site's text as one line that is safe to print and to keep."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
 
 
 class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
@@ -277,7 +274,6 @@ class AdminSession:
             return {}
 
     def abort(self, job: str) -> None:
-        """Stop a job."""
         self._ask(lambda: self.session.abort_job(job))
 
     def download(self, job: str, to: Path) -> Path:
@@ -286,7 +282,6 @@ class AdminSession:
         return Path(self._ask(lambda: self.session.download_job_result(job, str(to))))
 
     def close(self) -> None:
-        """End the session."""
         try:
             self.session.close()
         except Exception:  # the server may be gone already

@@ -53,7 +53,6 @@ class Fused:
 
     @cached_property
     def outlines(self) -> list[stacking.Outline]:
-        """Of all clients, found once."""
         return stacking.outline(self.graphs)
 
     def run(
@@ -62,7 +61,7 @@ class Fused:
         if not step.vectorize:
             return self._loop(step, positions, message, keys, round)
         where = {position: row for row, position in enumerate(positions)}
-        programs = self._programs(tuple(positions))
+        programs = self.programs(positions)
 
         def one(members: Members) -> tuple[Tree, Tree]:
             rows = self._index(tuple(where[p] for p in members))
@@ -103,9 +102,11 @@ class Fused:
         self._index(_rows(programs, range(len(self.graphs))))
         return self.states.begun
 
-    def programs(self) -> list[Members]:
-        """Which clients share a program when all take part."""
-        return self._programs(tuple(range(len(self.graphs))))
+    def programs(self, positions: Sequence[int] | None = None) -> list[Members]:
+        """Which clients share a program when all take part, or only some."""
+        roster = tuple(range(len(self.graphs)) if positions is None else positions)
+        split = self.states.same_structure
+        return [members for bucket in self._buckets(roster) for members in split(bucket)]
 
     def program_states(self) -> dict[Members, Tree]:
         return {members: self.states.stacks.get(members) for members in self.programs()}
@@ -141,13 +142,6 @@ class Fused:
 
     def forget_stacks(self) -> None:
         self.stacked.clear()
-
-    def _programs(self, positions: Members) -> list[Members]:
-        return [
-            members
-            for bucket in self._buckets(positions)
-            for members in self.states.same_structure(bucket)
-        ]
 
     def _index(self, numbers: Members) -> Tensor:
         """Numbers as a tensor; kept, because copying them to a GPU would wait for it."""

@@ -25,12 +25,10 @@ class Entry(NamedTuple):
 
     @property
     def clients(self) -> list[int]:
-        """The clients one by one."""
         return [client for first, end in self.runs for client in range(first, end)]
 
     @property
     def size(self) -> int:
-        """How many clients."""
         return sum(end - first for first, end in self.runs)
 
 

@@ -94,8 +94,7 @@ def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple
 
     A frequent word is a very long row of the transpose, which one thread block of a GPU walks alone
     (Coauthor CS, 10 clients, FedAvg on an H200: 0.41 s a round with sparse features, 0.04 dense).
-    A sparse product has the same trouble with a node of many neighbours: 40 us on Cora in ten
-    clients where the dense one takes 8.
+    So is a node of many neighbours: 40 us on Cora in ten clients where the dense product takes 8.
     """
     views = [view for graph in graphs for view in graph.views.values()]
     sparse = [view for view in views if not isinstance(view, Tensor)]

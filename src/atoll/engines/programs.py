@@ -96,7 +96,6 @@ class PrivateStates:
         return len({home is None for home in self.home}) == 1
 
     def export(self) -> list[Tree]:
-        """Each client's state."""
         return [self._one(position) for position in range(len(self.home))]
 
     def replace(self, states: Sequence[Tree]) -> None:

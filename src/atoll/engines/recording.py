@@ -1,6 +1,5 @@
 """Work that is recorded once and replayed: on a GPU as a CUDA graph, which is one launch.
 
-A GPU does a small federation's round in a millisecond, but Python needs thirty to launch it.
 Recorded work must do the same operations each time: it must not read a number to decide what comes
 next (`no_reads` checks), and noise must come from inputs (`Tape`).
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -127,20 +126,13 @@ def shapes(tree: Tree) -> tuple[object, ...]:
 @contextmanager
 def no_reads(device: torch.device) -> Iterator[Watch]:
     """Raise where Python waits for a number; a recording would have frozen that number."""
-    watch = Watch()
-    if device.type != "cuda":
-        with watch:
-            yield watch
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        with watch:
-            yield watch
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    with ExitStack() as after:
+        if device.type == "cuda":
+            after.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this mode is a prototype
+                torch.cuda.set_sync_debug_mode("error")
+        yield after.enter_context(Watch())
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it

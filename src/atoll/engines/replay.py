@@ -34,7 +34,6 @@ MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
-
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
 Found_co = TypeVar("Found_co", covariant=True)
@@ -229,8 +228,17 @@ class Replay(Generic[Outcome]):
         """The round, recorded for those to come; empty if it must be played eagerly."""
         assert self.carried is not None
         # A recorded round may see only the number of a round of the same stage.
-        blank = Tape(self.root, number, None if self.stage is None else number)
-        played = self._attempt(partial(self._watched, blank, with_train, self.carried))
+        shown, carried = None if self.stage is None else number, self.carried
+
+        def watched() -> tuple[tuple[Tape, Carried, Tree], list[Tensor]]:
+            if any(leaf.device != self.root.device for leaf in leaves(carried)):
+                # A recording for a GPU would freeze their numbers.
+                raise NotRecordable("the server or the clients keep tensors in main memory")
+            with no_reads(self.root.device) as watch:
+                played = self._play(Tape(self.root, number, shown), with_train, carried)
+            return played, watch.besides(carried)  # and the tensors used besides the inputs
+
+        played = self._attempt(watched)
         if played is None:
             return []
         (tape, after, outcome), keeps = played
@@ -243,17 +251,6 @@ class Replay(Generic[Outcome]):
         if number < self.rounds - 1:
             self._record(tape, with_train, keeps)
         return [Round(number, outcome, tape)]
-
-    def _watched(
-        self, blank: Tape, with_train: bool, carried: Carried
-    ) -> tuple[tuple[Tape, Carried, Tree], list[Tensor]]:
-        """One round that must not read a number, and the tensors it used besides its inputs."""
-        if any(leaf.device != self.root.device for leaf in leaves(carried)):
-            # A recording for a GPU would freeze their numbers.
-            raise NotRecordable("the server or the clients keep tensors in main memory")
-        with no_reads(self.root.device) as watch:
-            played = self._play(blank, with_train, carried)
-        return played, watch.besides(carried)
 
     def _record(self, tape: Tape, with_train: bool, keeps: list[Tensor]) -> None:
         assert self.carried is not None

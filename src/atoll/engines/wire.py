@@ -1,7 +1,6 @@
 """Serial, with every message, reply and private state sent through bytes, and replies checked.
 
-A method that runs here can leave the machine: nothing is shared by reference. Running a step on two
-probe clients of different size finds the declared reply: what depends on the size may not cross.
+A step on two probe clients of different size shows its reply: what depends on size may not cross.
 """
 
 from __future__ import annotations
@@ -60,15 +59,12 @@ class Wire(Serial):
 
 @dataclass
 class Probe:
-    """Two made-up clients of different size on which each step is tried once, to learn its reply.
-
-    A method in several phases may reply with something else in each, so that the structure of the
-    message is part of a template's key. Later steps find the private states of earlier ones.
-    """
+    """Two made-up clients of different size; each step is tried on them, to learn its reply."""
 
     graphs: tuple[Graph, Graph]
+    # By step and structure of the message: a method may reply differently in each of its phases.
     templates: dict[tuple[str, str], Tree] = field(default_factory=dict)
-    states: list[Tree] = field(default_factory=lambda: [None, None])
+    states: list[Tree] = field(default_factory=lambda: [None, None])  # for the next step
 
     def template(self, step: Step, message: Tree) -> Tree:
         """What `step` replies; refuses an undeclared node or edge axis."""

@@ -1,7 +1,6 @@
-"""Elementwise work that a GPU does in one launch instead of dozens, compiled when first needed.
+"""Elementwise work that a GPU does in one launch, with the results of the CPU's operations.
 
-Each has the same result as the torch operations that a CPU runs (tests compare them where there is
-a GPU). Jiterator takes arguments of one type and gives that type, hence the reinterpreted bits.
+Jiterator takes arguments of one type and gives that type, hence the reinterpreted bits.
 """
 
 from __future__ import annotations

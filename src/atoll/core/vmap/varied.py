@@ -1,10 +1,9 @@
 """Hyper-parameters of which every run of a sweep has its own value.
 
-Runs that differ only in numbers are one program (`experiment.sweep`): `vmap` over the runs carries
-the numbers as it carries models. A method must not notice. So a `Varied` replaces a number:
-arithmetic with it rounds as with a Python number and never decides a tensor's type, and a question
-that all runs answer alike has that answer. Different answers, and a use that needs one plain
-number, raise `Undecided`.
+Runs that differ only in numbers are one program: `vmap` over the runs carries the numbers as it
+carries models. A `Varied` replaces a number. Arithmetic with it rounds as with a Python number and
+never decides a tensor's type, and a question that all runs answer alike has that answer. Different
+answers, and a use that needs one plain number, raise `Undecided`.
 """
 
 from __future__ import annotations
