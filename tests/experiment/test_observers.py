@@ -35,8 +35,8 @@ def stopped(tmp_path: Path) -> Path:
 
 
 def test_signs_of_life_are_rare_and_small(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, content = [], Progress._content
-    monkeypatch.setattr(Progress, "_content", lambda *of: written.append(1) or content(*of))
+    written, write = [], Progress.write
+    monkeypatch.setattr(Progress, "write", lambda *of: written.append(1) or write(*of))
     monkeypatch.setattr("atoll.experiment.observers.EVERY", 1e6)
     atoll.run("fedavg", out=stopped.parent / "other", **SMALL)
     assert len(written) == 1  # the first round

@@ -37,8 +37,7 @@ from atoll.experiment.run import Stopped
 Model = TypeVar("Model")
 NOT_FEDERATED = "not federated"
 POOLED = "not federated, pools all data"
-KINDS = (NOT_FEDERATED, POOLED)
-"""The model behind a baseline's scores, as results name it."""
+KINDS = (NOT_FEDERATED, POOLED)  # the model behind a baseline's scores, as results name it
 
 
 class Baseline(ABC, Generic[Model]):
@@ -59,8 +58,7 @@ class Baseline(ABC, Generic[Model]):
         """Scores of the classes for each node of a client, (N, C); the largest is predicted."""
 
 
-AnyBaseline = Baseline[Any]
-"""A baseline with any kind of model."""
+AnyBaseline = Baseline[Any]  # a baseline with any kind of model
 
 
 def without_test(federation: Federation) -> Federation:

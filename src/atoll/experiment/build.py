@@ -38,10 +38,7 @@ _FIXED = ("features", "classes", "net", "optimizer", "base")
 def build_method(
     config: RunConfig, features: int = 1, classes: int = 2, task: str = NODES.name
 ) -> Method:
-    """The method of a resolved configuration, with its network and optimizer.
-
-    The smallest sizes are enough to check a configuration before its data are loaded.
-    """
+    """The method of a resolved configuration; the smallest sizes are enough to check it."""
     cls = method_class(config.method)
     if task not in cls.tasks:
         able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)

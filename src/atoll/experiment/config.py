@@ -185,10 +185,7 @@ def config_text(config: RunConfig) -> str:
 
 
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
-    """Fill in what the protocol and the kind of data decide; check every name.
-
-    The task is a name in `TASKS`; None finds out by the data's name.
-    """
+    """Fill in what the protocol and the kind of data decide; check every name."""
     divided = data_header(config)
     if divided is not None:
         config = _as_divided(config, divided)

@@ -39,7 +39,7 @@ from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config
 from atoll.experiment.history import History, empty_history
-from atoll.experiment.model import SelectedModel, about_model, read_model, write_model
+from atoll.experiment.model import SelectedModel, read_model, write_model
 from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import (
@@ -57,10 +57,8 @@ CHECKPOINT = "checkpoint.atoll"
 SEED_DATA = ("clients.npz", "facts.npz")
 """The file of a seed's arrays; the second name is that of earlier versions."""
 MEASURES = "federation.npz"
-MAX_CLIENTS = 200
-"""Most clients whose pairs are compared; there are K² of them."""
-MAX_EDGES = 300_000
-"""Most edges of all clients together that are measured; about a second."""
+MAX_CLIENTS = 200  # most clients whose pairs are compared; there are K² of them
+MAX_EDGES = 300_000  # most edges of all clients together that are measured; about a second
 MEASURED = (
     *("clients", "nodes", "roles", "edges", "isolated", "mean_degree", "labels", "homophily"),
     *("class_homophily", "edges_total", "edges_lost"),
@@ -104,17 +102,13 @@ class RunFolder:
         _write_arrays(self.seed(seed) / "partition.npz", ids)
 
     def write_seed(self, run: Run, config: RunConfig, method: Method) -> None:
-        """Write the arrays of a finished seed and the selected model, if the run kept it.
-
-        The method has no wrapper of differential privacy.
-        """
+        """Write a finished seed's arrays and its selected model; the method has no `Noised`."""
         wanted = run.experiment
-        self.write_clients(wanted.seed, run.history, wanted.method.diagnostics(run.server))
-        model = None if run.keeper is None else run.keeper.selected(run.history)
-        if model is not None:
-            model = model.only_read(wanted.method, wanted.federation)
-            about = about_model(config, method, wanted.federation)
-            write_model(self._model(wanted.seed), model, about)
+        seed, federation = wanted.seed, wanted.federation
+        self.write_clients(seed, run.history, wanted.method.diagnostics(run.server))
+        if run.keeper is not None and (model := run.keeper.selected(run.history)) is not None:
+            model = model.only_read(wanted.method, federation)
+            write_model(self._model(seed), model, config, method, federation)
 
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
@@ -291,10 +285,7 @@ def check_folder(out: Path, *, resuming: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A finished run with the exact scores of its checkpoints, and each seed's server and clients.
-
-    Clients and method are made again from data and configuration.
-    """
+    """A finished run with the exact scores of its checkpoints, and its clients made again."""
 
     result: Result
     servers: tuple[Tree, ...]

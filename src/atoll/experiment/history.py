@@ -105,10 +105,7 @@ class Selection:
 
 
 class Improvements:
-    """Finds, round by round, the clients for which a round is the best so far.
-
-    It agrees with `Selection.rounds` on the whole history, and needs only the newest round.
-    """
+    """Finds the clients for which a round is the best so far: `Selection.rounds`, step by step."""
 
     def __init__(self, selection: Selection, rounds: int) -> None:
         self.selection, self.last = selection, rounds - 1

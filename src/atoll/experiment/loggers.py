@@ -31,14 +31,10 @@ from atoll.experiment.observers import Observer
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import Result
 
-EXPERIMENT = "atoll"
-"""Atoll's experiment in MLflow."""
-EVERY = 5.0
-"""Least seconds between two deliveries to MLflow, whose database is slower than a round."""
-BATCH = {"metrics": 1000, "params": 100}
-"""Most entries in one delivery, by MLflow's rules."""
-LONGEST = 500
-"""Most characters of a parameter's value in MLflow."""
+EXPERIMENT = "atoll"  # Atoll's experiment in MLflow
+EVERY = 5.0  # least seconds between two deliveries to MLflow, whose database is slower than a round
+BATCH = {"metrics": 1000, "params": 100}  # most entries in one delivery, by MLflow's rules
+LONGEST = 500  # most characters of a parameter's value in MLflow
 
 
 class RoundLog(Observer):
@@ -103,10 +99,7 @@ def final_metrics(history: History, result: Result) -> dict[str, float]:
 
 
 class TensorBoardLog(RoundLog):
-    """Writes `tensorboard/seed-N/` in the run's folder: curves, hyper-parameters, final numbers.
-
-    atoll run fedavg --log tensorboard --out r && tensorboard --logdir r
-    """
+    """Writes `tensorboard/seed-N/` in the run's folder: curves, hyper-parameters, final numbers."""
 
     package = "tensorboard"
 
@@ -165,8 +158,8 @@ class MlflowLog(RoundLog):
             uri = f"sqlite:///{out.absolute() / 'mlflow.db'}"
         self.client, self.uri = client(tracking_uri=uri), uri
         self.runs: dict[str, str] = {}
-        self.delivered = -float("inf")
         self.waiting: dict[int, History] = {}
+        self.delivered = -float("inf")
 
     @staticmethod
     def load() -> Any:

@@ -33,10 +33,8 @@ from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import History, Improvements, Selection
 
-Trees = tuple[Tree, Tree]
-"""The server's tree and the clients' private states after a round."""
-MOST_COPIED = 1 << 28
-"""Most bytes of copies that wait until the scores of replayed rounds are read."""
+Trees = tuple[Tree, Tree]  # the server's tree and the clients' private states after a round
+MOST_COPIED = 1 << 28  # most bytes of copies that wait until the scores of replayed rounds are read
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +77,7 @@ class SelectedModel:
         return cls(tree["rounds"].numpy(), *trees)
 
     def only_read(self, method: Method, federation: Federation) -> SelectedModel:
-        """The model without the private tensors that predicting does not read.
-
-        Optimizer moments and the like are as large as the model, and no prediction needs them.
-        """
+        """The model without private tensors that no prediction reads, such as optimizer moments."""
         if not self.private:
             return self
         model, found = SelectedModel.of_export(self.export()), list[Tree]()
@@ -165,35 +160,25 @@ class _ReadTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def write_model(folder: Path, model: SelectedModel, about: Mapping[str, object]) -> None:
-    """Write a model; `about` is everything else that model.toml says."""
+def write_model(
+    folder: Path, model: SelectedModel, config: RunConfig, method: Method, federation: Federation
+) -> None:
+    """Write a model, and how it was made."""
     each = len(model.deployed) > 1
     tree = _named(model.deployed) if each else model.deployed[0]
     write_atomically(folder / "deployed.safetensors", encode(tree))
     if model.private:
         write_atomically(folder / "private.safetensors", encode(_named(model.private)))
     rounds: list[int] = model.rounds.tolist()
+    evaluate, deployed = config.evaluate or "deployed", method.scored_as()
+    text = json.dumps(asdict(method), default=str)
+    names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
     content = {
         "round": rounds[0] if len(set(rounds)) == 1 else rounds,
         "clients": len(rounds),
         "one_per_client": each,
         "private_parts": bool(model.private),
-        **about,
-    }
-    write_atomically(folder / "model.toml", tomli_w.dumps(content).encode())
-
-
-def about_model(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
-    """What model.toml says beside the selected round."""
-    evaluate, deployed = config.evaluate or "deployed", method.scored_as()
-    text = json.dumps(asdict(method), default=str)
-    # TOML has no word for None: such keys are left out.
-    plain = json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if v is not None})
-    names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
-    return {
-        "method": config.method,
-        "data": config.data,
-        "protocol": config.protocol,
+        **{name: getattr(config, name) for name in ("method", "data", "protocol")},
         "task": federation.task.name,
         "metric": federation.metric,
         "deployed": deployed,
@@ -202,9 +187,15 @@ def about_model(config: RunConfig, method: Method, federation: Federation) -> di
         "features": federation.features,
         "classes": federation.classes,
         **({"class_names": list(names)} if names else {}),
-        "hyperparameters": plain,
+        # TOML has no word for None: such keys are left out.
+        "hyperparameters": json.loads(text, object_hook=_without_none),
         "versions": environment(),
     }
+    write_atomically(folder / "model.toml", tomli_w.dumps(content).encode())
+
+
+def _without_none(found: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _named(trees: Sequence[Tree]) -> dict[str, Tree]:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from atoll.experiment.result import Result
 
 PROGRESS = "progress.json"
-EVERY = 1.0
-"""Least seconds between two writes of the file."""
-POINTS = 120
-"""Most points of the validation curve in the file."""
+EVERY = 1.0  # least seconds between two writes of the file
+POINTS = 120  # most points of the validation curve in the file
 
 
 class Observer:
@@ -101,17 +99,7 @@ class Progress(Observer):
         """Replace the file; the state is "running" or "stopped"."""
         if self.now is None:
             return
-        text = json.dumps({"state": state, **self._content(*self.now)})
-        new = self.path.with_name(f".{PROGRESS}.{os.getpid()}")
-        # Without the flush to the disk of `write_atomically`, which takes longer than a round.
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(text, encoding="utf-8")
-            new.replace(self.path)
-        self.written = time.monotonic()
-
-    def _content(self, seed: int, history: History) -> dict[str, Any]:
-        config = self.config
+        (seed, history), config = self.now, self.config
         curve = self.curves.setdefault(seed, [])  # mean validation accuracy of the rounds so far
         for table in history.scores[config.evaluate or "deployed"][len(curve) :]:
             curve.append(float(mean_over_clients(table[:, 1, 0], history.counts[:, 1])))
@@ -121,7 +109,8 @@ class Progress(Observer):
         rounds = config.rounds or 0
         # An earlier run finished the seeds before the first one here.
         before = (min(self.done) - config.seed) * rounds
-        return {
+        content = {
+            "state": state,
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "began": round(self.began, 1),
@@ -140,3 +129,10 @@ class Progress(Observer):
             "best": round(max(known), 4) if known else None,
             "best_round": curve.index(max(known)) + 1 if known else None,
         }
+        new = self.path.with_name(f".{PROGRESS}.{os.getpid()}")
+        # Without the flush to the disk of `write_atomically`, which takes longer than a round.
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(content), encoding="utf-8")
+            new.replace(self.path)
+        self.written = time.monotonic()

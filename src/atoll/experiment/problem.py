@@ -25,17 +25,14 @@ from atoll.experiment.config import RunConfig, config_text, data_header, resolve
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.protocols import Protocol
 
-NEARLY = 0.75
-"""Mean share of a client's most frequent class from which on a score says little."""
+NEARLY = 0.75  # mean share of a client's most frequent class from which on a score says little
 TRAINING = (
     *("method", "rounds", "epochs", "fraction", "seeds", "seed", "engine", "device", "chunk"),
     *("set", "compat", "evaluate", "objects"),
 )
 """What no federation depends on; every other option, also a future one, distinguishes two."""
-SHARE = 4
-"""Federations are kept in at most the free memory divided by this."""
-Data = Source | GraphSet | GraphGroup | Federation
-"""Data that Python may give in place of a name."""
+SHARE = 4  # federations are kept in at most the free memory divided by this
+Data = Source | GraphSet | GraphGroup | Federation  # data that Python may give in place of a name
 
 
 def task_of_object(data: Data | None) -> str | None:
@@ -253,10 +250,7 @@ class FederationCache:
 
 
 def group_of(config: RunConfig) -> str:
-    """The options that decide a run's clients, but for the seed: equal for runs that share them.
-
-    A federation does not depend on the method that trains on it.
-    """
+    """The options that decide a run's clients, but for the seed: not those of training."""
     plain = {name: getattr(RunConfig(), name) for name in TRAINING}
     return config_text(msgspec.structs.replace(config, **plain))
 

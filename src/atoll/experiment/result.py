@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 CONFIG, RESULT = "config.toml", "result.json"
 Columns = dict[str, np.ndarray]
-MAX_CSV_ROWS = 200_000
-"""Longest table that is written as text; a longer one becomes Parquet, a tenth of the size."""
+MAX_CSV_ROWS = 200_000  # a longer table becomes Parquet, a tenth of the size
 SCORES = tuple(f"{role}_{metric}" for role in ROLES for metric in METRICS)
 
 
@@ -315,13 +314,9 @@ def read_history(metrics: Columns, seed: int, arrays: Mapping[str, np.ndarray]) 
     for client, number in pairs:
         cached[client].append(number)
     alike = np.ones(clients, dtype=np.int64)
-    return History(
-        counts=arrays.get("counts", np.stack([alike] * len(ROLES), axis=1)),
-        nodes=arrays.get("nodes", alike),
-        scores=scores,
-        seconds=arrays["seconds"].tolist() if arrays else [],
-        cached=cached,
-    )
+    counts = arrays.get("counts", np.stack([alike] * len(ROLES), axis=1))
+    seconds = arrays["seconds"].tolist() if arrays else []
+    return History(counts, arrays.get("nodes", alike), scores, seconds, cached)
 
 
 def read_ledger(table: Columns, seed: int) -> Ledger:

@@ -95,8 +95,6 @@ class Experiment:
         stopped. `on_round` is called after each round, or after several that were replayed
         together; then `should_stop`, whose True saves and returns.
         """
-        if self.rounds < 1:
-            raise ConfigError(f"rounds is {self.rounds}; give at least 1")
         run = self.begin()
         run.start_from(checkpoint, fingerprint)
         saver = Saver([(run, checkpoint, fingerprint)], every_seconds)
@@ -112,28 +110,24 @@ class Experiment:
         return Run(self)
 
 
+@dataclass(eq=False)
 class Saver:
-    """Saves runs: at the start, every few seconds, at the end, and when they are stopped.
+    """Saves runs: at the start, every few seconds, at the end, and when they are stopped."""
 
-    Each run has the file of its checkpoint, or None, and its fingerprint.
-    """
-
-    def __init__(
-        self,
-        runs: Sequence[tuple[Run, Path | None, str]],
-        every_seconds: float,
-        before: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.runs, self.every_seconds, self.before = runs, every_seconds, before
-        self.round, self.time, self.pause = -1, -np.inf, every_seconds
+    runs: Sequence[tuple[Run, Path | None, str]]  # each with its checkpoint's file and fingerprint
+    every_seconds: float
+    before: Callable[[], None] = lambda: None
+    played: int = -1  # rounds before the last save
+    time: float = -np.inf  # of the last save
+    pause: float = 0.0
 
     def another_round(self, should_stop: Callable[[], bool] | None) -> bool:
         """Save if it is time to, and return whether there is another round to play."""
         played, began = sum(run.history.rounds for run, *_ in self.runs), time.monotonic()
         stop = all(run.finished for run, *_ in self.runs) or bool(should_stop and should_stop())
-        if (stop or began - self.time >= self.pause) and self.round != played:
+        if (stop or began - self.time >= self.pause) and self.played != played:
             self.save()
-            self.round, self.time = played, time.monotonic()
+            self.played, self.time = played, time.monotonic()
             # Many clients' states take long to write: at most a tenth of the time goes there.
             if self.every_seconds:
                 self.pause = max(self.every_seconds, 9 * (self.time - began))
@@ -148,10 +142,7 @@ class Saver:
 
 
 class Run:
-    """An experiment under way: the server's tree, the clients behind the engine, the history.
-
-    `runs_per_device` is the number of runs that share the device's memory, itself included.
-    """
+    """An experiment under way, one of `runs_per_device` runs that share the device's memory."""
 
     server: Tree
     keeper: ModelKeeper | None
@@ -160,6 +151,8 @@ class Run:
     def __init__(self, experiment: Experiment, *, runs_per_device: int = 1) -> None:
         self.experiment, self.runs_per_device = experiment, runs_per_device
         federation = experiment.federation
+        if experiment.rounds < 1:
+            raise ConfigError(f"rounds is {experiment.rounds}; give at least 1")
         check_task(experiment.method, federation)
         self.simulation: Backend = self.backend()
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc

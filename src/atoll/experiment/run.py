@@ -27,8 +27,7 @@ from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.sweep import run_together, why_one_by_one
 
-SAVE_EVERY = 10.0
-"""Least seconds between two checkpoints."""
+SAVE_EVERY = 10.0  # least seconds between two checkpoints
 
 
 class Stopped(Exception):
@@ -123,10 +122,7 @@ def resume(
 
 @dataclass(eq=False)
 class RunPlan:
-    """All seeds of a configuration, on their way to a result.
-
-    Objects stand in place of names: `given_method`, `data` and `given_engine`.
-    """
+    """All seeds of a configuration, on their way to a result; objects stand in place of names."""
 
     given: RunConfig
     out: Path | None = None
@@ -156,8 +152,7 @@ class RunPlan:
             self.engine, self.why = choose_engine(config.engine)
         self.device = choose_device(config.device)
         start(self.device)
-        if self.given_method is not None:
-            # What it cannot protect is refused before anything is kept.
+        if self.given_method is not None:  # refuse what it cannot protect before anything is kept
             with_privacy(self.given_method, config.dp)
         if not 0 <= self.save_every < math.inf:
             raise ConfigError(f"save_every is {self.save_every}; give seconds, 0 for every round")
@@ -196,18 +191,16 @@ class RunPlan:
         """One for each seed, made when it is needed."""
         for number in self.config.all_seeds:
             made = (self.divide or Problem.divide)(self.problem, number)
-            config, federation = made.config, made.federation
-            method = self.given_method or build_method(
-                config, federation.features, federation.classes, federation.task.name
-            )
-            self.config = config
+            self.config = config = made.config
+            federation = made.federation
+            sizes = federation.features, federation.classes, federation.task.name
+            method = self.given_method or build_method(config, *sizes)
             if self.method is None:
                 self._begin(federation, method, made.notes)
             self.method = method
-            keep = None
             if self.folder is not None:
                 self.folder.write_partition(number, federation)
-                keep = selection_of(config, self.rules, federation.metric)
+            keep = selection_of(config, self.rules, federation.metric) if self.folder else None
             size = self.given.batch_size
             experiment = Experiment(
                 with_privacy(method, config.dp),

@@ -25,12 +25,10 @@ from typing import Any
 from atoll.core.errors import ConfigError, DataError
 
 EVENTS = "events.jsonl"
-SILENT = 60.0
-"""Seconds without a sign after which a user should look."""
+SILENT = 60.0  # seconds without a sign after which a user should look
 STATES = {"begin": "running", "end": "finished"} | {s: s for s in ("pruned", "failed", "stopped")}
 """The state of a cell after its last event."""
-Json = Mapping[str, Any]
-"""An object of a JSON file."""
+Json = Mapping[str, Any]  # an object of a JSON file
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError
 from atoll.core.minibatch import is_cut
 from atoll.core.tree import tree_map
 from atoll.core.vmap.varied import Undecided, points
@@ -57,10 +57,7 @@ def why_one_by_one(experiments: Sequence[Experiment]) -> str:
 
 
 class Sweep:
-    """Several runs under way, whose histories grow together.
-
-    Server and states of a run are up to date only after `settle`.
-    """
+    """Several runs under way. Their servers and states are up to date only after `settle`."""
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = why_one_by_one(experiments)  # "" as long as they are one program
@@ -154,8 +151,6 @@ def run_together(
     with an experiment's place. With `or_not_at_all`, save and raise `Parted` where they would have
     to be run one by one. If one fails, save the others and raise `SeedFailed`.
     """
-    if any(e.rounds < 1 for e in experiments):
-        raise ConfigError(f"rounds is {experiments[0].rounds}; give at least 1")
     files = checkpoints or [(None, "")] * len(experiments)
 
     def run_some(places: range) -> list[Run]:
