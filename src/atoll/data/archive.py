@@ -201,15 +201,9 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
     except KeyError as error:
         raise _damaged(path, f"it has no array {error}") from None
     graphs = LazyGraphs(header.clients, parts.graph)
-    return Federation(
-        graphs if lazy else tuple(graphs),
-        header.classes,
-        name=header.name,
-        numbers=header.numbers,
-        metric=header.metric,
-        batching=batching_of(max(header.batch_sizes)),
-        about=header.about,
-    )
+    chosen = graphs if lazy else tuple(graphs)
+    more = header.numbers, header.metric, batching_of(max(header.batch_sizes)), header.about
+    return Federation(chosen, header.classes, header.name, *more)
 
 
 class _Parts:

@@ -140,11 +140,9 @@ def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
             share = ratios[2] / other
             val, test = train_test_split(rest, test_size=share, stratify=y[rest], random_state=seed)
         except (ValueError, ZeroDivisionError) as error:
-            raise DataError(
-                f"split 'gcfl' cannot stratify client {client} with class counts "
-                f"{np.unique(y, return_counts=True)[1].tolist()}; use split 'stratified' or fewer "
-                f"clients"
-            ) from error
+            counts = np.unique(y, return_counts=True)[1].tolist()
+            problem = f"split 'gcfl' cannot stratify client {client} with class counts {counts}"
+            raise DataError(f"{problem}; use split 'stratified' or fewer clients") from error
         roles = np.full(len(ids), TRAIN, dtype=np.int8)
         roles[val], roles[test] = VAL, TEST
         result.append(roles)

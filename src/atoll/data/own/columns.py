@@ -173,11 +173,9 @@ def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[s
         advice = "classification needs two classes or more"
         raise DataError(f"column '{name}' of {labels.rows.name} holds {found}; {advice}")
     if len(names) > max_classes:
-        raise DataError(
-            f"column '{name}' holds {len(names)} different labels for {len(column)} nodes; at most "
-            f"{max_classes} are allowed; name the right column with [nodes] label in "
-            f"schema.toml, or raise max_categories"
-        )
+        problem = f"column '{name}' holds {len(names)} different labels for {len(column)} nodes"
+        advice = "name the right column with [nodes] label in schema.toml, or raise max_categories"
+        raise DataError(f"{problem}; at most {max_classes} are allowed; {advice}")
     return lookup(column, distinct).astype(np.int64), names
 
 

@@ -138,10 +138,8 @@ def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: L
     weights = [ends.weight for ends in found if ends.weight is not None]
     if 0 < len(weights) < len(found):
         weighted = [ends.weight is not None for ends in found]
-        raise DataError(
-            f"{parts[weighted.index(True)].edges.name} has weights and "
-            f"{parts[weighted.index(False)].edges.name} has none; give weights to all or to none"
-        )
+        one, other = (parts[weighted.index(given)].edges.name for given in (True, False))
+        raise DataError(f"{one} has weights and {other} has none; give weights to all or to none")
     if len(found) == 1:
         return found[0]
     source = np.concatenate([ends.source for ends in found])
@@ -170,10 +168,9 @@ def _part_edges(part: Part, ids: pa.ChunkedArray, loading: Loading) -> Ends:
     for name, end in ends.items():
         missing = end == NO_VALUE
         if missing.any():
-            raise DataError(
-                f"{file.where(first(missing))}, column '{name}' has no value ({int(missing.sum())} "
-                "such rows in all); an edge names two nodes: fill them in, or remove the rows"
-            )
+            problem = f"column '{name}' has no value ({int(missing.sum())} such rows in all)"
+            advice = "an edge names two nodes: fill them in, or remove the rows"
+            raise DataError(f"{file.where(first(missing))}, {problem}; {advice}")
     weight = None
     if weight_name:
         weight = check_weights(np.concatenate([np.empty(0), *weights]), file.where)

@@ -57,10 +57,8 @@ def load_own(
     suffix = path.suffix.lower()
     if suffix in (".pt", ".pth"):
         if schema is not None:
-            raise ConfigError(
-                f"'{path.name}' was given with a schema; a schema names the columns of tables or "
-                f"GraphML, and a .pt file has none: leave it out"
-            )
+            reason = "a schema names the columns of tables or GraphML, and a .pt file has none"
+            raise ConfigError(f"'{path.name}' was given with a schema; {reason}: leave it out")
         return _load_tensors(path, Loading(options=options))
     if suffix in (".graphml", ".xml"):
         source, report = from_networkx(_read_graphml(path), path.name, schema, options)

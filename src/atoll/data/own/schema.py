@@ -157,10 +157,9 @@ def read_schema(path: Path) -> Schema:
             values[key] = _checked(value, _KEYS[section][key], f"{path.name} [{section}] {key}")
     values["task"] = top.get("task")
     if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
-        raise ConfigError(
-            f"{path.name} gives target = '{top['target']}' and [nodes] label = "
-            f"'{values['label']}', but both name the column to predict; leave one of them out"
-        )
+        both = f"target = '{top['target']}' and [nodes] label = '{values['label']}'"
+        conflict = f"{path.name} gives {both}, but both name the column to predict"
+        raise ConfigError(f"{conflict}; leave one of them out")
     schema = Schema(file=path.name, **values)
     if schema.task is not None:
         check_name(f"task in {schema.file}", schema.task, TASKS)

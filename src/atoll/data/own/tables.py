@@ -260,11 +260,9 @@ def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.nda
         return ids, rows
     row, number = convert.first(again), int(again.sum())
     if loading.options.duplicate_nodes == "error":
-        raise DataError(
-            f"{column.rows.where(row)} gives the id {quoted(ids[row].as_py())} again ({number} "
-            f"such rows in all); an id names one node: remove them, or choose duplicate_nodes = "
-            f"first"
-        )
+        problem = f"gives the id {quoted(ids[row].as_py())} again ({number} such rows in all)"
+        advice = "an id names one node: remove them, or choose duplicate_nodes = first"
+        raise DataError(f"{column.rows.where(row)} {problem}; {advice}")
     loading.report.note(f"{column.rows.name}: {number} rows with an id given before were dropped")
     return ids.filter(pa.array(~again)), rows[~again]
 

@@ -128,11 +128,9 @@ def dirichlet(
         owner = _draw_owners(source.y, clients, alpha, rng)
         if np.bincount(owner, minlength=clients).min() >= least:
             return members(owner, clients)
-    raise DataError(
-        f"partition 'dirichlet' with alpha = {alpha} left a client of '{source.name}' with fewer "
-        f"than {least} members in each of {TRIES} draws; use fewer than {clients} clients, "
-        f"a larger alpha or a smaller least"
-    )
+    problem = f"left a client of '{source.name}' with fewer than {least} members in each of {TRIES}"
+    advice = f"use fewer than {clients} clients, a larger alpha or a smaller least"
+    raise DataError(f"partition 'dirichlet' with alpha = {alpha} {problem} draws; {advice}")
 
 
 def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:

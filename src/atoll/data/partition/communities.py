@@ -110,11 +110,9 @@ def _by_label_mix(
     mixes = counts / counts.sum(axis=1, keepdims=True)
     distinct = len(np.unique(mixes, axis=0))
     if clients > distinct:
-        raise DataError(
-            f"partition '{recipe}' found {len(communities)} communities with {distinct} different "
-            f"label mixes in '{source.name}', too few for {clients} clients; "
-            f"use at most {distinct} clients"
-        )
+        mixes = f"{len(communities)} communities with {distinct} different label mixes"
+        problem = f"found {mixes} in '{source.name}', too few for {clients} clients"
+        raise DataError(f"partition '{recipe}' {problem}; use at most {distinct} clients")
     from sklearn.cluster import KMeans
 
     cluster = KMeans(n_clusters=clients, random_state=seed).fit_predict(mixes)
@@ -169,11 +167,10 @@ def _halves(
         )
     communities = clients // per_community
     if communities > source.num_nodes // 2:
-        raise DataError(
-            f"partition 'metis-overlap' needs two nodes per community, but '{source.name}' has "
-            f"{source.num_nodes} nodes for {communities} communities; "
-            f"use at most {source.num_nodes // 2 * per_community} clients"
-        )
+        nodes = f"{source.num_nodes} nodes for {communities} communities"
+        problem = f"needs two nodes per community, but '{source.name}' has {nodes}"
+        advice = f"use at most {source.num_nodes // 2 * per_community} clients"
+        raise DataError(f"partition 'metis-overlap' {problem}; {advice}")
     parts = _metis_clients(source, communities, False)
     if min(map(len, parts)) < 2:
         raise DataError(
