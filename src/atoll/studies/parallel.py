@@ -66,8 +66,8 @@ def check_jobs(wish: int | str) -> None:
 def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """The number of processes for these configurations.
 
-    "auto" is one for each core, but no more than memory allows; one if a GPU is used, which one
-    process keeps busy, or if all runs end before other processes have begun.
+    "auto" is one for each core, but no more than memory allows; one process keeps a GPU busy, and
+    is enough if all runs end before others have begun.
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))

@@ -361,25 +361,20 @@ def draw_violins(drawing: Drawing) -> Illustration:
             run = read_run(_folder(point), like=bases[label])
             alone = bases[label].result.of_clients().mean(0)
             gain = 100 * (run.result.of_clients().mean(0) - alone)
-            place, side = methods.index(point.method), sides.index(label)
-            marks += _half_violin(gain[np.isfinite(gain)], place, side, name)
+            values, place = gain[np.isfinite(gain)], methods.index(point.method)
+            half = sides.index(label)  # the left (0) or the right (1)
+            side, colour = (-1, 1)[half], charts.colour_of(half)
+            at = place + side * np.random.default_rng(half).uniform(0.04, 0.14, values.size)
+            ends, middle = [place, place + 0.3 * side], [values.mean()] * 2
+            marks += charts.violin(values, place, colour=colour, side=side, width=0.85)
+            marks.append(Dots(at, values, colour, name, size=3.5, opacity=0.8))
+            marks.append(Line(ends, middle, charts.BLACK, width=2.0))
             for client, value in enumerate(gain.tolist()):
                 rows.append((dataset, point.method, label, client, round(value, 4), drawing.rules))
         y = Axis("points gained over training alone (line: mean)")
         panels.append(Chart(dataset, named("", methods), y, tuple(marks)))
     width = max(4.6, 1.5 * len(methods))
     return _panels(drawing, panels, (width, 4.4), legend=len(sides) > 1), _table(drawing, rows)
-
-
-def _half_violin(values: np.ndarray, place: int, side: int, name: str) -> list[Mark]:
-    """The left (0) or right (1) half, with a dot for each client and a line at the mean."""
-    sign, colour = (-1, 1)[side], charts.colour_of(side)
-    at = place + sign * np.random.default_rng(side).uniform(0.04, 0.14, values.size)
-    return [
-        *charts.violin(values, place, colour=colour, side=sign, width=0.85),
-        Dots(at, values, colour, name, size=3.5, opacity=0.8),
-        Line([place, place + 0.3 * sign], [values.mean()] * 2, charts.BLACK, width=2.0),
-    ]
 
 
 _SCORES = (draw_lines, draw_rounds, draw_bars, draw_grid, draw_similarity, draw_distance)

@@ -146,8 +146,7 @@ def _trial(folder: Path, number: int, event: Json, fixed: Json) -> Trial:
     settings = read_config(path).get("set", {}) if path.exists() else {}
     sampled = {key: value for key, value in settings.items() if key not in fixed}
     state, value, metric = STATES[event["event"]], None, "accuracy"
-    result, progress = folder / "result.json", folder / "progress.json"
-    curve: list[float] = []
+    result, progress, curve = folder / "result.json", folder / "progress.json", list[float]()
     if result.exists():
         summary = read_json(result)
         metric = summary.get("metric", "accuracy")

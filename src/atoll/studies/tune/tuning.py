@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,8 +66,7 @@ def tune(
         pruner: "median" gives up bad trials early, "none" does not.
         out: Folder; a tuning of the same kind in it continues. None keeps nothing.
         observer: Is notified of progress.
-        jobs: Processes that run trials at the same time; "auto" chooses by cores and memory. The
-            result does not depend on it (`runner.Trials`).
+        jobs: Processes that run trials at the same time; "auto" chooses. The result is the same.
         **options: As in `RunConfig`.
 
     Example:
@@ -79,9 +79,8 @@ def tune(
         >>> tuned.test["seeds"]  # fresh ones, for the best configuration alone
         5
     """
-    for taken in ("seeds", "method"):
-        if taken in options:
-            raise unknown("option", taken, ("methods", "trial_seeds"))
+    if taken := [name for name in ("seeds", "method") if name in options]:
+        raise unknown("option", taken[0], ("methods", "trial_seeds"))
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
@@ -125,7 +124,14 @@ def run_tuning(
     """Bring a tuning to its end, from wherever it is; `Stopped` if the user stops it."""
     need_optuna()
     check_jobs(jobs)
-    _check(request)
+    if request.trials < 1:
+        raise ConfigError(f"trials is {request.trials}; give at least 1")
+    if request.seeds < 0:
+        raise ConfigError(f"seeds is {request.seeds}; give seeds for the final test, 0 for none")
+    if request.pruner not in PRUNERS:
+        raise unknown("pruner", request.pruner, PRUNERS)
+    for name in (name for name, count in Counter(request.methods).items() if count > 1):
+        raise ConfigError(f"method '{name}' is named twice; once is enough")
     if "data" in request.config.objects and data is None:
         raise ConfigError(
             "this tuning was started in Python with a data object, which its folder does not hold; "
@@ -159,18 +165,6 @@ def tune_command(request: TuningRequest, folder: Path) -> str:
     more |= {"pruner": request.pruner, "search": request.search}
     words += option_words({k: v for k, v in more.items() if v != usual.get(k)})
     return shlex.join(["atoll", "tune", *request.methods, *words])
-
-
-def _check(request: TuningRequest) -> None:
-    if request.trials < 1:
-        raise ConfigError(f"trials is {request.trials}; give at least 1")
-    if request.seeds < 0:
-        raise ConfigError(f"seeds is {request.seeds}; give seeds for the final test, 0 for none")
-    if request.pruner not in PRUNERS:
-        raise unknown("pruner", request.pruner, PRUNERS)
-    for name in request.methods:
-        if request.methods.count(name) > 1:
-            raise ConfigError(f"method '{name}' is named twice; once is enough")
 
 
 def _check_same(request: TuningRequest, folder: Path) -> None:
