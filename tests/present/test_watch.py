@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-from atoll.present.watch import elapsed, sparkline
+from atoll.experiment.status import Status
+from atoll.present.watch import elapsed, plain, sparkline
 
 
 def test_sparklines_and_times() -> None:
@@ -18,6 +20,17 @@ def test_sparklines_and_times() -> None:
     assert long[-1] == "█"
     times = [5, 100, 3600, 7500, 200_000]
     assert [elapsed(t) for t in times] == ["5 s", "2 min", "1 h", "2 h 5 min", "2 d 7 h"]
+
+
+def test_programs_read_the_same_keys_as_ever() -> None:
+    found = plain(
+        Status(Path("here"), "compare", "a study", {"running": 2}, others=[{"cell": "b"}])
+    )
+    assert list(found) == [
+        *("folder", "kind", "title", "cells", "now", "beside", "silent", "gone", "left", "best"),
+        *("failures", "result", "finished"),
+    ]
+    assert (found["folder"], found["beside"], found["finished"]) == ("here", [{"cell": "b"}], False)
 
 
 def test_watching_needs_no_torch() -> None:

@@ -305,7 +305,7 @@ def _gain_table(found: ClusterStudy) -> Table:
 def summary(found: ClusterStudy) -> dict[str, object]:
     """The object that `--json` prints and `clusters.json` holds; rounds count from 0."""
     config = found.run.config
-    heads = _, *kinds = ("after_round", "structure", "features")
+    kinds = ("structure", "features")
     matrices = {name: getattr(found.pairs, name) for name in kinds}
     return {
         **{name: getattr(config, name) for name in ("method", "data", "protocol", "partition")},
@@ -319,7 +319,10 @@ def summary(found: ClusterStudy) -> dict[str, object]:
             {"members": members, **dict(zip(kinds, found.of_cluster(members), strict=True))}
             for members in found.members
         ],
-        "heterogeneity": [dict(zip(heads, line, strict=True)) for line in found.within()],
+        "heterogeneity": [
+            {"after_round": number, **dict(zip(kinds, values, strict=True))}
+            for number, *values in found.within()
+        ],
         "company": found.company(),
         "chance": {name: found.chance(matrix) for name, matrix in matrices.items()},
         "pairs": matrices,

@@ -121,8 +121,7 @@ class Contribution:
     def correlations(self) -> dict[str, dict[str, float]]:
         """Spearman's ρ and its p-value between the classes' mean gains and what may explain them.
 
-        "homophily" is the client's own; "homophily_advantage" is that less the mean of the others,
-        which is what makes a client strong or weak in a class.
+        A client is strong or weak in a class by its homophily less the others' mean: "advantage".
         """
         rows = self.classes()
         gain = np.array([mean(row.gain) for row in rows])

@@ -72,9 +72,8 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
         with torch.no_grad():
             weight = method.explain_edges(graph, model, state)
             if weight is None:
-                raise ConfigError(
-                    f"{made.config.method} does not weigh edges; `atoll explain` needs fedath"
-                )
+                name = made.config.method
+                raise ConfigError(f"{name} does not weigh edges; `atoll explain` needs fedath")
             weighted.append(method.predict(graph, model, state).numpy())
             plain.append(method.predict(graph, model, None).numpy())
         clients.append(_client_edges(graph, weight))

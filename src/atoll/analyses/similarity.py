@@ -103,10 +103,9 @@ def _agreements(found: Similarities, method: str) -> dict[str, str]:
 
 def similarity_files(found: Similarities) -> dict[str, object]:
     """`similarity.json` and `similarity.png`, for `write_all`."""
-    numbers: dict[str, object] = dict(vars(found))
-    numbers["rank correlation"] = {
-        name: {kind: found.agreement(name, kind) for kind in found.data} for name in found.methods
-    }
+    kinds, methods = found.data, found.methods
+    ranks = {name: {kind: found.agreement(name, kind) for kind in kinds} for name in methods}
+    numbers = {**vars(found), "rank correlation": ranks}
     return {"similarity.json": numbers, "similarity.png": similarity_charts(found)}
 
 

@@ -60,6 +60,7 @@ DATA = option(
 CLIENTS = option(
     "--clients K", "Number of clients.  [default: the protocol's, or one per owner]", int
 )
+_PROTOCOLS = "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
 DIVISION = (
     option(
         "--task NAME",
@@ -80,9 +81,7 @@ DIVISION = (
         "--ratios A/B/C",
         "Shares of training, validation and test: 0.2/0.4/0.4.  [default: the split's]",
     ),
-    option(
-        "--protocol NAME", "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
-    ),
+    option("--protocol NAME", _PROTOCOLS),
     repeatable("--allow WHAT", "Accept clients with no-edge or single-class; repeatable."),
     option(
         "--batch-size B",

@@ -79,11 +79,9 @@ def method_page(name: str) -> RenderableType:
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
     kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
-    own = hyper_rows(cls)
+    own, plain = hyper_rows(cls), hyper_rows(NETS[net])
     taken = {key for key, *_ in own}
-    of_net = [
-        (f"net.{key}" if key in taken else key, *rest) for key, *rest in hyper_rows(NETS[net])
-    ]
+    of_net = [(f"net.{key}" if key in taken else key, *rest) for key, *rest in plain]
     of_optimizer = hyper_rows(type(optimizer), optimizer)
     for title, rows in (("", own), (f"network {net}", of_net), (f"optimizer {kind}", of_optimizer)):
         if title:

@@ -176,16 +176,14 @@ Mark = Line | Area | Bars | Dots | Rule | Texts | Heat
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Two axes and marks.
-
-    `legend` is where the names of the marks stand: "" (nowhere), "inside", "lower right", "upper
-    right", "lower left", "above", "below", or "ends" (beside the ends of lines).
-    """
+    """Two axes and marks."""
 
     title: str
     x: Axis
     y: Axis
     marks: tuple[Mark, ...]  # from the back to the front
+    # Where the names of the marks stand: "" (nowhere), "inside", "lower right", "upper right",
+    # "lower left", "above", "below", or "ends" (beside the ends of lines).
     legend: str = ""
     grid: bool = False  # pale lines at the vertical ticks
     size: tuple[float, float] = (7.2, 4.2)  # of a file in inches, where it is not in `Panels`

@@ -324,11 +324,10 @@ def _rule(rule: Rule, chart: Chart) -> str:
 def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
     """A label beside the end of each line, moved apart where they would touch."""
     wanted = [(100 - y.percent(last_value(line))) / 100 * height for line in lines]
-    labels = "".join(
-        f'<span class="{_classes(line)}" style="top:{place:.0f}px" '
-        f'title="{escape(line.name)}">{escape(line.name)}</span>'
-        for line, place in zip(lines, spread_out(wanted, LABEL_GAP, height), strict=True)
-    )
+    labels = ""
+    for line, place in zip(lines, spread_out(wanted, LABEL_GAP, height), strict=True):
+        name, style = escape(line.name), f'class="{_classes(line)}" style="top:{place:.0f}px"'
+        labels += f'<span {style} title="{name}">{name}</span>'
     return f'<div class="ends" aria-hidden="true">{labels}</div>'
 
 
@@ -405,7 +404,5 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
     top = float(values.max()) or 1.0
     x, y = Axis("", 0.0, max(1.0, len(values) - 1.0)), Axis("", -0.05 * top, 1.05 * top)
     path = _curve(Line(np.arange(len(values)), values, "soft"), Chart("", x, y, ()), MAX_POINTS)
-    return (
-        f'<svg class="spark" role="img" aria-label="{escape(alt)}" viewBox="0 0 1000 1000" '
-        f'preserveAspectRatio="none">{path}</svg>'
-    )
+    about = f'class="spark" role="img" aria-label="{escape(alt)}"'
+    return f'<svg {about} viewBox="0 0 1000 1000" preserveAspectRatio="none">{path}</svg>'

@@ -119,7 +119,9 @@ def _current(now: Any, *, alone: bool) -> list[Text]:
 
 def plain(status: Status) -> dict[str, Any]:
     """The object that `--json` prints."""
-    return {**asdict(status), "folder": str(status.folder), "finished": status.finished}
+    # Programs read the runs beside the first under the key "beside".
+    fields = {"beside" if k == "others" else k: value for k, value in asdict(status).items()}
+    return {**fields, "folder": str(status.folder), "finished": status.finished}
 
 
 def follow(reader: StatusReader, console: Console, every: float, sleep: Sleep = time.sleep) -> None:

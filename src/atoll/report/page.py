@@ -57,14 +57,11 @@ def again(found: Collection) -> str:
         f"folder), then:</p>{code('atoll run --config config.toml --out again')}"
     )
     for one in found.shown:
-        note = ""
-        if one.config.objects:
-            names = " and ".join(one.config.objects)
-            note = f"<p>Started in Python with a {escape(names)} object, which no file holds.</p>"
-        parts.append(
-            f"<details><summary>{escape(one.row)}, {escape(one.column)}</summary>{note}"
-            f"{code(config_text(one.config))}</details>"
-        )
+        names = escape(" and ".join(one.config.objects))
+        note = f"<p>Started in Python with a {names} object, which no file holds.</p>"
+        summary = f"<summary>{escape(one.row)}, {escape(one.column)}</summary>"
+        config = (note if names else "") + code(config_text(one.config))
+        parts.append(f"<details>{summary}{config}</details>")
     return "".join(parts)
 
 
@@ -95,10 +92,8 @@ def page(found: Collection, title: str | None = None) -> str:
         text = write(found) if found.shown or name in WITHOUT_RUNS else ""
         if text:
             links += f'<li><a href="#{name}">{link}</a></li>'
-            body += (
-                f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{head}</h2>'
-                f"{text}</section>"
-            )
+            text = f'<h2 id="{name}-h">{head}</h2>{text}'
+            body += f'<section id="{name}" aria-labelledby="{name}-h">{text}</section>'
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     parts = {"title": escape(title), "version": __version__, "made": made, "links": links}
     code_parts = {"style": colours() + _file("page.css"), "script": _file("page.js"), "body": body}

@@ -77,14 +77,12 @@ def _best(found: Collection, tried: Tried) -> str:
     words = " ".join(f"--set {key}={value}" for key, value in best.settings.items())
     score = f"{100 * (best.value or 0):.1f} percent on validation data"
     text = f"Best: trial {best.number} with {score}"
-    labels = ("test", tried.method)
-    for one in found.shown:
-        if (one.labels.get("role"), one.labels.get("method")) == labels:
-            number = number_of(one.run.summary["metrics"], f"test_{one.metric}")
-            spread = f" ± {100 * number.std:.1f}" if number.std is not None else ""
-            seeds = counted(len(number.values), "fresh seed")
-            text += f"; on test data <b>{100 * number.mean:.1f}</b>{spread}, {seeds}"
-            break
+    of = [one for one in found.shown if one.labels.get("method") == tried.method]
+    for one in [one for one in of if one.labels.get("role") == "test"][:1]:
+        number = number_of(one.run.summary["metrics"], f"test_{one.metric}")
+        spread = f" ± {100 * number.std:.1f}" if number.std is not None else ""
+        seeds = counted(len(number.values), "fresh seed")
+        text += f"; on test data <b>{100 * number.mean:.1f}</b>{spread}, {seeds}"
     return f"<p>{text}.</p>{code(words)}"
 
 
