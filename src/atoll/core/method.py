@@ -218,32 +218,25 @@ class Method(ABC):
 
     net: Net
 
-    paper: ClassVar[str]
-    """Authors, title, venue and year, for `atoll methods`."""
+    paper: ClassVar[str]  # authors, title, venue and year, for `atoll methods`
+    # Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`).
     presets: ClassVar[Presets] = MappingProxyType({})
-    """Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`)."""
-    for_graphs: ClassVar[Settings] = MappingProxyType({})
-    """Hyper-parameters with other defaults where graphs are classified."""
-    space: ClassVar[Space] = USUAL
-    """What `atoll tune` searches: ranges of hyper-parameters of method, net and optimizer."""
+    for_graphs: ClassVar[Settings] = MappingProxyType({})  # other defaults to classify graphs
+    space: ClassVar[Space] = USUAL  # the ranges of hyper-parameters that `atoll tune` searches
+    # Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried.
     grids: ClassVar[Grids] = MappingProxyType({})
-    """Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried."""
+    # Names of the tasks that it can learn; `tuple(TASKS)` where it minimises the task's loss.
     tasks: ClassVar[tuple[str, ...]] = (NODES.name,)
-    """Names of the tasks that it can learn; `tuple(TASKS)` where it minimises the task's loss."""
+    # Networks that it works with, the default first; empty: any, a GCN by default.
     nets: ClassVar[tuple[str, ...]] = ()
-    """Networks that it works with, the default first; empty: any, a GCN by default."""
-    deployed: ClassVar[str] = "global"
-    """What `deploy` makes clients predict with: a "global" model, or a "personalised" one."""
+    deployed: ClassVar[str] = "global"  # or "personalised": the model that clients predict with
+    # Why `core.dp` cannot clip and noise what its clients send; "" if it can, because a reply is
+    # `model`, trained from the received one, and `weight`, and the server needs only their mean.
     not_private: ClassVar[str] = (
         "it does not say that its clients send one update of a model and nothing else"
     )
-    """Why `core.dp` cannot clip and noise what its clients send; "" if it can.
-
-    It can where a reply is `model`, trained from the received message, and `weight`, and the server
-    needs nothing but their weighted mean.
-    """
+    # Why a method without a field `aggregate` takes no aggregation rule (`core.aggregate`).
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
-    """Why a method without a field `aggregate` takes no aggregation rule (`core.aggregate`)."""
 
     def __post_init__(self) -> None:
         """Check every hyper-parameter; a method that checks more calls this first."""

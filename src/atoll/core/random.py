@@ -23,7 +23,6 @@ from atoll.core.vmap.varied import Varied
 
 T = TypeVar("T")
 Number = int | Tensor
-
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)

@@ -31,10 +31,9 @@ class Training(Method):
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3
 
+    # The kind of network that it needs, and why: how the sentence begins that refuses others.
     made_for: ClassVar[tuple[type[object], str]] = (object, "")
-    """The kind of network that it needs, and why: how the sentence begins that refuses others."""
-    compares_embeddings: ClassVar[bool] = False
-    """Whether it needs a network with a hidden layer (`core.method.embedder`)."""
+    compares_embeddings: ClassVar[bool] = False  # whether the network needs a hidden layer
 
     def __post_init__(self) -> None:
         super().__post_init__()

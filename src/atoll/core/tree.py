@@ -107,12 +107,9 @@ def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
     return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-flatten = pytree.tree_flatten
-"""All leaves of a tree, and the structure that `unflatten` needs to put others in their places."""
-unflatten = pytree.tree_unflatten
-"""The tree with these leaves and this structure."""
-structure = pytree.tree_structure
-"""A tree without its tensors; two trees can be mapped together if it is equal."""
+flatten = pytree.tree_flatten  # all leaves of a tree, and its structure
+unflatten = pytree.tree_unflatten  # the tree with these leaves and this structure
+structure = pytree.tree_structure  # trees can be mapped together if theirs are equal
 
 
 def stack(trees: Sequence[T]) -> T:

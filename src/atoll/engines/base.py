@@ -48,9 +48,7 @@ class Recordable(Protocol):
         """Replies of the clients at `positions`, which Python does not know, stacked."""
 
     def stacked_states(self) -> Tree: ...  # every client's, in the clients' order
-    def regroup(self) -> bool:
-        """Stack private states as programs of all clients want them; False if some have none."""
-
+    def regroup(self) -> bool: ...  # stack states for programs of all clients; False if some lack
     def program_states(self) -> dict[Members, Tree]: ...  # of each program; None before they begin
     def put_states(self, states: Mapping[Members, Tree]) -> None: ...  # what `program_states` gave
     def substituted(
@@ -58,9 +56,7 @@ class Recordable(Protocol):
     ) -> AbstractContextManager[None]:
         """Inside, clients have these states, and these graphs if any; then their own again."""
 
-    def read_by_programs(self) -> object:
-        """Tensors that programs read besides their inputs: a recording must keep them alive."""
-
+    def read_by_programs(self) -> object: ...  # beside their inputs: a recording must keep it
     def forget_stacks(self) -> None: ...  # free graphs; a program that needs one stacks it again
     def record_steps(self, wanted: bool) -> None: ...  # whether steps are recorded from now on
 

@@ -26,8 +26,7 @@ from atoll.engines.recording import shapes
 
 LIMIT = 1 << 30  # bytes of the largest message that is accepted
 PLAIN = (type(None), bool, int, float, str)  # values that travel beside tensors
-DEPTH = 64
-"""Most levels of a tree that is accepted; deeper ones would use up Python's stack further on."""
+DEPTH = 64  # most levels of a tree; deeper ones would use up Python's stack further on
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 TYPES = frozenset(FLOATS | WHOLE)

@@ -136,13 +136,11 @@ def no_reads(device: torch.device) -> Iterator[Watch]:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
-    """Raises at operations whose result Python reads, or whose shape depends on numbers.
-
-    It also finds the tensors that a recording must keep, such as a graph in a method's cache.
-    """
+    """Raises at operations whose result Python reads, or whose shape depends on numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # Among them are tensors that a recording must keep, such as a graph in a method's cache.
         self.read: dict[int, Tensor] = {}
         self.made: set[int] = set()
 

@@ -76,9 +76,8 @@ def keep_mask(
     else:
         written = f"__float_as_int((float)({scale!r}))"
         names, more = {"MORE": "", "LEAST": str(dropped - 2**15), "SCALE": written}, []
-    for name, text in names.items():
-        code = code.replace(name, text)
-    return _run(_MIX32 + code, *_grid(key, rows, width), *more).view(torch.float32)
+    found = _run(_MIX32 + code, *_grid(key, rows, width), *more, **names)
+    return found.view(torch.float32)
 
 
 def adam(
@@ -128,9 +127,7 @@ def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) ->
     names |= {"MORE": "T decay,", "DECAY": "decay"}
     if decay is not None:
         names |= {"MORE": "", "DECAY": f"({float(decay)!r})"}
-    for name, text in names.items():
-        code = code.replace(name, text)
-    return _compiled(code, outputs=3)
+    return _compiled(code, outputs=3, **names)
 
 
 def _adam_step(
@@ -150,9 +147,9 @@ def _adam_rates(settings: object, steps: Tensor) -> tuple[Tensor, Tensor]:
       rate = (T)(LR / (1 - ::pow((double)BETA1, (double)steps)));
       bias = (T)::sqrt(1 - ::pow((double)BETA2, (double)steps));
     }"""
-    for name, field in {"LR": "lr", "BETA1": "beta1", "BETA2": "beta2"}.items():
-        code = code.replace(name, f"({float(getattr(settings, field))!r})")
-    found: tuple[Tensor, Tensor] = _compiled(code, outputs=2)(steps)
+    numbers = {name: float(getattr(settings, name)) for name in ("lr", "beta1", "beta2")}
+    names = {name.upper(): f"({number!r})" for name, number in numbers.items()}
+    found: tuple[Tensor, Tensor] = _compiled(code, outputs=2, **names)(steps)
     return found
 
 
@@ -163,13 +160,15 @@ def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor
     return halves[..., 0], halves[..., 1], rows.to(torch.int32).unsqueeze(-1), columns
 
 
-def _run(code: str, *args: Tensor) -> Tensor:
-    found: Tensor = _compiled(code)(*args)
+def _run(code: str, *args: Tensor, **names: str) -> Tensor:
+    found: Tensor = _compiled(code, 1, **names)(*args)
     return found
 
 
-def _compiled(code: str, outputs: int = 1) -> Callable[..., Any]:
-    """The kernel; torch keeps what it compiled, by the code."""
+def _compiled(code: str, outputs: int = 1, **names: str) -> Callable[..., Any]:
+    """The kernel, with a text for each name; torch keeps what it compiled, by the code."""
+    for name, text in names.items():
+        code = code.replace(name, text)
     make = torch.cuda.jiterator
     if outputs == 1:
         return make._create_jit_fn(code)
