@@ -6,12 +6,16 @@ selected, and the defaults of width, rate and budget. Options on the command lin
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 from atoll.core.errors import check_name
-from atoll.core.task import GRAPHS, NODES, TASKS
+from atoll.core.task import NODES
 
 COMPAT: dict[str, str] = {
     "dropout-at-eval": "score with dropout on, as the public codes of FedTAD and FedATH do",
@@ -50,84 +54,10 @@ class Protocol:
     batch_size: int = 128
 
 
-_GCFL_EPSILONS = {
-    "proteins": {"eps1": 0.03, "eps2": 0.06, "seq_length": 10},
-    "imdb-binary": {"eps1": 0.025, "eps2": 0.045, "seq_length": 5},
-    "nci1": {"eps1": 0.04, "eps2": 0.08, "seq_length": 5},
-    "molecules": {"eps1": 0.07, "eps2": 0.28, "seq_length": 5},
-    "biochem": {"eps1": 0.07, "eps2": 0.35, "seq_length": 5},
-    "mix": {"eps1": 0.08, "eps2": 0.4, "seq_length": 5},
+_TABLES = tomllib.loads(files("atoll").joinpath("recipes/protocols.toml").read_text("utf-8"))
+PROTOCOLS = {
+    name: msgspec.convert({"name": name, **rules}, Protocol) for name, rules in _TABLES.items()
 }
-"""When GCFL splits, from the run files of its public code."""
-_FEDTAD = Protocol(
-    "fedtad",
-    "FedTAD's tables: python-louvain, per-class split, the broadcast global model",
-    partition="louvain-fedtad",
-    split="fedtad",
-    data_seed=2024,
-    clients=10,
-    weights="nodes",
-)
-_ALL = (
-    Protocol(
-        "strict",
-        "one rule for every method: deployed model, best mean validation round, data vary by seed",
-        tasks=tuple(TASKS),
-    ),
-    Protocol(
-        "openfgl",
-        "OpenFGL's defaults: its Louvain packing and split, the local model after training",
-        partition="louvain-openfgl",
-        split="openfgl",
-        data_seed=2024,
-        clients=10,
-        evaluate="local",
-        weights="nodes",
-    ),
-    _FEDTAD,
-    replace(
-        _FEDTAD,
-        name="fedath",
-        about="FedATH's tables: FedTAD's data, lr 1e-3, the local model after training "
-        "(docs/results)",
-        evaluate="local",
-        settings={"lr": 1e-3},
-    ),
-    Protocol(
-        "fediih",
-        "FedIIH's and FED-PUB's tables: largest component, METIS, global split, local models",
-        prepare=("undirected", "largest-component", "words-normalized"),
-        partition="metis",
-        split="global",
-        data_seed=1234,
-        clients=10,
-        epochs=1,
-        draws={"metis": (5, 10, 20), "metis-overlap": (10, 30, 50)},
-        evaluate="local",
-        weights="uniform",
-        select="best-val-per-client",
-        settings={"hidden": 128, "weight_decay": 1e-6},
-    ),
-    Protocol(
-        "gcfl",
-        "GCFL's tables: graph classification, last round, every client alike",
-        prepare=(),
-        partition="gcfl-oneds",
-        split="gcfl",
-        data_seed=123,
-        clients=10,
-        rounds=200,
-        epochs=1,
-        weights="uniform",
-        select="last",
-        settings={"lr": 1e-3},
-        of_methods={"weight_by": "train"},
-        of_data=_GCFL_EPSILONS,
-        clients_of_data={"nci1": 30},
-        tasks=(GRAPHS.name,),
-    ),
-)
-PROTOCOLS: dict[str, Protocol] = {rules.name: rules for rules in _ALL}
 
 
 def protocol(name: str) -> Protocol:
