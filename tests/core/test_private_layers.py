@@ -12,6 +12,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import with_views
 from atoll.core.optim import Adam
 from atoll.core.private_layers import (
+    KeepsPrivate,
     Private,
     fit_received,
     init_private,
@@ -22,7 +23,7 @@ from atoll.core.private_layers import (
     whole_params,
 )
 from atoll.core.random import make_key
-from atoll.core.tree import leaves, named_leaves
+from atoll.core.tree import leaves, named_leaves, record
 from atoll.engines.base import ENGINES
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedProx, Local
@@ -69,6 +70,29 @@ def test_what_was_kept_wins_over_a_fresh_draw():
     assert again.layers["pre"]["weight"] is fresh.layers["pre"]["weight"]
     assert set(model) == {"convolutions"}
     assert whole_params(NET, graph, common, fresh)["pre"] is fresh.layers["pre"]
+
+
+@record
+class Wrapped(KeepsPrivate):
+    before: torch.Tensor
+    own: Private
+
+
+@record
+class Unrelated:
+    layers: object
+    own: torch.Tensor
+
+
+def test_only_a_record_that_declares_it_holds_private_layers_in_its_field_own():
+    graph = with_views(small_graph_federation().graphs[0], NET.views)
+    common, kept = init_shared(NET, make_key(3)), init_private(NET, graph, make_key(1))
+    for state in (
+        Private(kept, None),
+        Wrapped(torch.zeros(1), Private(kept, None)),
+        Unrelated(kept, torch.zeros(1)),
+    ):
+        assert whole_params(NET, graph, common, state)["pre"] is kept["pre"]
 
 
 def test_moments_are_kept_or_start_anew():

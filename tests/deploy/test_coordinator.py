@@ -10,20 +10,21 @@ import pytest
 import torch
 
 import atoll
-from atoll.core.errors import DataError
+from atoll.core.errors import AtollError, DataError
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
-from atoll.deploy.coordinator import TooFew, outcome
+from atoll.deploy.coordinator import Order, TooFew, outcome
 from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
 from atoll.engines.clients import Participants, Simulation
 from atoll.engines.codec import decode, encode, load_checkpoint
-from atoll.engines.fleet import Packet, SitesFailed
+from atoll.engines.fleet import LOST, Aborted, Failure, Packet, SitesFailed
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config
 from atoll.experiment.privacy import epsilon, release
+from atoll.experiment.result import Result
 from atoll.methods import METHODS
 from atoll.testing import small_federation, small_graph_federation
 from tests.deploy.private_site import (
@@ -284,6 +285,26 @@ def test_an_outcome_is_one_sentence(make_room):
     ended = outcome(lambda: room.run(room.order("fedavg", rounds=1), fleet))
     assert ended["status"] == "failed"
     assert "site-1: its policy does not allow method 'fedavg'" in ended["reason"]
+
+
+def test_an_outcome_knows_the_kinds_of_errors_that_derive_from_others():
+    class Cancelled(Aborted):
+        pass
+
+    class NoneLeft(TooFew):
+        pass
+
+    def end(error: AtollError) -> str:
+        def action() -> Result:
+            raise error
+
+        return outcome(action)["status"]
+
+    order = Order(run="r", config="", sites=("a", "b"), quorum=2)
+    short = {kind: end(kind(order, {"b": Failure(LOST, "gone")})) for kind in (TooFew, NoneLeft)}
+    assert short == {TooFew: "short", NoneLeft: "short"}
+    assert [end(kind("x")) for kind in (Aborted, Cancelled)] == ["stopped", "stopped"]
+    assert end(AtollError("x")) == "failed"
 
 
 def test_other_data_than_the_run_began_with_are_refused(make_room):

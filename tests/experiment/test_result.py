@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,8 @@ def result(*histories: History, **options: object) -> Result:
     ledger = Ledger()
     ledger.add(0, "train", [0, 1], down=7, up=11)
     ledger.add(0, "score", [0, 1], down=1000, up=1000)
-    seeds = tuple(SeedResult(number, h, ledger) for number, h in enumerate(histories))
+    both = [replace(history, ledger=ledger) for history in histories]
+    seeds = tuple(SeedResult(number, history) for number, history in enumerate(both))
     return Result(config=config, seeds=seeds, engine="fused", device="cpu", **fields)
 
 

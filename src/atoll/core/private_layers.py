@@ -38,6 +38,12 @@ class Private:
     moments: Tree
 
 
+class KeepsPrivate:
+    """Base of a method's record that keeps more than a `Private`, which is its field `own`."""
+
+    own: Private
+
+
 def private_names(net: Net) -> tuple[str, ...]:
     """The parameters that never leave a client, () for most networks."""
     return net.private if isinstance(net, PartlyPrivate) else ()
@@ -72,13 +78,10 @@ def init_private(net: Net, graph: Graph, key: Tensor) -> Tree:
 
 
 def whole_params(net: Net, graph: Graph, received: Tree, state: Tree) -> Tree:
-    """The parameters that a client predicts with, from what it received and what it kept.
-
-    A method that keeps more has its `Private` in a field `own`.
-    """
+    """The parameters that a client predicts with, from what it received and what it kept."""
     if not private_names(net):
         return received  # whatever the state is: a method may keep something else there
-    own = getattr(state, "own", state)
+    own = state.own if isinstance(state, KeepsPrivate) else state
     if own is None:  # it has never trained: a fixed draw replaces its private layers
         return join_parts(received, init_private(net, graph, make_key(0, graph.real.device)))
     return join_parts(received, own.layers)

@@ -18,8 +18,7 @@ from typing import Any
 
 from atoll.core.errors import DataError
 
-Json = dict[str, Any]
-"""A JSON object, from a file or a packet; its readers check it."""
+Json = dict[str, Any]  # a JSON object, from a file or a packet; its readers check it
 
 
 class Audit:

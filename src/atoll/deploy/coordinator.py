@@ -157,7 +157,7 @@ def coordinate(
             on_round=partial(experiment.report, on_round),
         )
         run_folder.write_seed(done, config, settled.method)
-        seeds.append(SeedResult(seed, done.history, done.ledger))
+        seeds.append(SeedResult(seed, done.history))
     result = settled.result(seeds, setup, folder)
     result.save(folder)
     audit.note("finished", run=order.run, privacy=result.privacy)
@@ -338,7 +338,8 @@ def outcome(action: Callable[[], Result]) -> Json:
     try:
         action()
     except AtollError as error:
-        status = {TooFew: "short", remote.Aborted: "stopped"}.get(type(error), "failed")
+        kinds = {TooFew: "short", remote.Aborted: "stopped", AtollError: "failed"}
+        status = next(kinds[kind] for kind in kinds if isinstance(error, kind))
         return {"status": status, "reason": str(error)}
     return {"status": "finished", "reason": ""}
 

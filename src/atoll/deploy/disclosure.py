@@ -27,8 +27,7 @@ from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.rounds import Experiment
 
-ROUNDS = 2
-"""Rounds that are tried, where the configuration names none."""
+ROUNDS = 2  # rounds that are tried, where the configuration names none
 
 
 class _Recorder(Serial):

@@ -27,8 +27,7 @@ CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.j
 """All that a job may run: on the server, and at a site."""
 OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.values()}
 """Paths in the allow-lists of older kits, and the same classes today."""
-SETTINGS = "atoll.json"
-"""In a site's `local` folder: where its data and its policy are."""
+SETTINGS = "atoll.json"  # in a site's `local` folder: where its data and its policy are
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 

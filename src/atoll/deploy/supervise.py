@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from atoll.engines.flare import AdminSession
 
 ORDER = "order"
-INTERVAL = 0.05
-"""Seconds between two questions of a site for work."""
-RESTARTS = 3
-"""How often a job that ended without one more round is submitted again."""
+INTERVAL = 0.05  # seconds between two questions of a site for work
+RESTARTS = 3  # how often a job that ended without one more round is submitted again
 
 
 def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:

@@ -22,7 +22,6 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph
 from atoll.core.tree import stack
-from atoll.engines.ledger import Ledger
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import tuned_process
@@ -82,10 +81,7 @@ def run_baseline(
     log: str | Sequence[str] = (),
     divide: Divide | None = None,
 ) -> Result:
-    """Fit a baseline for every seed, score it as a method is scored, and save it as a run.
-
-    The other arguments are those of `RunPlan`; a seed counts as one round.
-    """
+    """Fit a baseline for every seed, a round each, score it like a method, and save it as a run."""
     problem = Problem.of(config, data)
     if problem.config.dp is not None:
         why = f"protects federated training, but '{config.method}' is a baseline without any"
@@ -110,7 +106,7 @@ def run_baseline(
                 folder.begin(full, federation)
             folder.write_partition(number, federation)
             folder.write_clients(number, history)
-        seeds.append(SeedResult(number, history, Ledger()))
+        seeds.append(SeedResult(number, history))
         observers.round(number, history)
     result = Result(
         config=full,

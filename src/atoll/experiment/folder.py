@@ -195,13 +195,14 @@ class RunFolder:
         metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
         same = ("weights", "select", "engine", "device", "environment", "federation")
         try:
-            names = set(metrics["scored"].tolist()) - {"local"}
+            names, seeds = set(metrics["scored"].tolist()) - {"local"}, []
+            for seed, arrays in zip(config.all_seeds, self.seed_data, strict=True):
+                history = read_history(metrics, seed, arrays)
+                history.ledger = read_ledger(ledger, seed)
+                seeds.append(SeedResult(seed, history))
             return Result(
                 config=config,
-                seeds=tuple(
-                    SeedResult(seed, read_history(metrics, seed, arrays), read_ledger(ledger, seed))
-                    for seed, arrays in zip(config.all_seeds, self.seed_data, strict=True)
-                ),
+                seeds=tuple(seeds),
                 deployed=names.pop() if names else about["scored"],
                 setup_seconds=about["seconds"]["setup"],
                 out=self.path,

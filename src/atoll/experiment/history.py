@@ -33,7 +33,7 @@ class History:
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)  # of each round, training and scoring
     cached: list[list[int]] = field(default_factory=list)  # rounds of models put aside, by client
-    ledger: Ledger | None = None  # None where a run is only read back
+    ledger: Ledger = field(default_factory=Ledger)  # the traffic of every round
 
     @property
     def rounds(self) -> int:
@@ -44,9 +44,10 @@ class History:
         return np.stack(self.scores[scored])[:, :, ROLES.index(role), METRICS.index(metric)]
 
     def restore(self, checkpoint: Tree) -> None:
-        """Continue with the scores and seconds of a checkpoint."""
+        """Continue with the scores, seconds and traffic of a checkpoint."""
         self.scores = {name: list(rounds.numpy()) for name, rounds in checkpoint["scores"].items()}
         self.seconds = checkpoint["seconds"].tolist()
+        self.ledger.restore(checkpoint["ledger"])
 
 
 def empty_history(federation: Federation) -> History:

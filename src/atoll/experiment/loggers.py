@@ -73,8 +73,7 @@ class RoundLog(Observer):
         """The numbers of each round that this seed has played since the last call, from 1 on."""
         first = self.next.get(seed, 0)
         self.next[seed] = max(first, history.rounds)
-        entries = [] if history.ledger is None else history.ledger.entries
-        sent: dict[int, Counter[str]] = defaultdict(Counter)
+        entries, sent = history.ledger.entries, defaultdict[int, Counter[str]](Counter)
         for entry in entries[self.read.get(seed, 0) :]:
             if entry.step != SCORE:
                 sent[entry.round]["up"] += entry.up * entry.size

@@ -45,7 +45,10 @@ class SeedResult:
 
     seed: int
     history: History
-    ledger: Ledger
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.history.ledger
 
     @classmethod
     def of_checkpoint(
@@ -55,9 +58,7 @@ class SeedResult:
         sizes.restore(tree)
         if method is not None:
             sizes.cached = method.diagnostics(tree["server"]).get("cached", [])
-        ledger = Ledger()
-        ledger.restore(tree["ledger"])
-        return cls(seed, sizes, ledger)
+        return cls(seed, sizes)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

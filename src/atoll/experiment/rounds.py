@@ -323,7 +323,6 @@ class Run:
         self.server, states = tree_map(lambda leaf: leaf.to(device), trees)
         self.simulation.engine.import_states(unpack_states(states))
         self.history.restore(tree)
-        self.ledger.restore(tree["ledger"])
         if self.keeper is not None:
             self.keeper.restore(self.history, tree.get("selected"))
 

@@ -241,7 +241,7 @@ class RunPlan:
         if self.folder is not None:
             assert self.method is not None
             self.folder.write_seed(run, self.config, self.method)
-        return SeedResult(seed, run.history, run.ledger)
+        return SeedResult(seed, run.history)
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
         """The result of all experiments, saved."""

@@ -49,7 +49,7 @@ CONTRAST = "moon"
 
 
 @record
-class Kept:
+class Kept(layers.KeepsPrivate):
     """What stays: the model of the last participation, private layers and moments."""
 
     previous: Tree

@@ -63,7 +63,7 @@ class Update:
 
 
 @record
-class Private:
+class Private(layers.KeepsPrivate):
     """What a client keeps: c_i, and what every method keeps."""
 
     control: Tree

@@ -47,8 +47,7 @@ from atoll.nn.ops import matmul
 Propagation = Callable[[Tensor], Tensor]
 Tensors = tuple[Tensor, ...]
 
-LEAST = 1e-6
-"""Least divisor: a client of one node has no pair to compare."""
+LEAST = 1e-6  # least divisor: a client of one node has no pair to compare
 
 
 @dataclass(frozen=True)

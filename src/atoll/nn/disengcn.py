@@ -45,8 +45,7 @@ from atoll.nn.ops import NoDerivative, as_batch, bags, matmul, on_gpu
 
 Tensors = tuple[Tensor, ...]
 
-CACHED = 1 << 20
-"""Most numbers of a per-node tensor that a routing pass works on at once, on a CPU."""
+CACHED = 1 << 20  # most numbers of a per-node tensor that a routing pass works on at once, on a CPU
 
 
 def neighbours(graph: Graph) -> Sparse:

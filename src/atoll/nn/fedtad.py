@@ -34,8 +34,7 @@ from atoll.nn.views import row_lengths, sparse_features
 
 Tensors = tuple[Tensor, ...]
 
-BLOCK = 1 << 22
-"""Most numbers of a block of columns of T^q that are held at once."""
+BLOCK = 1 << 22  # most numbers of a block of columns of T^q that are held at once
 
 
 def walk_returns(graph: Graph, length: int) -> Tensor:

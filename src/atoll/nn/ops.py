@@ -310,8 +310,7 @@ def _in_block(columns: Tensor, t_offsets: Tensor, dense: Tensor) -> Tensor:
     return columns.remainder(len(dense)) if len(dense) < len(t_offsets) else columns
 
 
-_PIECE = 1 << 22
-"""Most numbers that a per-entry product holds at once."""
+_PIECE = 1 << 22  # most numbers that a per-entry product holds at once
 
 
 class _EntryDot(NoDerivative):

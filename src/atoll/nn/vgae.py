@@ -23,8 +23,7 @@ from atoll.core.graph import Sparse
 from atoll.core.random import fold, normal, random_bits
 from atoll.nn.ops import matmul
 
-ROWS = 256
-"""Rows of the N x N matrix of scores that are held at once, of every client."""
+ROWS = 256  # rows of the N x N matrix of scores that are held at once, of every client
 
 
 def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Tensor:

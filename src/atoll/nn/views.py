@@ -19,16 +19,12 @@ from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
-_DENSE_IS_FASTER = 0.1
-"""Time of an entry of a dense product by that of a sparse one."""
-_DISTINCT = 0.7
-"""Entries of a sparse product by its terms: neighbours share some of their words."""
+_DENSE_IS_FASTER = 0.1  # time of an entry of a dense product by that of a sparse one
+_DISTINCT = 0.7  # entries of a sparse product by its terms: neighbours share some of their words
 MAX_TERMS = 1 << 22
 """Terms of a sparse product that are held at once, about 80 bytes each; a row is never split."""
-REPEATED = 4
-"""How often the mean row must stand in a matrix before its rows are worth storing once."""
-MAX_COMPARED = 1 << 26
-"""Numbers of a matrix whose rows are compared with each other, 4 bytes each."""
+REPEATED = 4  # how often the mean row must stand in a matrix before its rows are worth storing once
+MAX_COMPARED = 1 << 26  # numbers of a matrix whose rows are compared with each other, 4 bytes each
 
 Adjacency = Callable[[Graph], Sparse]
 

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NOWHERE = tl.constexpr(1e-12)
-"""Length below which a row has no direction."""
+NOWHERE = tl.constexpr(1e-12)  # length below which a row has no direction
 
 
 class Adjacency(NamedTuple):
@@ -97,8 +96,7 @@ def _sizes(start: Tensor) -> dict[str, int]:
     return {"K": factors, "H": hidden, "K_WIDE": k_wide, "H_WIDE": h_wide, "num_warps": warps}
 
 
-_PLAIN = ["entries"]
-"""Numbers for which no kernel of their own is compiled."""
+_PLAIN = ["entries"]  # numbers for which no kernel of their own is compiled
 
 
 @triton.jit

@@ -14,11 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 64
-"""Most columns that one program works on."""
+COLUMNS = 64  # most columns that one program works on
 
-TILE = 1024
-"""Numbers that one program reads at once."""
+TILE = 1024  # numbers that one program reads at once
 
 
 def bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
