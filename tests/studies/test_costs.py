@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from atoll.core.errors import AtollError
 from atoll.experiment.config import RunConfig, make_config
-from atoll.studies.costs import PROCESS, cost_of, estimate_seconds, memory_of
+from atoll.studies.costs import PROCESS, cost_of, memory_of
 
 
 def test_what_a_run_takes_is_known_roughly(tmp_path: Path) -> None:
@@ -24,9 +21,6 @@ def test_what_a_run_takes_is_known_roughly(tmp_path: Path) -> None:
 
 def test_the_time_of_a_run_that_cannot_run_is_nothing() -> None:
     good = make_config(method="fedavg", data="cora", rounds=100)
-    assert cost_of(good) == estimate_seconds(good) > 0
+    assert cost_of(good) > 0
     assert cost_of(make_config(method="fedavg", data="cora", rounds=200)) == 2 * cost_of(good)
-    bad = make_config(method="fedporx", data="cora")
-    with pytest.raises(AtollError, match="fedprox"):
-        estimate_seconds(bad)
-    assert cost_of(bad) == 0
+    assert cost_of(make_config(method="fedporx", data="cora")) == 0

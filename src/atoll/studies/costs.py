@@ -20,23 +20,18 @@ def _costs() -> dict[str, dict[str, float]]:
     return tomllib.loads((RECIPES / "costs.toml").read_text(encoding="utf-8"))
 
 
-def estimate_seconds(config: RunConfig) -> float:
-    """Processor seconds of a run, roughly."""
-    costs, (full, _) = _costs(), resolve(config)
+def cost_of(config: RunConfig) -> float:
+    """Processor seconds of a run, roughly; 0.0 for a run that cannot run."""
+    try:
+        costs, (full, _) = _costs(), resolve(config)
+    except AtollError:
+        return 0.0  # running it gives the error
     work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
     base = str(full.set.get("base", ""))
     method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
     name = plain_name(full.data).lower()
     sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
     return work * method * sum(costs["data"].get(one.lower(), 5.0) for one in sets)
-
-
-def cost_of(config: RunConfig) -> float:
-    """`estimate_seconds`; 0.0 for a run that cannot be estimated or cannot run."""
-    try:
-        return estimate_seconds(config)
-    except AtollError:
-        return 0.0  # running it gives the error
 
 
 def memory_of(config: RunConfig) -> int:

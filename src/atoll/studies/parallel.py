@@ -71,11 +71,8 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
-    if (
-        len(configs) < 2
-        or any(map(study_run.on_gpu, configs))
-        or sum(map(cost_of, configs)) < WORTH
-    ):
+    short = len(configs) < 2 or sum(map(cost_of, configs)) < WORTH
+    if short or any(map(study_run.on_gpu, configs)):
         return 1
     room = available_memory() // max(map(memory_of, configs))
     return max(1, min(cores(), len(configs), room))

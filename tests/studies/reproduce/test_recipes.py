@@ -12,7 +12,7 @@ from atoll.core.errors import ConfigError
 from atoll.experiment.build import build_method
 from atoll.experiment.config import resolve
 from atoll.experiment.protocols import PROTOCOLS
-from atoll.studies.costs import estimate_seconds
+from atoll.studies.costs import cost_of
 from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import (
     AVERAGE,
@@ -93,7 +93,7 @@ def test_every_table_and_figure_is_run_or_says_why_not(name: str, monkeypatch) -
             # Every method and every place on the axes once.
             kinds = {(p.method, p.x.label, p.y.label)[i]: p for p in points for i in range(3)}
             for point in kinds.values():
-                assert figure.draw in ALONE or estimate_seconds(point.run.config) > 0
+                assert figure.draw in ALONE or cost_of(point.run.config) > 0
 
 
 def test_numbers_of_tables_run_from_one_without_gaps() -> None:

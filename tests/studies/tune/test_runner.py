@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from atoll.experiment.config import make_config
 from atoll.experiment.observers import Observer
 from atoll.studies.study_run import StudyRun
 from atoll.studies.tune.result import TuningRequest, TuningResult, write_tuning
-from atoll.studies.tune.runner import Blinded, Trials, WatchAhead
+from atoll.studies.tune.runner import Blinded, Trials, watch_ahead
 from atoll.studies.tune.search import Search, make_plan
 from tests.studies.tune.conftest import SMALL, federation, outline, tune
 
@@ -154,12 +155,12 @@ def test_another_process_can_prune_the_next_trial(tmp_path: Path) -> None:
     for level in (0.9, 0.8, 0.7, 0.6, 0.5):
         search.ask()
         search.tell("complete", [level] * 9, level)
-    watch = pickle.loads(pickle.dumps(WatchAhead(plan, blinded, search)))
+    watch = pickle.loads(pickle.dumps(partial(watch_ahead, plan, blinded, search)))
     trial = watch(Observer())
     trial.extend([0.3] * 9)
     assert trial.pruned
     assert len(trial.curve) == 2  # the first round after the warm-up
-    never = pickle.loads(pickle.dumps(WatchAhead(plan, blinded, None)))(Observer())
+    never = pickle.loads(pickle.dumps(partial(watch_ahead, plan, blinded, None)))(Observer())
     never.extend([0.3] * 9)
     assert not never.pruned
     assert len(never.curve) == 9

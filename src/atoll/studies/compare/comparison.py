@@ -1,8 +1,7 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
-Every arm (a method with its settings) is run on every problem (a data set and a number of clients)
-with the same seeds, and so with the same partitions, splits and noise. An arm with a grid has one
-run per point; only validation scores choose its winner.
+Arms share the seeds of a problem (`plan`), and so its partitions, splits and noise. An arm with a
+grid has one run per point; only validation scores choose its winner.
 
 `study.json` has "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). Each run's
 labels are data, clients (null: the data or the protocol decide), method (the arm's label) and point
@@ -30,7 +29,7 @@ from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.problem import Data, FederationCache
 from atoll.present.files import plain_json
-from atoll.present.tables import Table, csv_text, record_table
+from atoll.present.tables import Table, csv_text, markdown, record_table
 from atoll.present.terminal import noted_table, plain_text
 from atoll.studies.compare import plan, printed
 from atoll.studies.compare.plan import SEEDS, ComparisonRequest, Grid, Methods, Several
@@ -188,7 +187,8 @@ class Comparison:
 
     def markdown(self) -> str:
         """The tables with their findings."""
-        return printed.comparison_markdown(tuple(self), self.request)
+        parts = [markdown(table, level=2, escaped="|") for table in self.printed()]
+        return "\n".join(["# Comparison\n", *parts, self.caption, ""])
 
     _repr_markdown_ = markdown
 
@@ -224,29 +224,18 @@ class Comparison:
     def summary(self) -> Json:
         """The object that `--json` prints."""
         tables = [
-            {
-                **_about(table),
-                "metric": table.metric,
-                "seeds": table.seeds,
-                **table.about,
-                "reference": table.reference,
-                "rows": _rows(table),
-                "tests": _tests(table),
-                "ranks": None if table.rank_test is None else asdict(table.rank_test),
-                "sentences": printed.sentences(table, self.request.alpha),
-            }
+            _about(table)
+            | {"metric": table.metric, "seeds": table.seeds, **table.about}
+            | {"reference": table.reference, "rows": _rows(table), "tests": _tests(table)}
+            | {"ranks": None if table.rank_test is None else asdict(table.rank_test)}
+            | {"sentences": printed.sentences(table, self.request.alpha)}
             for table in self
         ]
-        whole = {
-            "kind": "compare",
-            "methods": list(self.request.methods),
-            "alpha": self.request.alpha,
-            "tables": tables[: len(self.tables)],
-            "overall": tables[-1] if self.overall else None,
-            "cells": len({row["cell"] for row in self.cells}),
-            "failed": dict(self.failed),
-            "out": None if self.folder is None else str(self.folder),
-        }
+        whole: Json = {"kind": "compare", "methods": list(self.request.methods)}
+        whole |= {"alpha": self.request.alpha, "tables": tables[: len(self.tables)]}
+        whole |= {"overall": tables[-1] if self.overall else None}
+        whole |= {"cells": len({row["cell"] for row in self.cells}), "failed": dict(self.failed)}
+        whole |= {"out": None if self.folder is None else str(self.folder)}
         return dict(plain_json(whole))
 
     def to_csv(self, path: str | Path) -> Path:

@@ -221,13 +221,6 @@ def _tie(table: ComparisonTable, row: ComparedRow) -> str:
     return "≈" if test is not None and not test.different else ""
 
 
-def comparison_markdown(tables: Sequence[ComparisonTable], request: ComparisonRequest) -> str:
-    """All tables, one below the other."""
-    own = printed_tables(tables, request.alpha)
-    parts = [present.markdown(table, level=2, escaped="|") for table in own]
-    return "\n".join(["# Comparison\n", *parts, caption(tables, request.against), ""])
-
-
 def comparison_latex(
     tables: Sequence[ComparisonTable], overall: ComparisonTable | None, request: ComparisonRequest
 ) -> str:

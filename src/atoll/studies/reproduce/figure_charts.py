@@ -21,6 +21,7 @@ from atoll.core.graph import with_views
 from atoll.data.measure.heterogeneity import compare_graphs, embedding_distance
 from atoll.engines.codec import load_checkpoint, unpack_states
 from atoll.experiment.folder import FinishedRun, RunFolder, read_run
+from atoll.experiment.metrics import spread as spread_of
 from atoll.present import chart as charts
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, Panels, Rule, Texts, named
 from atoll.present.tables import Table, make_table, record_table
@@ -224,7 +225,7 @@ def draw_distance(drawing: Drawing) -> Illustration:
         marks: list[Mark] = []
         for place, point in enumerate(drawing.of(dataset)):
             values = np.array(_distances(_folder(point)))
-            middle, spread = values.mean(), _spread(values)
+            middle, spread = values.mean(), spread_of(values) or 0.0
             colour = charts.colour_of(place)
             marks.append(Bars([place], [middle], 0.0, 0.6, colour, spread=[spread]))
             marks.append(Texts([place], [middle + spread], [f"{middle:.2f}"]))
@@ -233,10 +234,6 @@ def draw_distance(drawing: Drawing) -> Illustration:
         y = Axis("average Wasserstein distance of the outputs", low=0.0, room=0.12)
         panels.append(Chart(dataset, named("", methods), y, tuple(marks)))
     return _panels(drawing, panels), _table(drawing, rows)
-
-
-def _spread(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if values.size > 1 else 0.0
 
 
 def _distances(folder: Path) -> list[float]:
@@ -329,14 +326,15 @@ def draw_pairs(drawing: Drawing) -> Illustration:
     for point in drawing.points:
         run = read_run(_folder(point))
         own = 100 * run.result.of_clients()[:, 0]
+        spread = spread_of(own) or 0.0
         gap, middle = float(compare_graphs(run.federations[0]).structure[0, 1]), float(own.mean())
         alone = run.config.method == "local"
-        numbers = "" if alone else round(gap, 5), round(middle, 3), round(_spread(own), 3), own.size
+        numbers = "" if alone else round(gap, 5), round(middle, 3), round(spread, 3), own.size
         rows.append((point.dataset, point.x.label, *numbers, drawing.rules, point.run.name))
         if alone:
             marks.append(Rule(middle, dash=1, width=1.4, name="alone"))
         else:
-            marks.append(Dots([gap], [middle], charts.BLUE, spread=[_spread(own)]))
+            marks.append(Dots([gap], [middle], charts.BLUE, spread=[spread]))
             marks.append(Texts([gap], [middle], [str(point.x.label)], "corner"))
     x = Axis("structure heterogeneity to the other data set (nats)", room=0.15)
     y = Axis(f"test accuracy on {drawing.points[0].dataset}, %", room=0.15)

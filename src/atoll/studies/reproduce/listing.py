@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.present.layout import Part, heading, quiet
-from atoll.present.tables import DASH, Column, Table, make_table
+from atoll.present.tables import DASH, Column, make_table
 from atoll.present.terminal import duration
-from atoll.studies.costs import estimate_seconds
+from atoll.studies.costs import cost_of
 from atoll.studies.reproduce.figures import Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun
 
 
-def listing(names: Sequence[str], root: str | None, seeds: int) -> tuple[list[Table], str]:
+def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
     """A table for each paper, with a row for each of its tables and figures; and how to read it."""
     wanted = Wanted(seeds=seeds, root=root)
     columns = [
@@ -27,16 +27,11 @@ def listing(names: Sequence[str], root: str | None, seeds: int) -> tuple[list[Ta
     ]
     paper = read_paper(names[0])
     first = next(number for number, table in paper.recipe.tables.items() if not table.reason)
-    return tables, (
+    caption = (
         "cells: printed numbers of a table, runs of a figure. Data in brackets are not here. "
         f"Rough time: {seeds} seeds of what is here, one protocol, one core. For example: "
         f"atoll reproduce {paper.name} table{first} --only dataset={next(iter(paper.recipe.data))}"
     )
-
-
-def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
-    """The listing for `layout`."""
-    tables, caption = listing(names, root, seeds)
     parts = [part for table in tables for part in (heading(table.title), table, "")]
     return [*parts, quiet(caption)]
 
@@ -68,7 +63,7 @@ def _data_and_time(
 ) -> tuple[str, str]:
     """The data sets of a table, absent ones in brackets, and the time that its runs take here."""
     words = [f"({one})" if absent(paper.data_name(one), root) else one for one in sets]
-    seconds = sum(estimate_seconds(run.config) for run in runs)
+    seconds = sum(cost_of(run.config) for run in runs)
     return ", ".join(words), duration(seconds).removeprefix("about ") if seconds else DASH
 
 

@@ -221,16 +221,11 @@ def absent(data: str, root: str | None) -> str:
     """One sentence if the data are not here; else nothing."""
     name = plain_name(data).lower()
     lacking = [one for one in sets_of_group(name) or (name,) if not registry.is_present(one, root)]
+    if not lacking:
+        return ""
     names = [registry.dataset_info(one).name for one in lacking]
-    verb = "is" if len(names) == 1 else "are"
-    return (
-        ""
-        if not names
-        else (
-            f"{', '.join(names)} {verb} not in {registry.data_root(root)}; get with: "
-            f"atoll data fetch {' '.join(names)}"
-        )
-    )
+    where = f"{'is' if len(names) == 1 else 'are'} not in {registry.data_root(root)}"
+    return f"{', '.join(names)} {where}; get with: atoll data fetch {' '.join(names)}"
 
 
 @cache

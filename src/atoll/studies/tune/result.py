@@ -202,11 +202,9 @@ def final_table(found: TuningResult) -> Table:
     for tuned in found.methods.values():
         first, metrics = tuned.trials[0].value, (tuned.test or {"metrics": {}})["metrics"]
         defaults = DASH if first is None or not tuned.defaults else f"{100 * first:.1f}"
-        best, test = (
-            f"{100 * (tuned.best.value or 0):.1f}",
-            percent(metrics, f"test_{tuned.metric}"),
-        )
-        row = [tuned.method, len(tuned.trials), defaults, best, test]
+        best = f"{100 * (tuned.best.value or 0):.1f}"
+        numbers = defaults, best, percent(metrics, f"test_{tuned.metric}")
+        row = [tuned.method, len(tuned.trials), *numbers]
         rows.append(row if tested else row[:-1])
     return make_table(columns, rows, caption=_caption(found), notes=found.notes)
 
@@ -258,14 +256,9 @@ def summary(found: TuningResult) -> Json:
         }
         for tuned in found.methods.values()
     }
-    about = {
-        "methods": methods,
-        "trials": found.request.trials,
-        "seeds": found.request.seeds,
-        "out": None if found.folder is None else str(found.folder),
-        "notes": list(found.notes),
-    }
-    return dict(plain_json(about))
+    about: Json = {"trials": found.request.trials, "seeds": found.request.seeds}
+    about["out"] = None if found.folder is None else str(found.folder)
+    return dict(plain_json({"methods": methods, **about, "notes": list(found.notes)}))
 
 
 def all_trials(found: TuningResult) -> Table:

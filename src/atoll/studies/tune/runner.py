@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,8 @@ class Trials:
                 for plan in waiting:
                     search = self.searches[plan.name]
                     known, done = search.known(plan.trials), len(search.frozen)
-                    watch = WatchAhead(plan, self.blinded, search if len(known) == 1 else None)
+                    prunes = search if len(known) == 1 else None
+                    watch = partial(watch_ahead, plan, self.blinded, prunes)
                     trials = [plan.trial(done + n, values) for n, values in enumerate(known)]
                     ahead += [replace(trial, watch=watch) for trial in trials]
                     until[plan.name] = done + max(1, len(known))
@@ -313,15 +315,10 @@ class TrialObserver(Observer):
                 self.pruned = self.search.report(len(self.curve) - 1, self.curve[-1])
 
 
-@dataclass(frozen=True)
-class WatchAhead:
-    """Observes a trial in another process (`StudyRun.watch`); with a `search`, it may prune it."""
-
-    plan: SearchPlan
-    blinded: Blinded
-    search: Search | None
-
-    def __call__(self, observer: Observer) -> Observer:
-        if self.search is not None:
-            self.search.ask()  # draws the trial again, to compare it with the others
-        return TrialObserver(observer, self.plan, self.blinded, self.search)
+def watch_ahead(
+    plan: SearchPlan, blinded: Blinded, search: Search | None, observer: Observer
+) -> TrialObserver:
+    """Observe a trial in another process (`StudyRun.watch`)."""
+    if search is not None:
+        search.ask()  # draws the trial again, to compare it with the others
+    return TrialObserver(observer, plan, blinded, search)

@@ -21,13 +21,7 @@ import msgspec
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.space import Range
-from atoll.experiment.config import (
-    config_options,
-    in_python,
-    make_config,
-    option_words,
-    what_differs,
-)
+from atoll.experiment import config as configs
 from atoll.experiment.folder import read_json
 from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
@@ -86,7 +80,7 @@ def tune(
         raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
     given = None if isinstance(data, str) else data
     options |= {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
-    config = make_config(method=names[0], seeds=trial_seeds, **options)
+    config = configs.make_config(method=names[0], seeds=trial_seeds, **options)
     ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
     budget: Json = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
     request = TuningRequest(methods=names, config=config, search=ranges, **budget)
@@ -157,13 +151,15 @@ def run_tuning(
 def tune_command(request: TuningRequest, folder: Path) -> str:
     """The command that repeats a request; a comment where only Python can continue."""
     if request.config.objects:
-        return in_python("atoll.tune", "a data object, which no file holds", folder)
-    words = option_words(config_options(msgspec.structs.replace(request.config, seeds=1)))
+        return configs.in_python("atoll.tune", "a data object, which no file holds", folder)
+    words = configs.option_words(
+        configs.config_options(msgspec.structs.replace(request.config, seeds=1))
+    )
     usual = {"trial_seeds": 1, "pruner": "median"}
     more: dict[str, object] = {"trials": request.trials, "seeds": request.seeds}
     more |= {"trial_seeds": request.config.seeds, "preset": request.preset}
     more |= {"pruner": request.pruner, "search": request.search}
-    words += option_words({k: v for k, v in more.items() if v != usual.get(k)})
+    words += configs.option_words({k: v for k, v in more.items() if v != usual.get(k)})
     return shlex.join(["atoll", "tune", *request.methods, *words])
 
 
@@ -177,7 +173,7 @@ def _check_same(request: TuningRequest, folder: Path) -> None:
     for name in TuningRequest.__struct_fields__:
         one, two = getattr(before, name), getattr(request, name)
         if name != "trials" and one != two:
-            how = what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
+            how = configs.what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
             raise ConfigError(
                 f"the tuning in '{folder}' was begun with other options ({how}); go on with "
                 f"--resume {folder}, or choose another --out"
