@@ -26,7 +26,7 @@ from atoll.experiment.sweep import Parted, Sweep, run_together, why_one_by_one
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN
 from atoll.studies.study import run_study
-from atoll.studies.study_run import StudyRun, run_configs, why_apart
+from atoll.studies.study_run import StudyRun, StudySettings, run_program, why_apart
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 from tests.studies.test_study import ABOUT
 from tests.studies.test_study import cells as plain_runs
@@ -182,8 +182,9 @@ def configs(seeds: int = 1, **sets) -> list:
 
 def test_files_are_those_of_runs_one_by_one(tmp_path: Path) -> None:
     grid = configs(seeds=2, mu=[0.1, 1], lr=0.02)
-    outs = [tmp_path / "one", tmp_path / "two"]
-    together = run_configs(grid, outs, [Observer(), Observer()])
+    outs = [tmp_path / "cells" / "one", tmp_path / "cells" / "two"]
+    runs = [StudyRun(out.name, config) for out, config in zip(outs, grid, strict=True)]
+    together = run_program(runs, lambda _: Observer(), StudySettings(tmp_path))
     for config, out, result in zip(grid, outs, together, strict=True):
         alone = RunPlan(config, out=tmp_path / f"{out.name}-alone").run()
         assert result.config == alone.config
@@ -219,10 +220,11 @@ class Impatient:
 
 def test_a_stopped_grid_goes_on(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("atoll.engines.replay.MOMENT", 0.0)
-    grid, outs = configs(mu=[0.1, 1.0]), [tmp_path / "one", tmp_path / "two"]
+    grid, observers = configs(mu=[0.1, 1.0]), {"one": Impatient(3), "two": Impatient(100)}
+    runs = [StudyRun(name, config) for name, config in zip(observers, grid, strict=True)]
     with pytest.raises(Stopped):
-        run_configs(grid, outs, [Impatient(3), Impatient(100)])
-    resumed = run_configs(grid, outs, [Observer(), Observer()])
+        run_program(runs, lambda run: observers[run.name], StudySettings(tmp_path))
+    resumed = run_program(runs, lambda _: Observer(), StudySettings(tmp_path))
     for config, result in zip(grid, resumed, strict=True):
         whole = RunPlan(config).run().seeds[0].history
         np.testing.assert_allclose(
@@ -278,8 +280,8 @@ def events(folder: Path, event: str) -> list[str]:
 def test_cells_at_once(tmp_path: Path, monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(
-        "atoll.studies.study_run.run_configs",
-        lambda configs, **given: (calls.append(len(configs)), run_configs(configs, **given)),
+        "atoll.studies.study_run.run_program",
+        lambda group, *given: (calls.append(len(group)), run_program(group, *given)),
     )
     run_study(tmp_path, cells(0.2), about={}, at_once=True)
     other = StudyRun("other", make_config(method="fedavg", clients=3, rounds=6))

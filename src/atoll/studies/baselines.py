@@ -23,10 +23,8 @@ class Majority(Baseline[Tensor]):
 
     def fit(self, federation: Federation, seed: int) -> Tensor:
         """The share of each class among each client's training nodes, (K, C)."""
-        counts = [
-            torch.bincount(graph.y[graph.train > 0], minlength=federation.classes)
-            for graph in federation.graphs
-        ]
+        labels = [graph.y[graph.train > 0] for graph in federation.graphs]
+        counts = [torch.bincount(own, minlength=federation.classes) for own in labels]
         shares = torch.stack(counts).double()
         return shares / shares.sum(1, keepdim=True).clamp(min=1)
 

@@ -130,8 +130,8 @@ def run_parallel(
     groups: Sequence[Sequence[StudyRun]],
     observer: StudyObserver,
     settings: StudySettings,
-    *,
     jobs: int,
+    *,
     dearest_first: bool = True,
     crew: Crew | None = None,
 ) -> dict[str, RunOutcome]:

@@ -62,9 +62,7 @@ def run_study(
         waiting = [run.config for run in runs if run.name not in finished]
         outcomes: dict[str, RunOutcome] = {}
         if (count := min(choose_jobs(jobs, waiting), len(todo))) > 1:
-            outcomes = run_parallel(
-                todo, observer, settings, jobs=count, dearest_first=dearest_first
-            )
+            outcomes = run_parallel(todo, observer, settings, count, dearest_first=dearest_first)
         for group in groups:
             if group[0].name in outcomes:
                 continue

@@ -163,13 +163,7 @@ def _run_at_once(group: Sequence[StudyRun], observe: Observe, settings: StudySet
         note(settings.folder, "begin", run.name, together=len(group))
         write_atomically(settings.folder_of(run) / "asked.toml", asked_text(run).encode())
     try:
-        run_configs(
-            [run.config for run in group],
-            outs=[settings.folder_of(run) for run in group],
-            observers=[observe(run) for run in group],
-            divide=settings.divide,
-            log=settings.log,
-        )
+        run_program(group, observe, settings)
     except (Stopped, KeyboardInterrupt):
         for run in group:
             ended = read_outcome(settings.folder, run) is not None
@@ -271,27 +265,20 @@ def why_apart(one: RunConfig, other: RunConfig) -> str:
 
 
 @tuned_process()
-def run_configs(
-    configs: Sequence[RunConfig],
-    outs: Sequence[Path],
-    observers: Sequence[Observer],
-    *,
-    log: str | Sequence[str] = (),
-    divide: Divide | None = None,
+def run_program(
+    group: Sequence[StudyRun], observe: Observe, settings: StudySettings
 ) -> list[Result]:
-    """Run all seeds of configurations that differ only in numbers, in one program.
+    """Run all seeds of runs that differ only in numbers, in one program.
 
-    Each has the results, files and checkpoints that `RunPlan.run` would give it in its folder, and
-    its own observer. A folder may contain a stopped run, which continues. `Parted` means that they
-    cannot be one program, and that `RunPlan.run` continues from the saved state. `SeedFailed` names
-    the `place` of the failed run, where each configuration has as many places as seeds.
+    Each has the results, files and checkpoints that `RunPlan.run` would give it in its folder,
+    which may contain a stopped run. `Parted` means that they cannot be one program, and that
+    `RunPlan.run` continues from the saved state. `SeedFailed` names the `place` of the failed run,
+    where each run has as many places as seeds.
     """
     # The runs are in memory together, so their federations need no limit.
-    shared = FederationCache(sys.maxsize, make=divide or Problem.divide)
-    plans = [
-        RunPlan(config, out, observer, resuming=True, log=log, divide=shared)
-        for config, out, observer in zip(configs, outs, observers, strict=True)
-    ]
+    shared = FederationCache(sys.maxsize, make=settings.divide or Problem.divide)
+    how: Json = {"resuming": True, "log": settings.log, "divide": shared}
+    plans = [RunPlan(run.config, settings.folder_of(run), observe(run), **how) for run in group]
     rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
     experiments = [experiment for _, experiment in rows]
     if reason := why_one_by_one(experiments):

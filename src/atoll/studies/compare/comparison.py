@@ -11,6 +11,7 @@ of the grid. `compare.json`, `compare.csv` and `compare.md` appear when all runs
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from atoll.present.terminal import noted_table, plain_text
 from atoll.studies.compare import plan, printed
 from atoll.studies.compare.plan import SEEDS, ComparisonRequest, Grid, Methods, Several
 from atoll.studies.compare.statistics import ALPHA
-from atoll.studies.compare.tables import ComparisonTable, compare_overall, compare_runs
+from atoll.studies.compare.tables import ComparisonTable, compare_overall, compare_problem
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver
 
@@ -275,7 +276,8 @@ def make_comparison(
     outcomes: Sequence[RunOutcome], request: ComparisonRequest, folder: Path | None
 ) -> Comparison:
     """Tables and tests of the runs that finished, sentences of those that failed."""
-    problems = compare_runs(outcomes, request)
+    groups = itertools.groupby(outcomes, lambda outcome: plan.problem_of(outcome.run))
+    problems = [compare_problem(list(members), request) for _, members in groups]
     tables = tuple(table for table, _ in problems)
     overall = compare_overall(tables, request) if len(tables) > 1 else None
     lines = tuple(line for _, own in problems for line in own)

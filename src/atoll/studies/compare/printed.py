@@ -1,7 +1,4 @@
-"""A comparison in words: findings in plain sentences, and the tables that are printed.
-
-The findings say which methods differ, which differences are noise, and how many seeds would tell.
-"""
+"""A comparison in words: findings in plain sentences, and the tables that are printed."""
 
 from __future__ import annotations
 
@@ -24,11 +21,8 @@ CSV_COLUMNS = (
 
 
 def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Table]:
-    """Every table with its findings, its notes and the errors of failed rows, in this order.
-
-    A note on several tables is given once.
-    """
-    found, given = [], set[str]()
+    """Every table with its findings, its notes and the errors of failed rows, in this order."""
+    found, given = [], set[str]()  # a note on several tables is given once
     for table in tables:
         notes = [*_which_test(table, alpha), *_scored_models(table)]
         notes = [note for note in notes if note not in given]

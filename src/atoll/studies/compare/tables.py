@@ -86,17 +86,11 @@ def settings_text(settings: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def compare_runs(
-    outcomes: Sequence[RunOutcome], request: ComparisonRequest
-) -> list[tuple[ComparisonTable, list[Json]]]:
-    """A table for each problem, in the order of the runs, and its lines of compare.csv."""
-    groups = itertools.groupby(outcomes, lambda outcome: problem_of(outcome.run))
-    return [_compare_problem(*problem, list(members), request) for problem, members in groups]
-
-
-def _compare_problem(
-    data: str, clients: int | None, group: Sequence[RunOutcome], request: ComparisonRequest
+def compare_problem(
+    group: Sequence[RunOutcome], request: ComparisonRequest
 ) -> tuple[ComparisonTable, list[Json]]:
+    """The table of one problem, from all its runs, and its lines of compare.csv."""
+    data, clients = problem_of(group[0].run)
     summaries = [one.summary for one in group if one.summary is not None]
     # The data's own metric counts where it is defined.
     own = {s["metric"] if f"test_{s['metric']}" in s["metrics"] else "accuracy" for s in summaries}

@@ -1,7 +1,4 @@
-"""A paper's figure again: its runs, drawn as pictures, with their numbers in a table.
-
-Printed figures have no numbers to compare with: only their shape can be compared.
-"""
+"""A paper's figure again: pictures and numbers of its runs; the print has only a shape."""
 
 from __future__ import annotations
 

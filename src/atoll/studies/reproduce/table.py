@@ -277,10 +277,7 @@ def unique(runs: Iterable[StudyRun]) -> list[StudyRun]:
 
 
 def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> Json:
-    """Content of study.json, with the command that continues the study.
-
-    "looks" are this call and those before it, each with its command (`history`).
-    """
+    """Content of study.json; "looks" are this call and those before it (`history`)."""
     words = ["atoll", "reproduce", paper.name, item]
     if wanted.only:
         words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]

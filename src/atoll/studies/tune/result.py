@@ -1,7 +1,4 @@
-"""The request, the trials and the result of a tuning, with its tables, its picture and its files.
-
-A folder's trials are read without Optuna.
-"""
+"""The request, the trials (read without Optuna) and the result of a tuning, with its files."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Trials:
         if len(open_runs) > 1:
             groups = [[replace(run, data=self.data)] for run in open_runs]
             observer = _Ahead(self.observer, self.seconds)
-            outcomes = run_parallel(groups, observer, settings, jobs=self.jobs, crew=crew)
+            outcomes = run_parallel(groups, observer, settings, self.jobs, crew=crew)
             self.failed |= {name: one for name, one in outcomes.items() if one.error is not None}
 
     def _spend(self, plan: SearchPlan, trials: int) -> None:
@@ -186,11 +186,9 @@ class Trials:
         trials, seeds = self.searches[plan.name].trials, self.request.seeds
         ranked = ranking(trials)
         if not ranked:
-            problems = [t.problem for t in trials if t.problem]
+            why = next((f"; the first said: {t.problem}" for t in trials if t.problem), "")
             # The other methods' results are not lost with it.
-            self.lost[plan.name] = f"no trial of {plan.name} came to its end" + (
-                f"; the first said: {problems[0]}" if problems else ""
-            )
+            self.lost[plan.name] = f"no trial of {plan.name} came to its end{why}"
             return False
         best = ranked[0].settings
         self.chosen[plan.name] = plan.test(best, max(seeds, 1)).config

@@ -152,9 +152,8 @@ def tune_command(request: TuningRequest, folder: Path) -> str:
     """The command that repeats a request; a comment where only Python can continue."""
     if request.config.objects:
         return configs.in_python("atoll.tune", "a data object, which no file holds", folder)
-    words = configs.option_words(
-        configs.config_options(msgspec.structs.replace(request.config, seeds=1))
-    )
+    one_seed = msgspec.structs.replace(request.config, seeds=1)
+    words = configs.option_words(configs.config_options(one_seed))
     usual = {"trial_seeds": 1, "pruner": "median"}
     more: dict[str, object] = {"trials": request.trials, "seeds": request.seeds}
     more |= {"trial_seeds": request.config.seeds, "preset": request.preset}
