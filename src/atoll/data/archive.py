@@ -30,7 +30,7 @@ from atoll.core.batching import batch_size_of, batching_of
 from atoll.core.errors import DataError
 from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
-from atoll.core.task import TASKS
+from atoll.core.task import ROLES, TASKS
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 SUFFIX = ".atoll"
@@ -58,17 +58,11 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
     """Write graphs without views or padding into one new file; it appears whole or not at all."""
     path = new_file(path)
     graphs = list(federation.graphs)
-    header = Header(
-        name=federation.name,
-        clients=len(graphs),
-        features=federation.features,
-        classes=federation.classes,
-        metric=federation.metric,
-        task=federation.task.name,
-        numbers=federation.numbers,
-        batch_sizes=(batch_size_of(federation.batching),) * len(graphs),
-        about=dict(federation.about),
-    )
+    same = ("name", "features", "classes", "metric", "numbers")
+    more = {name: getattr(federation, name) for name in same}
+    sizes, about = (batch_size_of(federation.batching),) * len(graphs), dict(federation.about)
+    more |= {"clients": len(graphs), "task": federation.task.name}
+    header = Header(batch_sizes=sizes, about=about, **more)
     text = json.dumps(msgspec.structs.asdict(header))
     metadata = {"format": _FORMAT, "version": str(_VERSION), "header": text}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +92,7 @@ def _arrays(graphs: list[Graph]) -> dict[str, Tensor]:
         return torch.cat([getattr(graph, name).to(dtype) for graph in graphs], dim)
 
     role = torch.full((sum(graph.num_nodes for graph in graphs),), UNUSED, dtype=torch.int8)
-    for number, name in ((TRAIN, "train"), (VAL, "val"), (TEST, "test")):
+    for number, name in zip((TRAIN, VAL, TEST), ROLES, strict=True):
         role[joined(name, torch.float32) > 0] = number
     arrays = {
         "nodes": _starts([graph.num_nodes for graph in graphs]),
@@ -246,20 +240,17 @@ class _Parts:
         for what, values, end in (("edge", edges, b - a), ("label", y, header.classes)):
             if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
                 raise _damaged(self.path, f"client {client} has an impossible {what}")
-
-        has = {name: arrays[name][client] if name in arrays else None for name in _HAS}
+        own = {name: arrays[name][client] for name in _HAS if name in arrays}
         return make_graph(
             self._features(client, a, b),
             edges,
             y,
-            train=role == TRAIN,
-            val=role == VAL,
-            test=role == TEST,
+            *(role == number for number in (TRAIN, VAL, TEST)),
             edge_weight=arrays["weight"][c:d] if "weight" in arrays else None,
             ids=arrays["id"][a:b],
             root=arrays["root"][a:b].long() if "root" in arrays else None,
-            has_features=has["has_features"],
-            has_classes=has["has_classes"],
+            has_features=own.get("has_features"),
+            has_classes=own.get("has_classes"),
         )
 
     def _features(self, client: int, a: int, b: int) -> Tensor | Sparse:

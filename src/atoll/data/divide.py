@@ -152,17 +152,10 @@ class InducedSubgraphs:
 
     def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
         part = self.part(ids)
-        train, val, test = _masks(roles, part.y)
-        return make_graph(
-            _features(part.x),
-            torch.from_numpy(part.edges),
-            torch.from_numpy(part.y),
-            train=train,
-            val=val,
-            test=test,
-            edge_weight=None if part.weight is None else torch.from_numpy(part.weight),
-            ids=torch.from_numpy(ids.astype(np.int32)),
-        )
+        x, edges, y = _features(part.x), torch.from_numpy(part.edges), torch.from_numpy(part.y)
+        weight = None if part.weight is None else torch.from_numpy(part.weight)
+        own = torch.from_numpy(ids.astype(np.int32))
+        return make_graph(x, edges, y, *_masks(roles, part.y), edge_weight=weight, ids=own)
 
 
 def _masks(roles: np.ndarray, y: np.ndarray) -> list[torch.Tensor]:
@@ -189,7 +182,6 @@ def joined_graphs(
     nodes = _runs(source.node_ptr[ids], sizes)
     y, role = np.full((2, nodes.size), -1)  # no label, and UNUSED
     y[starts], role[starts] = source.y[ids], roles
-    train, val, test = _masks(role, y)
     graph_of_edge = source.graph_of_node()[source.edges[0]]
     order = np.argsort(graph_of_edge, kind="stable")
     counts = np.bincount(graph_of_edge, minlength=source.num_graphs)
@@ -206,9 +198,7 @@ def joined_graphs(
         _features(x),
         torch.from_numpy(np.ascontiguousarray(source.edges[:, chosen] + moved)),
         torch.from_numpy(y),
-        train=train,
-        val=val,
-        test=test,
+        *_masks(role, y),
         ids=torch.from_numpy(nodes.astype(np.int32)),
         root=torch.from_numpy(np.repeat(starts, sizes)),
         has_features=torch.arange(width) < source.num_features,

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.random import Generator as Rng
 
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.federation import Federation
@@ -73,9 +74,7 @@ def check_client_number(federation: Federation, client: int) -> None:
         raise ConfigError(f"client {client} is not among the {len(federation)} clients; {advice}")
 
 
-def _perturbed(
-    base: Graph, vary: str, place: int, clients: int, ratio: float, rng: np.random.Generator
-) -> Graph:
+def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, rng: Rng) -> Graph:
     """The common graph with the random edges of the client at `place`."""
     if vary == "topology":
         anything = np.ones(1, dtype=bool)
@@ -94,9 +93,7 @@ def _perturbed(
     return _with_random_edges(base, ratio if own.size else 0.0, allowed, rng)
 
 
-def _with_random_edges(
-    graph: Graph, share: float, allowed: Allowed, rng: np.random.Generator
-) -> Graph:
+def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -> Graph:
     """The graph with `share` times as many new edges as it has, between unconnected nodes."""
     nodes = graph.num_nodes
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)

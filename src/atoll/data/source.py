@@ -22,10 +22,7 @@ def compact(x: np.ndarray, sparse_below: float) -> np.ndarray | sp.csr_array:
 
 
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of different nodes with an edge, and the number of each pair's first edge, (P,).
-
-    Pairs, (2, P), are sorted, with the smaller node first.
-    """
+    """Sorted pairs of connected nodes, (2, P), the smaller first, and their first edges, (P,)."""
     low, high = edges.min(axis=0), edges.max(axis=0)
     places = np.flatnonzero(low != high)
     keys = low[places].astype(np.int64) * nodes + high[places]

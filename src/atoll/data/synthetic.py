@@ -74,19 +74,14 @@ class Lagoon:
 
 @dataclass(frozen=True)
 class Archipelago(Lagoon):
-    """The knobs, those of lagoon and two more.
-
-    Attributes:
-        least: Fewest documents of an owner.
-        most: Most documents of an owner; sizes are drawn evenly between the two.
-    """
+    """The knobs, those of lagoon and two more."""
 
     nodes: int = field(default=0, init=False)
     words: int = 64
     label_skew: float = 0.2
     own_library: float = 1.0
-    least: int = 50
-    most: int = 200
+    least: int = 50  # fewest documents of an owner
+    most: int = 200  # most documents of an owner; sizes are drawn evenly between the two
 
     owners: ClassVar[int | None] = 1000
     dense: ClassVar[bool] = True
@@ -140,14 +135,10 @@ def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
     shares = rng.dirichlet(np.full(knobs.classes, strength), size=owners)
     draw = rng.random(owner.size)[:, None]
     y = np.asarray((draw > np.cumsum(shares, axis=1)[owner][:, :-1]).sum(axis=1), np.int64)
-    return Source(
-        name=type(knobs).__name__.lower(),
-        x=_words(knobs, y, rng),
-        edges=_citations(knobs, owner, y, owners, rng),
-        y=y,
-        classes=knobs.classes,
-        columns={"owner": owner},
-    ).undirected_simple()
+    x, edges = _words(knobs, y, rng), _citations(knobs, owner, y, owners, rng)
+    name, columns = type(knobs).__name__.lower(), {"owner": owner}
+    made = Source(name, x, edges, y, knobs.classes, columns=columns)
+    return made.undirected_simple()
 
 
 def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray | sp.csr_array:

@@ -40,13 +40,9 @@ KINDS = (NOT_FEDERATED, POOLED)  # the model behind a baseline's scores, as resu
 
 
 class Baseline(ABC, Generic[Model]):
-    """Predictions to compare federated methods with; usually a frozen dataclass of settings.
+    """Predictions to compare federated methods with; usually a frozen dataclass of settings."""
 
-    Attributes:
-        pools: Whether it uses the data of several clients together, which breaks their privacy.
-    """
-
-    pools: ClassVar[bool] = False
+    pools: ClassVar[bool] = False  # whether it uses several clients' data together: not private
 
     @abstractmethod
     def fit(self, federation: Federation, seed: int) -> Model:

@@ -118,10 +118,7 @@ def _names(part: Any) -> list[str]:
 
 
 def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
-    """Which part a key belongs to: `hidden`, or `net.hidden` to be exact.
-
-    A plain key that both a method and its base have (`epochs`) is set in both.
-    """
+    """The parts that `hidden` or `net.hidden` sets; method and base for a key like `epochs`."""
     part, dot, name = key.partition(".")
     if dot and part in parts and name in _names(parts[part]) and name not in _FIXED:
         return [(part, name)]

@@ -42,15 +42,7 @@ from atoll.experiment.history import History, empty_history
 from atoll.experiment.model import SelectedModel, read_model, write_model
 from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
-from atoll.experiment.result import (
-    CONFIG,
-    RESULT,
-    Result,
-    SeedResult,
-    read_history,
-    read_ledger,
-    read_table,
-)
+from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult, read_history, read_table
 from atoll.experiment.rounds import Run
 
 CHECKPOINT = "checkpoint.atoll"
@@ -195,11 +187,9 @@ class RunFolder:
         metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
         same = ("weights", "select", "engine", "device", "environment", "federation")
         try:
-            names, seeds = set(metrics["scored"].tolist()) - {"local"}, []
-            for seed, arrays in zip(config.all_seeds, self.seed_data, strict=True):
-                history = read_history(metrics, seed, arrays)
-                history.ledger = read_ledger(ledger, seed)
-                seeds.append(SeedResult(seed, history))
+            names = set(metrics["scored"].tolist()) - {"local"}
+            pairs = zip(config.all_seeds, self.seed_data, strict=True)
+            seeds = [SeedResult(k, read_history(metrics, ledger, k, arrays)) for k, arrays in pairs]
             return Result(
                 config=config,
                 seeds=tuple(seeds),

@@ -255,9 +255,7 @@ def group_of(config: RunConfig) -> str:
     return config_text(msgspec.structs.replace(config, **plain))
 
 
-def name_configuration(
-    config: RunConfig, method: object | None = None, data: Data | None = None
-) -> str:
+def name_configuration(config: RunConfig, method: object = None, data: Data | None = None) -> str:
     """A short name of everything that decides the numbers, for checkpoints."""
     # The place of a run does not change it. Engines agree only to rounding, so they are named.
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)

@@ -1,7 +1,6 @@
 """The result of a run: metrics with spread, traffic, times, and how to repeat it.
 
-Its two large tables, metrics and ledger, are CSV, or Parquet where that would be long. A CSV has
-six digits of each score.
+Its two large tables are CSV with six digits of each score, or Parquet where that would be long.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONFIG, RESULT = "config.toml", "result.json"
-Columns = dict[str, np.ndarray]
+Columns = Mapping[str, np.ndarray]
 MAX_CSV_ROWS = 200_000  # a longer table becomes Parquet, a tenth of the size
 SCORES = tuple(f"{role}_{metric}" for role in ROLES for metric in METRICS)
 
@@ -51,9 +50,7 @@ class SeedResult:
         return self.history.ledger
 
     @classmethod
-    def of_checkpoint(
-        cls, seed: int, tree: Tree, sizes: History, method: Method | None
-    ) -> SeedResult:
+    def of_checkpoint(cls, seed: int, tree: Tree, sizes: History, method: Method | None) -> Self:
         """The exact scores of a checkpoint, in a history that has the clients' sizes."""
         sizes.restore(tree)
         if method is not None:
@@ -200,10 +197,7 @@ class Result:
         }
 
     def save(self, out: str | Path, *, tables: bool = True) -> None:
-        """Write everything into a folder; each file appears whole or not at all.
-
-        The tables have the numbers of every round and client, which may be many.
-        """
+        """Write a folder, each file whole or not at all; `tables` of all rounds may be large."""
         out = Path(out)
         names = ("hyperparameters", "metric", "weights", "select", "environment", "federation")
         whole = self.summary() | {"out": str(out)} | {name: getattr(self, name) for name in names}
@@ -299,8 +293,8 @@ def read_table(folder: Path, name: str) -> Columns:
     return {key: table.column(key).to_numpy() for key in table.column_names}
 
 
-def read_history(metrics: Columns, seed: int, arrays: Mapping[str, np.ndarray]) -> History:
-    """A seed's history from the metrics table and from the arrays of `RunFolder.seed_data`."""
+def read_history(metrics: Columns, ledger: Columns, seed: int, arrays: Columns) -> History:
+    """A seed's history from the two tables and from the arrays of `RunFolder.seed_data`."""
     own = {key: values[metrics["seed"] == seed] for key, values in metrics.items()}
     clients = int(own["client"].max()) + 1
     shape = -1, clients, len(ROLES), len(METRICS)
@@ -317,10 +311,11 @@ def read_history(metrics: Columns, seed: int, arrays: Mapping[str, np.ndarray]) 
     alike = np.ones(clients, dtype=np.int64)
     counts = arrays.get("counts", np.stack([alike] * len(ROLES), axis=1))
     seconds = arrays["seconds"].tolist() if arrays else []
-    return History(counts, arrays.get("nodes", alike), scores, seconds, cached)
+    nodes, traffic = arrays.get("nodes", alike), _read_ledger(ledger, seed)
+    return History(counts, nodes, scores, seconds, cached, traffic)
 
 
-def read_ledger(table: Columns, seed: int) -> Ledger:
+def _read_ledger(table: Columns, seed: int) -> Ledger:
     """A seed's ledger; neighbouring lines of one step are one entry, as they were."""
     ledger = Ledger()
     own = {key: values[table["seed"] == seed] for key, values in table.items()}

@@ -172,17 +172,10 @@ class Run:
 
     def backend(self) -> Backend:
         """Where the clients are: on this machine."""
-        wanted = self.experiment
-        return Simulation(
-            wanted.federation,
-            wanted.method,
-            engine=wanted.engine,
-            seed=wanted.seed,
-            device=wanted.device,
-            chunk=wanted.chunk,
-            runs_per_device=self.runs_per_device,
-            batching=wanted.batching,
-        )
+        wanted, names = self.experiment, ("engine", "seed", "device", "chunk", "batching")
+        same = {name: getattr(wanted, name) for name in names}
+        together = self.runs_per_device
+        return Simulation(wanted.federation, wanted.method, runs_per_device=together, **same)
 
     def no_history(self) -> History:
         """The clients' sizes, and nothing measured yet."""

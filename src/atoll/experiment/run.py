@@ -166,10 +166,7 @@ class RunPlan:
 
     @tuned_process()
     def run(self, *, at_once: bool | None = None) -> Result:
-        """Run every seed; all of them in one program if they can be and `at_once` wants that.
-
-        None wants it on a GPU, where that costs little more than one seed. A CPU gains nothing.
-        """
+        """Run every seed, `at_once` if possible; None means on a GPU: a CPU gains nothing."""
         at_once = self.device.type == "cuda" if at_once is None else at_once
         waiting = list(self.experiments()) if at_once else []
         groups: Iterable[list[Experiment]] = [waiting]

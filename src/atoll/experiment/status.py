@@ -258,10 +258,7 @@ def _remaining(progress: Json) -> float | None:
 
 
 def _time_left(events: Sequence[Json], left: int, current: Sequence[Json]) -> float | None:
-    """The time of the current cells, and for each cell that is left the mean time of a cell.
-
-    While some are left, as many run at once as now.
-    """
+    """Seconds of current cells and of those left, at a cell's mean time, as many at once as now."""
     began, took = {}, []
     for event in events:
         if event["event"] == "begin":

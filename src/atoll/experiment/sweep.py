@@ -1,7 +1,4 @@
-"""Several runs at once: those that differ in data, noise and numbers only are one program.
-
-`engines.replay` plays their rounds. Runs for which that fails continue one by one.
-"""
+"""Several runs at once: those that differ in data, noise and numbers only are one program."""
 
 from __future__ import annotations
 

@@ -32,10 +32,7 @@ Propagation = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Layered(ABC):
-    """One layer after another, H <- dropout(activation(layer(H))); the last layer makes the logits.
-
-    Parameters are a list with a tree for every layer.
-    """
+    """Layers with a tree each, H <- dropout(activation(layer(H))); the last makes the logits."""
 
     features: int
     classes: int
@@ -370,10 +367,7 @@ class EdgeGNN:
 
 
 def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
-    """Normalise over the graph's edges, which are all there in training and in prediction.
-
-    With one edge, or equal ones, the variance is zero and the result is the shift.
-    """
+    """Normalise over all edges of the graph; the shift if all are equal (or there is one)."""
     share = mask.unsqueeze(-1) / mask.sum().clamp(min=1)
     mean = (e * share).sum(0)
     variance = ((e - mean) ** 2 * share).sum(0)

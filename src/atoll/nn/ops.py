@@ -79,10 +79,7 @@ def row_sum(matrix: Sparse, entries: Tensor) -> Tensor:
 
 
 def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
-    """Largest per-entry number, (E, D), of each row: (R, D); zero for a row without entries.
-
-    Entries that share the maximum share the gradient, as in `torch.amax`.
-    """
+    """Largest per-entry number, (E, D), of each row, (R, D), or zero; gradients as `torch.amax`."""
     real = (matrix.values != 0).to(entries.dtype).unsqueeze(-1)
     seen = torch.where(real > 0, entries.detach(), torch.full_like(entries, -1e30))
     highest = row_top(matrix, seen)

@@ -263,10 +263,7 @@ class PairHeterogeneity:
 def compare_graphs(
     federation: Federation, *, graphs: int = 20, walks: int = 2000, seed: int = 0
 ) -> PairHeterogeneity:
-    """Mean differences of two clients' graphs, at most `graphs` drawn from each client.
-
-    This is the measure of GCFL §4.1, as in the paper's Table 2 and Fig. 3.
-    """
+    """Mean differences of two clients' graphs, `graphs` of each at most (GCFL §4.1, Table 2)."""
     embedded, similar, owner = [], [], []
     numbered = zip(federation.numbers, federation.graphs, strict=True)
     for place, (number, graph) in enumerate(numbered):

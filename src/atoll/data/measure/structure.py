@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 import scipy.sparse as sp
 from numpy import ndarray
+from numpy.random import Generator as Rng
 from scipy.sparse.csgraph import connected_components
 
 STATISTICS = (
@@ -31,9 +32,7 @@ def adjacency(pairs: ndarray, nodes: int) -> sp.csr_array:
     return sp.csr_array((ones, (rows, columns)), shape=(nodes, nodes))
 
 
-def structure_statistics(
-    pairs: ndarray, nodes: int, *, path_sources: int, rng: np.random.Generator
-) -> ndarray:
+def structure_statistics(pairs: ndarray, nodes: int, *, path_sources: int, rng: Rng) -> ndarray:
     """The four numbers of `STATISTICS`; NaN where one is not defined."""
     # Shortest paths are counted from all nodes of the largest component, or from `path_sources`
     # drawn ones when it is larger.
@@ -50,7 +49,7 @@ def structure_statistics(
     return np.array([peak, path, sizes.max() / nodes, clustering(pairs, nodes)])
 
 
-def mean_path_length(matrix: sp.csr_array, sources: int, rng: np.random.Generator) -> float:
+def mean_path_length(matrix: sp.csr_array, sources: int, rng: Rng) -> float:
     """Mean number of steps from (drawn) nodes to all others of a connected graph."""
     # All searches run together, one bit per source: SciPy's search, source by source, takes eight
     # times as long for a client of Cora, and the random graphs multiply that by twenty.
@@ -89,7 +88,7 @@ def clustering(pairs: ndarray, nodes: int) -> float:
     return float((triangles / np.maximum(possible, 1)).mean())
 
 
-def random_pairs(nodes: int, count: int, rng: np.random.Generator) -> ndarray:
+def random_pairs(nodes: int, count: int, rng: Rng) -> ndarray:
     """A uniformly drawn graph with that many nodes and pairs (Erdős–Rényi's first model)."""
     number = rng.choice(nodes * (nodes - 1) // 2, count, replace=False, shuffle=False)
     # Pair number h (h - 1) / 2 + l is (l, h); the root may be off by one after rounding.
@@ -117,7 +116,7 @@ class StructureGap:
 
 
 def compare_with_random(
-    pairs: ndarray, nodes: int, graphs: int, path_sources: int, rng: np.random.Generator
+    pairs: ndarray, nodes: int, graphs: int, path_sources: int, rng: Rng
 ) -> StructureGap:
     """Compare a graph with `graphs` random ones of as many nodes and edges (GCFL Table 1)."""
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
@@ -148,9 +147,7 @@ def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
     return tuple(walks)
 
 
-def anonymous_walks(
-    pairs: ndarray, nodes: int, *, walks: int, steps: int, rng: np.random.Generator
-) -> ndarray:
+def anonymous_walks(pairs: ndarray, nodes: int, *, walks: int, steps: int, rng: Rng) -> ndarray:
     """How often each of `walk_patterns` occurs among random walks: the graph's embedding."""
     # Ivanov and Burnaev, "Anonymous Walk Embeddings", ICML 2018. Walks start at a uniformly drawn
     # node that has a neighbour. The shares sum to one; they are NaN for a graph without edges.

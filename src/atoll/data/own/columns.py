@@ -236,11 +236,10 @@ def _categories(column: Column, loading: Loading) -> Feature:
     texts, most = column.values.cast(pa.large_string()), loading.options.max_categories
     distinct = _sorted_values(texts)
     if len(distinct) > most:
-        raise DataError(
-            f"{column.rows.name}, column '{column.name}' holds {len(distinct)} different texts; at "
-            f"most {most} can become categories; list it under ignore in schema.toml, "
-            f"or raise max_categories"
-        )
+        problem = f"column '{column.name}' holds {len(distinct)} different texts"
+        advice = "list it under ignore in schema.toml, or raise max_categories"
+        most_words = f"at most {most} can become categories"
+        raise DataError(f"{column.rows.name}, {problem}; {most_words}; {advice}")
     size, count = len(texts), len(distinct)
     loading.report.note(f"column '{column.name}' became {count} columns, one per category")
     entries = np.ones(size, np.float32), lookup(texts, distinct), np.arange(size + 1)

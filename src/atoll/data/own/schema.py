@@ -22,6 +22,7 @@ CONVENTION = {
     "weight": ("weight",),
 }
 OWNERS = ("client", "owner")  # columns that are kept as owners without a schema
+Names = Sequence[str]  # of the columns of a table
 
 _TEXT, _LIST, _BOOL = "a text", "a list of texts", "true or false"
 _TOP = ("task", "target")
@@ -189,9 +190,7 @@ def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ..
     raise ConfigError(f"{where} is {value!r}; it must be {kind}")
 
 
-def node_roles(
-    columns: Sequence[str], loading: Loading, file: str, *, with_id: bool = True
-) -> NodeRoles:
+def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = True) -> NodeRoles:
     """Every column's role; `with_id` is False where nodes are named elsewhere (NetworkX)."""
     schema, owner = loading.schema, loading.options.owner
     listed = (*(schema.features or ()), *schema.categories, *schema.ignore)
@@ -211,24 +210,18 @@ def node_roles(
     rest = [name for name in free if name not in (label, split, *owners)]
     named = [name for name in rest if name and not name.startswith("__index_level_")]
     inferred = named if schema.features is None else []
-    return NodeRoles(
-        id=node_id,
-        label=label,
-        split=split,
-        owners=tuple(dict.fromkeys(owners)),
-        numbers=tuple(name for name in schema.features or () if name not in owners),
-        categories=tuple(name for name in schema.categories if name not in owners),
-        inferred=tuple(inferred),
-        ignored=(*schema.ignore, *(name for name in rest if name not in inferred)),
-    )
+    given = (schema.features or (), schema.categories)
+    numbers, categories = (tuple(name for name in one if name not in owners) for one in given)
+    ignored = (*schema.ignore, *(name for name in rest if name not in inferred))
+    kept = tuple(dict.fromkeys(owners))
+    return NodeRoles(node_id, label, split, kept, numbers, categories, tuple(inferred), ignored)
 
 
-def edge_roles(columns: Sequence[str], loading: Loading, file: str) -> tuple[str, str, str | None]:
+def edge_roles(columns: Names, loading: Loading, file: str) -> tuple[str, str, str | None]:
     """The columns of an edge table that hold source, target and (or None) weight."""
     schema = loading.schema
-    source, target, weight = (
-        _role(role, columns, columns, schema, file) for role in ("source", "target", "weight")
-    )
+    roles = ("source", "target", "weight")
+    source, target, weight = (_role(role, columns, columns, schema, file) for role in roles)
     if source is None or target is None:
         raise _absent("source" if source is None else "target", columns, file)
     ignored = [name for name in columns if name not in (source, target, weight)]
@@ -237,9 +230,7 @@ def edge_roles(columns: Sequence[str], loading: Loading, file: str) -> tuple[str
     return source, target, weight
 
 
-def _role(
-    role: str, free: Sequence[str], columns: Sequence[str], schema: Schema, file: str
-) -> str | None:
+def _role(role: str, free: Names, columns: Names, schema: Schema, file: str) -> str | None:
     """The column of one role: the schema's, or the one column that convention names."""
     given = getattr(schema, role)
     if given is not None:
@@ -258,14 +249,14 @@ def _section(role: str) -> str:
     return "edges" if role in _KEYS["edges"] else "nodes"
 
 
-def _check_present(name: str, columns: Sequence[str], origin: str, file: str) -> None:
+def _check_present(name: str, columns: Names, origin: str, file: str) -> None:
     if name not in columns:
         near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"its columns are {quoted_list(columns)}"
         raise ConfigError(f"{origin} names column '{name}', which {file} does not have; {hint}")
 
 
-def _absent(role: str, columns: Sequence[str], file: str, word: str = "column") -> DataError:
+def _absent(role: str, columns: Names, file: str, word: str = "column") -> DataError:
     one_column = len(columns) == 1 and any(mark in columns[0] for mark in ";\t|")
     hint = " (separate the columns with commas)" if one_column else ""
     return DataError(

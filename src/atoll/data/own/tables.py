@@ -220,11 +220,10 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
         own = set(node_roles(part.nodes.columns(), loading, part.nodes.name).used)
         if different := sorted(own ^ set(roles.used)):
             has, lacks = (part, parts[0]) if different[0] in own else (parts[0], part)
-            raise DataError(
-                f"{has.nodes.name} has the column '{different[0]}' and {lacks.nodes.name} has not "
-                f"({len(different)} columns differ); all clients need the same columns: add it, or "
-                f"list it under ignore in schema.toml"
-            )
+            found = f"has the column '{different[0]}' and {lacks.nodes.name} has not"
+            need = "all clients need the same columns: add it, or list it under ignore"
+            differ = f"({len(different)} columns differ)"
+            raise DataError(f"{has.nodes.name} {found} {differ}; {need} in schema.toml")
         table = part.nodes.read(names, roles.texts)
         if table.num_rows == 0:
             advice = "give at least one node, or remove it"

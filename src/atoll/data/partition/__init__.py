@@ -118,11 +118,10 @@ def dirichlet(
     spec.check_positive("alpha", alpha)
     count = len(source.y)
     if clients * least > count:
-        raise DataError(
-            f"partition 'dirichlet' gives each client at least {least} of the {count} members of "
-            f"'{source.name}', too few for {clients} clients; "
-            f"use at most {max(1, count // least)} clients, or a smaller least (dirichlet:least=1)"
-        )
+        need = f"gives each client at least {least} of the {count} members of '{source.name}'"
+        hint = f"use at most {max(1, count // least)} clients, or a smaller least"
+        problem = f"partition 'dirichlet' {need}, too few for {clients} clients"
+        raise DataError(f"{problem}; {hint} (dirichlet:least=1)")
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):
         owner = _draw_owners(source.y, clients, alpha, rng)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random as python_random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 import scipy.sparse as sp
@@ -77,11 +77,9 @@ def _public_rule(
     if target <= delta:
         most = source.num_nodes // (delta + 1)
         fewer = f"use at most {most} clients, or " if most else "use "
-        raise DataError(
-            f"partition '{recipe}' needs more than delta = {delta} nodes per client, but "
-            f"'{source.name}' has {source.num_nodes} nodes for {clients} clients; "
-            f"{fewer}a smaller delta or partition 'louvain'"
-        )
+        need = f"partition '{recipe}' needs more than delta = {delta} nodes per client"
+        has = f"'{source.name}' has {source.num_nodes} nodes for {clients} clients"
+        raise DataError(f"{need}, but {has}; {fewer}a smaller delta or partition 'louvain'")
     return even_rule(target, delta, smallest if compat is None else mistaken_smallest)
 
 
@@ -150,16 +148,14 @@ def metis_overlap(
     # before from the same stream: FED-PUB draws 10, 30 and 50 in this order from one seed, so its
     # 50 clients are `after=(10, 30)`.
     check_whole("per_community", per_community, 1)
-    stream = python_random.Random(seed)
+    stream = Random(seed)
     for count in (after,) if isinstance(after, int) else after:
         check_whole("each number in after", count, 1)
         _halves(source, count, per_community, stream)
     return _halves(source, clients, per_community, stream)
 
 
-def _halves(
-    source: Source, clients: int, per_community: int, stream: python_random.Random
-) -> Parts:
+def _halves(source: Source, clients: int, per_community: int, stream: Random) -> Parts:
     if clients % per_community:
         raise ConfigError(
             f"partition 'metis-overlap' puts {per_community} clients on each community, so "

@@ -166,9 +166,9 @@ class _Downloaded(Exception):
 
 def _from_public(info: DatasetInfo, target: Path, progress: Progress) -> None:
     """Let PyG's or OGB's own class download the raw files into `target`."""
+    mirror = f"give a mirror: atoll data fetch {info.name} --mirror DIR-or-URL"
     if info.loader == "structure":
-        advice = f"give a mirror: atoll data fetch {info.name} --mirror DIR-or-URL"
-        raise DataError(f"data set '{info.name}' has no public source; {advice}")
+        raise DataError(f"data set '{info.name}' has no public source; {mirror}")
 
     def stop(_: object) -> None:
         raise _Downloaded
@@ -185,11 +185,9 @@ def _from_public(info: DatasetInfo, target: Path, progress: Progress) -> None:
     except AtollError:
         raise
     except Exception as error:  # their downloaders raise anything at all
-        raise DataError(
-            f"could not download '{info.name}' from its public source ({type(error).__name__}: "
-            f"{error}); check the network connection or give a mirror: "
-            f"atoll data fetch {info.name} --mirror DIR-or-URL"
-        ) from error
+        problem = f"could not download '{info.name}' from its public source"
+        hint = f"check the network connection or {mirror}"
+        raise DataError(f"{problem} ({type(error).__name__}: {error}); {hint}") from error
 
 
 def _verify(info: DatasetInfo, new: Path) -> None:

@@ -229,16 +229,11 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
         masks = [np.isin(np.arange(y.size), order[part]) for part in ("train", "valid", "test")]
     elif "train_mask" in data:
         masks = [data[f"{part}_mask"].numpy() for part in ("train", "val", "test")]
-    return Source(
-        name=info.name,
-        x=compact(data.x.numpy(), SPARSE_BELOW),
-        edges=data.edge_index.numpy().astype(np.int64, copy=False),
-        y=y,
-        classes=int(y.max()) + 1,
-        split=_roles(info, masks, split_index),
-        columns={"year": data.node_year.reshape(-1).numpy()} if "node_year" in data else {},
-        metric=info.metric,
-    )
+    x, classes = compact(data.x.numpy(), SPARSE_BELOW), int(y.max()) + 1
+    edges = data.edge_index.numpy().astype(np.int64, copy=False)
+    columns = {"year": data.node_year.reshape(-1).numpy()} if "node_year" in data else {}
+    split = _roles(info, masks, split_index)
+    return Source(info.name, x, edges, y, classes, None, split, columns, info.metric)
 
 
 def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray | None:
@@ -264,15 +259,11 @@ def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
 
     y = column("raw/node-label.csv.gz")[:, 0]
     parts = [column(f"split/time/{part}.csv.gz") for part in ("train", "valid", "test")]
-    return Source(
-        name=info.name,
-        x=np.zeros((y.size, 0), dtype=np.float32),
-        edges=np.ascontiguousarray(column("raw/edge.csv.gz").T),
-        y=y,
-        classes=int(y.max()) + 1,
-        split=_roles(info, [np.isin(np.arange(y.size), part) for part in parts], split_index),
-        columns={"year": column("raw/node_year.csv.gz")[:, 0]},
-    )
+    split = _roles(info, [np.isin(np.arange(y.size), part) for part in parts], split_index)
+    x, classes = np.zeros((y.size, 0), dtype=np.float32), int(y.max()) + 1
+    edges = np.ascontiguousarray(column("raw/edge.csv.gz").T)
+    columns = {"year": column("raw/node_year.csv.gz")[:, 0]}
+    return Source(info.name, x, edges, y, classes, None, split, columns)
 
 
 def _graph_set(

@@ -1,7 +1,4 @@
-"""Untrusted input: bytes, pickles, archives, and other packages' loaders.
-
-A mirror is a foreign machine. PyG's and OGB's classes may not download, print, or half-write.
-"""
+"""Untrusted input: bytes, pickles, archives, and loaders of PyG and OGB, which may not download."""
 
 from __future__ import annotations
 
