@@ -314,13 +314,13 @@ class Mine(Method):
         model, state = fit(self.loss, model, self.optimizer, state, self.epochs, key, graph)
         return Update(model), state
 '''
-SMALL = ("--data", "lagoon:nodes=200", "--clients", 3, "--rounds", 2, "--set", "hidden=8")
+OWN = ("--data", "lagoon:nodes=200", "--clients", 3, "--rounds", 2, "--set", "hidden=8")
 
 
 def test_a_file_of_my_own_runs_equals_uniform_fedavg_and_resumes(cli, tmp_path: Path) -> None:
     (tmp_path / "cli_own_method.py").write_text(CODE)
-    mine = cli("run", "cli_own_method.py:Mine", *SMALL, "--json", "--quiet", "--out", "a")
-    plain = cli("run", "fedavg", *SMALL, "--set", "weight_by=uniform", "--json", "--quiet")
+    mine = cli("run", "cli_own_method.py:Mine", *OWN, "--json", "--quiet", "--out", "a")
+    plain = cli("run", "fedavg", *OWN, "--set", "weight_by=uniform", "--json", "--quiet")
     found, expected = (json.loads(r.stdout.splitlines()[-1]) for r in (mine, plain))
     assert found["metrics"]["test_accuracy"] == expected["metrics"]["test_accuracy"]
     assert found["method"] == "cli_own_method.py:Mine"
