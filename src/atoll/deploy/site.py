@@ -313,11 +313,7 @@ class Account:
 
 
 class States:
-    """The private states of one run on the disk, by the round after which they were left.
-
-    The server may repeat a round that it did not complete, so the state before it is kept until a
-    later one counts.
-    """
+    """A run's private states by round; the last that counts stays, as a round may be repeated."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

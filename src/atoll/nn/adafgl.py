@@ -52,16 +52,13 @@ LEAST = 1e-6  # least divisor: a client of one node has no pair to compare
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads by name, each with the number of its layers, at least two; they need the view `x`.
-
-    The `propagated` heads, at least one, read X~ with `hops` k, the `plain` ones only X.
-    """
+    """Heads by name, each with the number of its layers, at least two; they need the view `x`."""
 
     features: int
     classes: int
-    hops: int
-    propagated: Mapping[str, int]
-    plain: Mapping[str, int]
+    hops: int  # k of X~
+    propagated: Mapping[str, int]  # at least one; they read X~
+    plain: Mapping[str, int]  # they read only X
     hidden: int = 64
     dropout: float = 0.5
 
@@ -247,10 +244,7 @@ def signed_messages(
 
 
 def by_rows(function: Callable[..., Tensor], rows: Tensors, whole: Tensors, block: int) -> Tensor:
-    """function(start, *rows, *whole), (N, D), for `block` rows at a time.
-
-    The function's own N x N numbers exist for one block only: a derivative makes them again.
-    """
+    """function(start, *rows, *whole), (N, D), by blocks; a derivative makes N x N numbers again."""
     if len(rows[0]) <= block:
         return function(0, *rows, *whole)
     parts = []

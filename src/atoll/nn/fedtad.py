@@ -150,10 +150,7 @@ def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
 
 
 def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The edges with their reverses and self-loops, of which those already there have weight zero.
-
-    So there are always equally many, and no code has to wait for a GPU to count them.
-    """
+    """Edges, reverses and self-loops; repeats have weight zero, so a GPU need not count them."""
     size, (source, target) = picks.shape[0], edges
     chosen = weight.new_zeros(size, size).scatter(1, picks, 1.0)
     nodes = torch.arange(size, device=picks.device)
@@ -175,16 +172,12 @@ class Generator:
     def init(self, key: Tensor) -> Tree:
         widths = [self.noise + self.classes, *self.widths, self.features]
         shape = (self.classes, self.classes)
-        return {
-            "labels": normal(fold(key, "labels"), shape, torch.get_default_dtype()),
-            "layers": [
-                {
-                    "weight": kaiming(fold(key, "weight", layer), n_in, n_out),
-                    "bias": kaiming_bias(fold(key, "bias", layer), n_in, n_out),
-                }
-                for layer, (n_in, n_out) in enumerate(pairwise(widths))
-            ],
-        }
+        layers = []
+        for layer, sizes in enumerate(pairwise(widths)):
+            bias = kaiming_bias(fold(key, "bias", layer), *sizes)
+            layers.append({"weight": kaiming(fold(key, "weight", layer), *sizes), "bias": bias})
+        labels = normal(fold(key, "labels"), shape, torch.get_default_dtype())
+        return {"labels": labels, "layers": layers}
 
     def __call__(self, params: Tree, noise: Tensor, labels: Tensor) -> Tensor:
         h = torch.cat([noise, params["labels"][labels]], dim=1)

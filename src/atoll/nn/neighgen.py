@@ -183,10 +183,7 @@ def random_order(key: Tensor, graph: Graph, chosen: Tensor) -> Tensor:
 
 
 def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Up to `slots` random neighbours of every node, among the chosen ones, (N,).
-
-    Their numbers, (N, slots) int64, and one where there is one, else zero, (N, slots).
-    """
+    """Up to `slots` random chosen neighbours of every node, and ones where they are, (N, slots)."""
     adjacency = graph.sparse_view("mean")
     order = random_order(key, graph, chosen)
     # Ranks from one, zero for others and for padding; the highest that is left is the next pick.

@@ -101,10 +101,7 @@ class Places:
 
 
 def used_places(used: Tensor) -> Places | None:
-    """Where slots are used, (N, p) of one and zero, the first ones of each node.
-
-    None, for all slots, where shapes must not depend on numbers (`core.vmap.stacks.known`).
-    """
+    """Places of the used slots, (N, p); None, for all, where shapes may not depend on numbers."""
     found = known(used.sum(0))
     if found is None:
         return None

@@ -360,10 +360,7 @@ class _Gather(_OnSegments):
 
 
 class _BagSum(_OnSegments):
-    """Sum of entries over bags: entry order[e] belongs to the bag, index[e], that offsets gives e.
-
-    Without an order the entries stand in that of their bags.
-    """
+    """Sum of entries over bags: order[e], or e without an order, is in bag index[e] of offsets."""
 
     @staticmethod
     def forward(entries: Tensor, offsets: Tensor, index: Tensor, order: Tensor | None) -> Tensor:

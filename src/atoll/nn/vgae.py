@@ -39,10 +39,7 @@ def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Ten
 def adjacency_loss(
     edges: Sparse, z: Tensor, real: Tensor, ids: Tensor, key: Tensor | None, partners: int
 ) -> Tensor:
-    """Mean binary cross entropy of the 0/1 adjacency `edges` given the scores <z_i, z_j>.
-
-    `real` is zero for padding. All pairs count, or so many `partners` of each node, by key and ids.
-    """
+    """Mean cross entropy of 0/1 `edges` given <z_i, z_j>, over all pairs or `partners` by node."""
     z = z * real.unsqueeze(-1)
     if partners == 0 or key is None:
         total = all_pairs(z, real)
