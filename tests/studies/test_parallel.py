@@ -25,10 +25,9 @@ from atoll.experiment.status import read_events
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.studies import parallel, study_run
-from atoll.studies.costs import PROCESS
 from atoll.studies.parallel import RunGroup, Schedule, check_jobs, choose_jobs
 from atoll.studies.study import run_study
-from atoll.studies.study_run import RunOutcome, StudyRun
+from atoll.studies.study_run import PROCESS, RunOutcome, StudyRun
 
 ABOUT = {"kind": "compare"}
 SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 6}

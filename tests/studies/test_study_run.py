@@ -17,7 +17,7 @@ from atoll.core.errors import AtollError
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import leaves, tree_map
 from atoll.engines.replay import Replay
-from atoll.experiment.config import make_config
+from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
@@ -26,7 +26,15 @@ from atoll.experiment.sweep import Parted, Sweep, run_together, why_one_by_one
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN
 from atoll.studies.study import run_study
-from atoll.studies.study_run import StudyRun, StudySettings, run_program, why_apart
+from atoll.studies.study_run import (
+    PROCESS,
+    StudyRun,
+    StudySettings,
+    cost_of,
+    memory_of,
+    run_program,
+    why_apart,
+)
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
 from tests.studies.test_study import ABOUT
 from tests.studies.test_study import cells as plain_runs
@@ -356,3 +364,21 @@ def test_a_gpu_that_is_lost_costs_no_other_cell(
     assert [event["cell"] for event in read_events(tmp_path)] == ["bad", "bad"]
     outcomes = run_study(tmp_path, asked, about=ABOUT)
     assert [outcome.summary is None for outcome in outcomes] == [True, False]
+
+
+def test_what_a_run_takes_is_known_roughly(tmp_path: Path) -> None:
+    def of(data: str) -> int:
+        return memory_of(RunConfig(data=data)) - PROCESS
+
+    assert 0 < of("cora") < of("pubmed") < of("physics")
+    assert of("physics") > 6e9
+    assert of("lagoon:nodes=300") == of("no-such-set") == 0
+    (tmp_path / "nodes.csv").write_bytes(bytes(1000))
+    assert of(str(tmp_path)) == of(str(tmp_path / "nodes.csv")) == 6 * 1000
+
+
+def test_the_time_of_a_run_that_cannot_run_is_nothing() -> None:
+    good = make_config(method="fedavg", data="cora", rounds=100)
+    assert cost_of(good) > 0
+    assert cost_of(make_config(method="fedavg", data="cora", rounds=200)) == 2 * cost_of(good)
+    assert cost_of(make_config(method="fedporx", data="cora")) == 0

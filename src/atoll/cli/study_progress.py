@@ -17,8 +17,7 @@ from atoll.experiment.history import History
 from atoll.experiment.observers import Observer
 from atoll.experiment.problem import task_of_object
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
-from atoll.studies.costs import cost_of
-from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun
+from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, cost_of
 
 EVERY = 30.0
 """Least seconds between two lines inside a cell, where no bar can be drawn."""
@@ -207,7 +206,7 @@ class _RunWatcher(Observer):
 class TimeLeft:
     """How long the rest takes: by the cells of the same method or data, else by all that are known.
 
-    It compares the time of rounds with the rough costs of methods and data (`studies.costs`), so
+    It compares the time of rounds with the rough costs of methods and data (`cost_of`), so
     that a slow method that comes first does not make the others seem slow.
     """
 

@@ -40,7 +40,6 @@ from atoll.experiment.problem import SHARE, FederationCache, group_of
 from atoll.experiment.run import Stopped
 from atoll.experiment.status import NewEvents
 from atoll.studies import study_run
-from atoll.studies.costs import cost_of, memory_of
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, StudySettings
 
 logger = logging.getLogger(__name__)
@@ -71,10 +70,10 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
-    short = len(configs) < 2 or sum(map(cost_of, configs)) < WORTH
+    short = len(configs) < 2 or sum(map(study_run.cost_of, configs)) < WORTH
     if short or any(map(study_run.on_gpu, configs)):
         return 1
-    room = available_memory() // max(map(memory_of, configs))
+    room = available_memory() // max(map(study_run.memory_of, configs))
     return max(1, min(cores(), len(configs), room))
 
 
@@ -139,7 +138,7 @@ def run_parallel(
 
     The outcomes are by name, without those of runs whose objects no other process can load.
     """
-    costs = [sum(cost_of(run.config) for run in group) for group in groups]
+    costs = [sum(study_run.cost_of(run.config) for run in group) for group in groups]
     kins = [group_of(group[0].config) for group in groups]
     tasks = list(map(RunGroup, map(tuple, groups), kins, costs))
     runs = {run.name: run for group in groups for run in group}

@@ -1,9 +1,8 @@
 """A study: many runs in one folder, each run to its end once, whatever happens in between.
 
-`STUDY/study.json` describes the study; `studies.study_run` describes the folder of each run. Runs
-that differ only in numbers, as points of a grid do, share one program where that gains time, and
-several processes may share the work (`studies.parallel`). Each run still has the folder, the events
-and the errors that it would have by itself.
+`STUDY/study.json` describes the study. Runs that differ only in numbers share one program where
+that gains time, and several processes may share the work (`studies.parallel`). Each run still has
+the folder (`studies.study_run`), the events and the errors that it would have by itself.
 """
 
 from __future__ import annotations

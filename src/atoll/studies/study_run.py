@@ -1,4 +1,4 @@
-"""One run of a study, or several in one program: folders, events, and how they end.
+"""One run of a study, or several in one program: costs, folders, events, and how they end.
 
 `STUDY/cells/NAME/` is the ordinary folder of a run, which every command for runs can read. A run is
 finished when its result.json is there; it is then only read. A stopped run continues at its last
@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,9 +26,11 @@ from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.task import GRAPHS, NODES
 from atoll.core.vmap.varied import Undecided, points
+from atoll.data.archive import memory_needed
+from atoll.data.public.registry import dataset_info, plain_name, sets_of_group
 from atoll.experiment.baseline import AnyBaseline, Baseline, run_baseline
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, config_text, resolve
+from atoll.experiment.config import RECIPES, RunConfig, config_text, data_header, resolve
 from atoll.experiment.folder import read_json
 from atoll.experiment.hardware import choose_device, device_answers, tuned_process
 from atoll.experiment.observers import Observer
@@ -38,6 +42,8 @@ from atoll.experiment.sweep import Parted, SeedFailed, run_together, why_one_by_
 
 logger = logging.getLogger(__name__)
 Json = dict[str, Any]  # an object of a JSON file
+PROCESS = 1 << 30  # bytes of a process with a small graph; 0.6 GiB were seen with Cora
+COPIES = 6  # of a graph's features in memory while clients train on it, at most
 
 
 @dataclass(frozen=True)
@@ -298,3 +304,41 @@ def run_program(
             raise Stopped(plan.out, plan.config.seed, 0)
         results.append(plan.result([plan.seed_result(run) for run in own]))
     return results
+
+
+@cache
+def _costs() -> dict[str, dict[str, float]]:
+    return tomllib.loads((RECIPES / "costs.toml").read_text(encoding="utf-8"))
+
+
+def cost_of(config: RunConfig) -> float:
+    """Processor seconds of a run, roughly; 0.0 for a run that cannot run."""
+    try:
+        costs, (full, _) = _costs(), resolve(config)
+    except AtollError:
+        return 0.0  # running it gives the error
+    work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
+    base = str(full.set.get("base", ""))
+    method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
+    name = plain_name(full.data).lower()
+    sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
+    return work * method * sum(costs["data"].get(one.lower(), 5.0) for one in sets)
+
+
+def memory_of(config: RunConfig) -> int:
+    """Bytes that a process with such a run takes, roughly."""
+    path = Path(config.data).expanduser()
+    try:
+        if data_header(config) is not None:
+            return PROCESS + memory_needed(path)
+        if path.is_dir():
+            return PROCESS + COPIES * sum(one.stat().st_size for one in path.rglob("*"))
+        if path.is_file():
+            return PROCESS + COPIES * path.stat().st_size
+        name = plain_name(config.data).lower()
+        sets = [dataset_info(one) for one in sets_of_group(name) or (name,)]
+    except AtollError:
+        return PROCESS  # made by a generator, or given by Python
+    # Features of four bytes, and two ends of eight for each edge.
+    sizes = [4 * (one.nodes or 0) * (one.features or 0) + 16 * (one.edges or 0) for one in sets]
+    return PROCESS + COPIES * sum(sizes)

@@ -12,7 +12,6 @@ from atoll.core.errors import ConfigError
 from atoll.experiment.build import build_method
 from atoll.experiment.config import resolve
 from atoll.experiment.protocols import PROTOCOLS
-from atoll.studies.costs import cost_of
 from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import (
     AVERAGE,
@@ -26,6 +25,7 @@ from atoll.studies.reproduce.recipes import (
     read_paper,
 )
 from atoll.studies.reproduce.table import Wanted, averaged, named_run
+from atoll.studies.study_run import cost_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PRINTED = {"fedath": 456, "fediih": 852, "fedtad": 239, "gcfl": 78}

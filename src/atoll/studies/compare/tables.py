@@ -194,9 +194,9 @@ def compare_overall(
         if lost:
             rows.append(_failed(row, f"failed on {lost} of {len(tables)} problems"))
             continue
-        by_seed, averaged = np.mean([one.scores for one in own], 0), ("megabytes", "seconds")
+        by_seed = np.mean([one.scores for one in own], 0)
         found: Json = {"mean": float(by_seed.mean()), "std": spread(by_seed)}
-        for name in (*averaged, "validation"):
+        for name in ("megabytes", "seconds", "validation"):
             found[name] = float(np.mean([getattr(one, name) for one in own]))
         rows.append(replace(row, scored=own[0].scored, points=own[0].points, **found))
     metric = tables[0].metric if len({table.metric for table in tables}) == 1 else "score"

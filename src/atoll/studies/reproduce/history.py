@@ -1,8 +1,7 @@
 """Every call of `atoll reproduce` in one folder, and the tables that they make together.
 
 study.json lists all calls under "looks". So a call for a part leaves the files of a table complete,
-and `atoll report` finds everything that was reproduced, finished or not. Calls with fewer rounds
-than published make separate tables.
+and `atoll report` finds everything. Calls with fewer rounds than published make separate tables.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from atoll.present.layout import Part, heading, quiet
 from atoll.present.tables import DASH, Column, make_table
 from atoll.present.terminal import duration
-from atoll.studies.costs import cost_of
 from atoll.studies.reproduce.figures import Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
-from atoll.studies.study_run import StudyRun
+from atoll.studies.study_run import StudyRun, cost_of
 
 
 def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
