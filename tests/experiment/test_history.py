@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.engines.ledger import Ledger
 from atoll.experiment.history import BEST_CACHED, History, Improvements, Selection, empty_history
 from atoll.experiment.metrics import METRICS
 from atoll.testing import small_federation
@@ -26,7 +27,11 @@ def test_a_history_continues_from_a_checkpoint() -> None:
     history = empty_history(small_federation())
     tables = torch.rand(2, len(history.nodes), 3, len(METRICS), dtype=torch.float64)
     scores = {"deployed": tables, "local": torch.zeros(0)}
-    history.restore({"scores": scores, "seconds": torch.tensor([0.5, 0.25])})
+    ledger = Ledger()
+    ledger.add(0, "train", [0, 1], down=7, up=11)
+    seconds = torch.tensor([0.5, 0.25])
+    history.restore({"scores": scores, "seconds": seconds, "ledger": ledger.export()})
+    assert history.ledger.entries == ledger.entries
     assert (history.rounds, history.seconds) == (2, [0.5, 0.25])
     found = history.array("deployed", "loss", "val")
     np.testing.assert_array_equal(found, tables[:, :, 1, METRICS.index("loss")].numpy())
