@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.core.aggregate import Update
 from atoll.core.errors import ConfigError
 from atoll.core.method import Step, declared_step, declared_steps
-from atoll.core.tree import leaves, tree_map
+from atoll.core.random import make_key
+from atoll.core.tree import Empty, leaves, tree_map
 from atoll.deploy.audit import Audit, check_audit
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.disclosure import disclosure
 from atoll.deploy.policy import Policy
-from atoll.deploy.site import Site, owners
+from atoll.deploy.site import Account, Site, owners
 from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet
@@ -22,6 +24,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.privacy import epsilon, make_privacy, release, with_privacy
 from atoll.methods import METHODS
+from atoll.methods.adafgl import Start
 from atoll.testing import small_federation
 from tests.deploy.private_site import (
     DP,
@@ -164,6 +167,88 @@ def test_jobs_at_the_same_time_share_one_budget(tmp_path):
         answer = ask(site, message, round=1, run=run)
         assert "this update would make it" in answer.head["reason"]
     assert check_audit(one.audit.path) == 6  # and the log of both is one chain
+
+
+@pytest.mark.parametrize("between", ["a refused packet", "an update that is not finite", "hello"])
+def test_a_note_between_two_jobs_hides_no_release(between, tmp_path):
+    """Each note of a job reads the end of the log; the releases before it still count."""
+    policy = Policy(epsilon=epsilon(2 * release(NOISE), 1e-5) + 1e-6)
+    one = make_site(tmp_path, policy)
+    two = Site(one.data, policy, one.folder)
+    message = model_for(one)
+    for site, run in ((one, "one-0"), (two, "two-0")):
+        assert begin(site, rounds=2, run=run).head == {}
+    for number in range(2):
+        assert ask(one, message, round=number, run="one-0").head == {}
+    if between == "a refused packet":
+        assert two.answer(Packet({"do": "dance"}, b"")).head["failure"] == "bad"
+    elif between == "hello":
+        two.audit.note("hello")
+    else:
+        message = crafted(message, lambda w: torch.full_like(w, 3e38))
+    answer = ask(two, message, run="two-0")
+    assert "this update would make it" in answer.head["reason"]
+    assert len(Account(one.audit).releases) == 2
+
+
+def test_the_models_tensors_in_other_places_are_refused(tmp_path):
+    """A square matrix as a bias, say, is answered only where there are as many nodes as columns."""
+    site = make_site(tmp_path)
+    begin(site)
+    model = model_for(site)
+    tensors = leaves(model)
+    others = [
+        tensors,
+        tuple(tensors),
+        [model],
+        {"model": model},
+        Update(model, tensors[0]),
+        None,
+        3,
+    ]
+    for step, owner in (("train", "method"), ("score", "evaluator")):
+        for other in others:
+            answer = ask(site, other, step=step, owner=owner)
+            assert "its model's own shapes" in answer.head["reason"], other
+    assert not site.account.releases
+    assert ask(site, model).head == {}
+
+
+def test_a_private_adafgl_opens_its_second_step_with_the_model_in_a_record(tmp_path):
+    site = make_site(tmp_path)
+    settings = {"hidden": 5, "keep": "last", "federated_rounds": 1}
+    config = config_text(make_config(method="adafgl", rounds=4, dp=DP, set=settings))
+    assert site.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b"")).head == {}
+    model = site.job.owners["method"].base.net.init(make_key(0))
+    for number, message in enumerate((model, Start(model), Empty())):
+        state = number - 1 if number else -2
+        assert ask(site, message, round=number, state=state).head == {}
+    refused = ask(site, Start([model]), round=1, state=0)
+    assert "its model's own shapes" in refused.head["reason"]
+
+
+@pytest.mark.parametrize("depth", [1, 500, 985, 990, 995])
+def test_no_packet_makes_the_log_unreadable_or_long(depth, tmp_path):
+    site = make_site(tmp_path)
+    nested: object = []
+    for _ in range(depth):
+        nested = [nested]
+    for value in (nested, "x" * 10_000_000, 10**4000, {"a": "x" * 10_000}):
+        for do in ("step", "begin", "hello", value):
+            head = {"do": do, "run": value, "step": value, "round": value, "version": value}
+            assert site.answer(Packet(head, b"")).head["failure"] in ("bad", "refused")
+    assert site.audit.path.stat().st_size < 100_000
+    assert check_audit(site.audit.path) == len(
+        Site(site.data, Policy(), site.folder).audit.events()
+    )
+
+
+def test_a_private_run_does_not_tell_how_a_step_failed(tmp_path, monkeypatch):
+    site = make_site(tmp_path)
+    begin(site)
+    monkeypatch.setattr(site.job.states, "load", lambda _: 1 / 0)
+    assert ask(site, model_for(site)).head["reason"] == "it failed; its audit log says more"
+    assert "ZeroDivisionError" in site.audit.events(event="bad")[0]["detail"]
 
 
 @pytest.mark.parametrize("owner", ["method.base", "base", "method.net"])

@@ -42,7 +42,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
             demo.start("site-3")
         yield Trial(demo, federation, folder)
     finally:
-        demo.close()
+        demo.processes.end()
     assert processes(folder) == {}
 
 

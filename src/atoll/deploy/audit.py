@@ -28,25 +28,26 @@ class Audit:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.size, self.last, self.handle = -1, "", -1
+        self.unseen = True  # whether another process has written since the owner of this cleared it
         if path.exists():
             with self.alone():
                 pass
 
     @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Lock the log; yields whether another process has written since the last time."""
+    def alone(self) -> Iterator[None]:
+        """Lock the log; `unseen` is set where another process has written since the last time."""
         self.handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX)
-            changed = os.fstat(self.handle).st_size != self.size
-            if changed:
+            if os.fstat(self.handle).st_size != self.size:
+                self.unseen = True
                 data = self.path.read_bytes()
                 whole = data[: data.rfind(b"\n") + 1]
                 if whole != data:  # a crash cut the last line off
                     os.truncate(self.path, len(whole))
                 self.last = _digest(whole.splitlines(keepends=True)[-1]) if whole else ""
             self.size = os.fstat(self.handle).st_size
-            yield changed
+            yield
         finally:
             os.close(self.handle)  # which lets others in
             self.handle = -1
@@ -69,7 +70,11 @@ class Audit:
     def events(self, **values: object) -> list[Json]:
         """The events with the given values."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        return [event for event in map(json.loads, lines) if values.items() <= event.items()]
+        try:
+            events = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"audit log {self.path} cannot be read: {error}") from error
+        return [event for event in events if values.items() <= event.items()]
 
     def total(self, number: str, **values: object) -> int:
         """The sum of a number over the events with the given values."""
@@ -83,7 +88,7 @@ def check_audit(path: Path) -> int:
     for number, line in enumerate(lines, start=1):
         try:
             linked = json.loads(line)["before"] == before and line.endswith(b"\n")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             linked = False
         if not linked:
             raise DataError(f"audit log {path}, line {number} was changed or follows a missing one")

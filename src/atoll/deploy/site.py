@@ -12,7 +12,7 @@ import json
 import math
 import re
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
-from atoll.core.tree import Tree, all_finite, leaves, named_leaves, num_bytes
+from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
@@ -42,7 +42,7 @@ from atoll.experiment.metrics import Evaluator, from_confusion
 from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
 
 EVALUATOR = "evaluator"
-Shape = tuple[torch.Size, torch.dtype]
+Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
@@ -77,11 +77,14 @@ class Site:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
             # Its text may quote the owner's data, such as the number of nodes in a shape.
-            kind, reason = BAD, f"it failed ({type(error).__name__}); its audit log says more"
-            more["detail"] = str(error)
-        step = {k: packet.head.get(k) for k in ("run", "step", "round") if k in packet.head}
-        self.audit.note(kind, reason=reason, **more, **step)
-        return Packet({"failure": kind, "reason": reason}, b"")
+            private = self.job is not None and self.job.privacy is not None
+            which = "" if private else f" ({type(error).__name__})"
+            kind, reason = BAD, f"it failed{which}; its audit log says more"
+            more["detail"] = f"{type(error).__name__}: {error}"[:1000]
+        # A packet's values are the server's: a log that holds them whole could be made unreadable.
+        step = {k: _short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
+        self.audit.note(kind, reason=reason[:1000], **more, **step)
+        return Packet({"failure": kind, "reason": reason[:1000]}, b"")
 
     def _hello(self, packet: Packet) -> Packet:
         """Send the summary of the data, if the owner allows the run at all."""
@@ -92,7 +95,8 @@ class Site:
         privacy = None if head["dp"] is None else make_privacy(head["dp"])
         self.policy.check_privacy(privacy)
         summary = self.data.summary(sizes=not keeps_scores(privacy))
-        self.audit.note("hello", run=head["run"], method=head["method"], told=summary)
+        run = check_name(head["run"])
+        self.audit.note("hello", run=run, method=head["method"], told=summary)
         return Packet(summary, b"")
 
     def _begin(self, packet: Packet) -> Packet:
@@ -101,19 +105,20 @@ class Site:
         config = _ordered(head["config"])
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
-        # One name, one configuration: states and noise of a run are for its own method and scale.
-        for event in self.audit.events(event="begin", run=run):
-            if _ordered(event["config"]) != config:
-                raise Refusal(f"run '{run}' was begun here with another configuration")
-        if config.dp is not None:
-            # The updates that this site may send, over all seeds, beside those of other runs.
-            sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
-            before = self.account.precision(but=all_seeds(run))
-            self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
-        graph = self.data.graph
-        method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
-        self.job = Job(run, with_privacy(method, config.dp), config, self)
-        self.audit.note("begin", run=run, config=head["config"])
+        with self.audit.alone():  # no other job begins or spends between the check and the note
+            # One name, one configuration: states and noise of a run are for its method and scale.
+            for event in self.audit.events(event="begin", run=run):
+                if _ordered(event["config"]) != config:
+                    raise Refusal(f"run '{run}' was begun here with another configuration")
+            if config.dp is not None:
+                # The updates that this site may send, over all seeds, beside those of other runs.
+                sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
+                before = Account(self.audit).precision(but=all_seeds(run))
+                self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
+            graph = self.data.graph
+            method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
+            self.job = Job(run, with_privacy(method, config.dp), config, self)
+            self.audit.note("begin", run=run, config=head["config"])
         return Packet({}, b"")
 
     def _step(self, packet: Packet) -> Packet:
@@ -128,7 +133,7 @@ class Job:
     def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
         self.run, self.site, self.privacy = run, site, config.dp
         self.owners = owners(method)
-        self.shapes = None if config.dp is None else _model_shapes(method, site.data)
+        self.model = None if config.dp is None else _first_model(method, site.data)
         batching = batching_of(config.batch_size or 0)
         (self.graph,) = prepared([site.data.graph], dict(method.views), batching=batching)
         self.states = States(site.folder / "runs" / run)
@@ -164,9 +169,10 @@ class Job:
         if kept:
             reply = self._keep(reply, round)
         body = encode(reply)
-        with self.site.audit.alone() as changed:
-            if changed:  # by another job at this site: its releases count here too
-                self.site.account = Account(self.site.audit)
+        audit = self.site.audit
+        with audit.alone():
+            if audit.unseen:  # another job at this site has written: its releases count here too
+                self.site.account, audit.unseen = Account(audit), False
                 self.sent = self.site.audit.total("bytes", event="sent", run=self.run)
             charged = self._charge(noise)
             policy.check_bytes(len(body), self.sent)
@@ -183,7 +189,10 @@ class Job:
         """The server's message, which in a private run must not depend on this site's data."""
         message = decode(body)
         # A row for each node would pass only where there are as many, and so reveal their number.
-        if self.shapes is not None and _shapes(message) not in ([], self.shapes):
+        # The model's tensors in other places of the tree would do the same.
+        named = is_dataclass(message) and [field.name for field in fields(message)]
+        model = message.model if named == ["model"] else message
+        if self.model is not None and type(message) is not Empty and _form(model) != self.model:
             raise WireError("a private run has messages of its model's own shapes and types alone")
         return message
 
@@ -257,16 +266,23 @@ class Job:
         return step
 
 
-def _model_shapes(method: Method, data: SiteData) -> list[Shape]:
-    """Shapes and types of the model that the method sends around, found on made-up clients."""
+def _first_model(method: Method, data: SiteData) -> Form:
+    """The form of the model that the method sends around, found on made-up clients."""
     own = Federation((data.graph,), data.classes)
     probes = make_probe(own, {}, torch.zeros(())).graphs
     made = Simulation(Federation(probes, data.classes), method, engine="serial")
-    return _shapes(method.deploy(method.init(made.clients(-1))).tree)
+    return _form(method.deploy(method.init(made.clients(-1))).tree)
 
 
-def _shapes(tree: Tree) -> list[Shape]:
-    return [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
+def _form(tree: Tree) -> Form:
+    return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
+
+
+def _short(value: object) -> object:
+    """A value of a packet as a log keeps it: a number or a short text, never nested."""
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return value
+    return value[:100] if isinstance(value, str) else type(value).__name__
 
 
 def check_name(run: object) -> str:
