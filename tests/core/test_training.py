@@ -122,3 +122,19 @@ def test_a_network_without_a_hidden_layer_is_refused_where_embeddings_are_compar
     MOON(GCN(3, 2))
     with pytest.raises(ConfigError, match="GCN has no hidden layer whose output could be compared"):
         MOON(GCN(3, 2, layers=1))
+
+
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 3)])
+def test_pairs_are_replaced_also_for_many_runs_at_once(
+    sizes: tuple[int, ...],
+) -> None:
+    known = torch.randn(4, *sizes, 5, 5)
+    found = torch.randn(4, *sizes, 3, 3)
+    positions = torch.tensor([[0, 2, 4], [1, 2, 3], [4, 0, 1], [3, 4, 0]])
+    expected = known.clone()
+    for run, places in enumerate(positions.tolist()):
+        for i, one in enumerate(places):
+            for j, other in enumerate(places):
+                expected[run, ..., one, other] = found[run, ..., i, j]
+    torch.testing.assert_close(torch.vmap(put_pairs)(known, positions, found), expected)
+    torch.testing.assert_close(put_pairs(known[0], positions[0], found[0]), expected[0])

@@ -131,9 +131,9 @@ def unmet(clients: Clients, *sizes: int) -> Tensor:
 
 def put_pairs(known: Tensor, positions: Tensor, found: Tensor) -> Tensor:
     """Numbers of all pairs (..., N, N) with those of the participants replaced, (..., K, K)."""
-    known = known.clone()
-    known[..., positions.unsqueeze(-1), positions] = found.to(known.dtype)
-    return known
+    # The indexed axes come first: under vmap an index behind other axes moves them.
+    pairs, new = (one.movedim((-2, -1), (0, 1)) for one in (known, found.to(known.dtype)))
+    return pairs.index_put((positions.unsqueeze(-1), positions), new).movedim((0, 1), (-2, -1))
 
 
 def mixing_of(similarity: Tensor, tau: float) -> dict[str, Tensor]:
