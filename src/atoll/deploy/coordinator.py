@@ -26,11 +26,13 @@ from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.task import task_named
+from atoll.deploy.activity import ServerRun
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.site import check_name, owners
 from atoll.engines import fleet as remote
 from atoll.engines.clients import Backend
 from atoll.engines.codec import load_checkpoint
+from atoll.engines.ledger import Ledger
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
@@ -124,7 +126,7 @@ def coordinate(
 ) -> Result:
     """Run, or continue, an order; the result is saved in the folder."""
     began = time.perf_counter()
-    audit = Audit(folder / "audit.jsonl")
+    audit, activity = Audit(folder / "audit.jsonl"), ServerRun(folder)
     wanted = make_config(**parse_config(order.config, "the configuration"))
     audit.note("start", run=order.run, config=order.config, sites=order.sites)
     roster, out = agree(order, wanted, fleet, folder, audit)
@@ -133,7 +135,7 @@ def coordinate(
     fingerprint, run_folder = name_configuration(config), RunFolder(folder)
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
-    seeds = []
+    seeds: list[SeedResult] = []
     for seed in settled.config.all_seeds:
         experiment = FederatedExperiment(
             with_privacy(settled.method, config.dp),
@@ -149,6 +151,8 @@ def coordinate(
             fleet=fleet,
             audit=audit,
             out=out,
+            activity=activity,
+            earlier=tuple(seed.ledger for seed in seeds),
         )
         done = experiment.run(
             checkpoint=run_folder.checkpoint(seed),
@@ -246,17 +250,24 @@ class FederatedExperiment(Experiment):
     fleet: remote.Fleet
     audit: Audit
     out: dict[str, remote.Failure]
+    activity: ServerRun
+    earlier: tuple[Ledger, ...]  # of the seeds before this one
 
     def begin(self) -> Run:
         return FederatedRun(self)
 
     def report(self, on_round: Callable[[Json], None], history: History) -> None:
-        """Pass on the progress of a run, in plain values."""
+        """Note a complete round, and pass on the progress of the run in plain values."""
         scored = history.scores[self.config.evaluate or "deployed"][-1][:, 1, 0]
         validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
         out = {site: why.reason for site, why in self.out.items()}
-        place = {"seed": self.seed, "round": history.rounds, "rounds": self.rounds}
-        on_round({**place, "validation": validation, "out": out})
+        place: Json = {"seed": self.seed, "round": history.rounds, "rounds": self.rounds}
+        ledgers = (*self.earlier, history.ledger)
+        privacy = privacy_report(self.config, ledgers, len(self.federation), federated=True)
+        place |= {"epsilon": privacy["epsilon_server"]} if privacy else {}
+        self.audit.note("round", **place)
+        sites = msgspec.to_builtins(self.activity.read().peers)
+        on_round({**place, "validation": validation, "out": out, "sites": sites})
 
 
 class FederatedRun(Run):

@@ -1,0 +1,178 @@
+"""The activity of a party, from the files in its own kit: runs, rounds, bytes, epsilon, refusals.
+
+`atoll federate status` and the metrics read it. Audit logs grow, so that each call reads only the
+lines that are new. Nothing here asks another party or loads a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from atoll.deploy.audit import Json
+from atoll.deploy.kits import SETTINGS
+
+SERVER = "server"
+
+
+@dataclass
+class Peer:
+    """The traffic with one other party; a site's only peer is the server."""
+
+    sent: int = 0  # bytes of packet bodies
+    received: int = 0
+    refusals: int = 0  # the owner of the site did not allow it
+    failures: int = 0  # no answer, or one that cannot be used
+    last: float | None = None  # time of its last answer; at a site, of the last reply to it
+    out: str = ""  # why the running run is without this site
+
+
+@dataclass
+class RunActivity:
+    """One run in an audit log."""
+
+    name: str
+    done: dict[int, int] = field(default_factory=dict)  # rounds by seed
+    rounds: int | None = None  # the rounds of one seed, where the log has them
+    ended: bool = False
+    epsilon: float | None = None  # of a private run, against the server
+    last: float = 0.0  # time of the last event
+    peers: dict[str, Peer] = field(default_factory=dict)
+
+    @property
+    def round(self) -> int:
+        """The complete rounds of all seeds."""
+        return sum(self.done.values())
+
+    def peer(self, name: str) -> Peer:
+        return self.peers.setdefault(name, Peer())
+
+
+class Log:
+    """An audit log that is read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset = path, 0
+
+    def events(self) -> Iterator[tuple[float, Json]]:
+        """The events since the last call, with their times; a line that is half written waits."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.offset += len(line)
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    event = json.loads(line)
+                    at, _ = datetime.fromisoformat(event["time"]), event["event"]
+                    yield at.timestamp(), event
+
+
+class ServerRun(Log):
+    """One run on the server, from the audit log in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "audit.jsonl")
+        self.run = RunActivity(folder.name)
+
+    def read(self) -> RunActivity:
+        """The run up to now."""
+        for at, event in self.events():
+            self._add(at, event)
+        return self.run
+
+    def _add(self, at: float, event: Json) -> None:
+        run, kind = self.run, event["event"]
+        run.last = at
+        if kind == "start":
+            run.ended = False
+            for site in event["sites"]:
+                run.peer(site).out = ""
+        elif kind == "step":
+            for site, (down, up) in event["bytes"].items():
+                peer = run.peer(site)
+                peer.sent, peer.received = peer.sent + down, peer.received + up
+                peer.last = at if up else peer.last
+        elif kind == "round":
+            run.done[event["seed"]], run.rounds = event["round"], event["rounds"]
+            run.epsilon = event.get("epsilon", run.epsilon)
+        elif kind == "finished":
+            run.ended = True
+        elif kind == "back":
+            run.peer(event["site"]).out = ""
+        elif "site" in event and "reason" in event:  # left out, or no part from the start
+            peer = run.peer(event["site"])
+            peer.out = event["reason"]
+            if "refused" in (kind, event.get("kind")):
+                peer.refusals += 1
+            else:
+                peer.failures += 1
+
+
+class ServerActivity:
+    """All runs on a server, the newest last."""
+
+    def __init__(self, kit: Path) -> None:
+        self.folder, self.logs = kit / "atoll" / "runs", dict[str, ServerRun]()
+
+    def read(self) -> list[RunActivity]:
+        for folder in sorted(self.folder.glob("*/")):
+            self.logs.setdefault(folder.name, ServerRun(folder))
+        return sorted((log.read() for log in self.logs.values()), key=lambda run: run.last)
+
+
+class SiteActivity(Log):
+    """All runs at a site, the newest last, from its one audit log."""
+
+    def __init__(self, kit: Path) -> None:
+        super().__init__(kit / "atoll" / "audit.jsonl")
+        self.kit, self.runs = kit, dict[str, RunActivity]()
+        self.releases: dict[str, float] = {}  # noise by release: no answer counts twice
+        self.refusals, self.failures, self.last_refusal = 0, 0, ""
+
+    def read(self) -> list[RunActivity]:
+        for at, event in self.events():
+            self._add(at, event)
+        return sorted(self.runs.values(), key=lambda run: run.last)
+
+    def _add(self, at: float, event: Json) -> None:
+        kind, name = event["event"], event.get("run")
+        if kind in ("begin", "sent") and isinstance(name, str):
+            run = self.runs.setdefault(name, RunActivity(name))
+            run.last = run.peer(SERVER).last = at
+            if kind == "sent":
+                run.peer(SERVER).sent += event["bytes"]
+                run.done[0] = max(run.done.get(0, 0), event["round"] + 1)
+            if "release" in event:
+                self.releases[event["release"]] = event["noise"]
+        elif kind == "refused":
+            self.refusals, self.last_refusal = self.refusals + 1, event["reason"]
+        elif kind == "bad":
+            self.failures += 1
+
+    def budget(self) -> Budget:
+        """The privacy spent in all runs, against the policy that the site was started with."""
+        from atoll.deploy.policy import read_policy  # late, because it imports torch
+        from atoll.experiment.privacy import epsilon, release
+
+        file = self.kit / "local" / SETTINGS
+        settings = json.loads(file.read_text()) if file.exists() else {}
+        policy = settings.get("policy")
+        rules = read_policy(None if policy is None else Path(policy))
+        spent = sum(map(release, self.releases.values()))
+        return Budget(epsilon(spent, rules.delta), rules.epsilon, rules.delta)
+
+
+class Budget(NamedTuple):
+    """Epsilon against the server over all runs of a site."""
+
+    spent: float
+    limit: float | None
+    delta: float
