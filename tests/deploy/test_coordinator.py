@@ -241,6 +241,26 @@ def test_a_site_that_joins_with_nonsense_is_named(change, make_room):
         room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(tamper))
 
 
+def test_sites_of_other_versions_take_part_and_the_log_names_them(make_room):
+    room = make_room(small_federation())
+
+    def tamper(site, question, answer):
+        names = {"site-1": {}, "site-2": {"atoll": "0.2.0" * 100}, "site-3": {"atoll": ["odd"]}}
+        if question.head["do"] != "hello" or site not in names:
+            return answer
+        older = {key: value for key, value in answer.head.items() if key != "atoll"}
+        return Packet({**older, **names[site]}, b"")
+
+    order = room.order("fedavg", rounds=1, set=SMALL)
+    room.run(order, room.fleet(tamper))
+    room.run(order)  # the site was upgraded: its data are the same
+    events = [json.loads(line) for line in audit(room).splitlines()]
+    first, again = (event["sites"] for event in events if event["event"] == "versions")
+    assert first["site-1"] == "older"
+    assert len(first["site-2"]) == 40
+    assert again == dict.fromkeys(room.names, atoll.__version__)
+
+
 def test_an_oversized_reply_is_refused(make_room):
     room = make_room(small_federation())
     fleet = room.fleet(lambda site, question, answer: (

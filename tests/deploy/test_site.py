@@ -50,7 +50,7 @@ def site(tmp_path: Path, policy: Policy | None = None) -> Site:
         ({"do": "delete"}, "is nothing that a site does"),
         ({"do": "step", "run": "x"}, "was not begun here"),
         ({"do": "hello"}, "KeyError"),
-        ({"do": "hello", "version": "9.9"}, "it has Atoll"),
+        ({"do": "hello", "version": "9.9"}, "it speaks protocol 0.1.0"),
     ],
 )
 def test_a_site_answers_nonsense_with_a_reason_and_lives_on(head, problem, tmp_path):
@@ -58,6 +58,17 @@ def test_a_site_answers_nonsense_with_a_reason_and_lives_on(head, problem, tmp_p
     answer = one.answer(Packet(head, b""))
     assert problem in answer.head["reason"]
     assert one.answer(Packet({"do": "ping"}, b"")).head == {}
+
+
+def test_a_site_names_its_version_only_to_a_server_that_asks(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.deploy.site.__version__", "7.1")  # packages may differ
+    one = site(tmp_path)
+    old = {"do": "hello", "run": "r", "method": "fedavg", "rounds": 1, "version": "0.1.0"}
+    old["dp"] = None
+    assert one.answer(Packet(old, b"")).head == one.data.summary()
+    told = one.answer(Packet({**old, "atoll": "8.0"}, b"")).head
+    assert told == {**one.data.summary(), "atoll": "7.1"}
+    assert [event["server"] for event in one.audit.events(event="hello")] == ["older", "8.0"]
 
 
 @pytest.mark.parametrize("run", ["", "../r", "r/../..", "/tmp/r", "r.0", "r" * 101, 3, None])

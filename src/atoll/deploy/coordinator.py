@@ -48,8 +48,10 @@ from atoll.experiment.rounds import Experiment, Run
 ROSTER = "roster.json"
 
 
-class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that `atoll federate run` decides."""
+class Order(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """Everything that `atoll federate run` decides; an older server reads it without new fields."""
 
     run: str  # names the run on the server and at the sites
     config: str  # as TOML
@@ -186,16 +188,19 @@ def agree(
     """Greet the sites: the roster, and the missing sites, of which a new run may have none."""
     wanted = {"method": config.method, "rounds": config.rounds or 0}
     privacy = msgspec.to_builtins(config.dp)
-    head = {"do": "hello", "run": order.run, **wanted, "version": __version__, "dp": privacy}
+    head = {"do": "hello", "run": order.run, **wanted, "dp": privacy}
+    head |= {"version": remote.PROTOCOL, "atoll": __version__}
     packets = dict.fromkeys(order.sites, remote.Packet(head, b""))
     replies, failures = fleet.map("hello", packets, order.join)
-    joined = {}
+    joined, versions = {}, {}
     for site, packet in replies.items():
+        versions[site] = str(packet.head.pop("atoll", "older"))[:40]
         try:
             joined[site] = msgspec.convert(packet.head, SiteSummary)
         except msgspec.ValidationError as error:
             reason = f"what it tells of its data cannot be used: {error}"
             failures[site] = remote.Failure(remote.BAD, reason)
+    audit.note("versions", server=__version__, sites=versions)
     known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
     for site, why in failures.items():
         audit.note(why.kind, site=site, reason=why.reason)

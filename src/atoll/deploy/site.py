@@ -33,7 +33,7 @@ from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
 from atoll.engines.clients import Simulation
 from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
-from atoll.engines.fleet import BAD, NEVER, REFUSED, Packet, owners_of
+from atoll.engines.fleet import BAD, NEVER, PROTOCOL, REFUSED, Packet, owners_of
 from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
@@ -89,14 +89,19 @@ class Site:
     def _hello(self, packet: Packet) -> Packet:
         """Send the summary of the data, if the owner allows the run at all."""
         head = packet.head
-        if head["version"] != __version__:
-            raise Refusal(f"it has Atoll {__version__}, the server {head['version']}")
+        if head["version"] != PROTOCOL:
+            other = _short(head["version"])
+            found = f"it speaks protocol {PROTOCOL} (Atoll {__version__}), the server {other}"
+            raise Refusal(f"{found}; upgrade the older of the two")
         self.policy.check_run(head["method"], int(head["rounds"]))
         privacy = None if head["dp"] is None else make_privacy(head["dp"])
         self.policy.check_privacy(privacy)
         summary = self.data.summary(sizes=not keeps_scores(privacy))
         run = check_name(head["run"])
-        self.audit.note("hello", run=run, method=head["method"], told=summary)
+        if "atoll" in head:  # an older server does not name its version, and wants none
+            summary["atoll"] = __version__
+        server = _short(head.get("atoll", "older"))
+        self.audit.note("hello", run=run, method=head["method"], server=server, told=summary)
         return Packet(summary, b"")
 
     def _begin(self, packet: Packet) -> Packet:

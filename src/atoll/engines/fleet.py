@@ -28,6 +28,8 @@ from atoll.engines.codec import LIMIT, check_like, decode, encode
 from atoll.engines.serial import stack_replies
 from atoll.engines.wire import Probe
 
+PROTOCOL = "0.1.0"
+"""The version of the packets, named after the first Atoll that speaks it; parties compare it."""
 NEVER = -2
 """The round of a private state that does not exist yet; -1 is the time before the first round."""
 LOST, BAD, REFUSED = "lost", "bad", "refused"
