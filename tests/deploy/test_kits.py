@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from atoll.deploy.kits import ADMIN, CLASSES, provision
+from atoll.deploy.kits import ADMIN, CLASSES, certificate_days, provision
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
@@ -30,3 +30,4 @@ def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
     assert connection["client"]["connection_security"] == "mtls"
     assert connection["servers"][0]["service"]["target"] == "localhost:12345"
     assert kits["bank-a"].stat().st_mode & 0o077 == 0
+    assert {certificate_days(kit) for kit in kits.values()} == {359}  # of 360, the hours round down

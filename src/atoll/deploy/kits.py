@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
 
@@ -146,6 +147,15 @@ def about_kit(kit: Path) -> AboutKit:
         hint = "make kits with `atoll federate provision`"
         raise ConfigError(f"'{kit}' is not a kit; {hint}") from None
     return found
+
+
+def certificate_days(kit: Path) -> int:
+    """Whole days until the kit's certificate or the federation's root ends; below 0: it ended."""
+    from cryptography import x509
+
+    found = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
+    ends = [x509.load_pem_x509_certificate(f.read_bytes()).not_valid_after_utc for f in found]
+    return (min(ends) - datetime.now(UTC)).days
 
 
 def server_command(kit: Path) -> list[str]:
