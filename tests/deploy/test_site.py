@@ -48,8 +48,23 @@ def site(tmp_path: Path, policy: Policy | None = None) -> Site:
     [
         ({}, "is nothing that a site does"),
         ({"do": "delete"}, "is nothing that a site does"),
-        ({"do": "step", "run": "x"}, "was not begun here"),
-        ({"do": "hello"}, "KeyError"),
+        ({"do": "step", "run": "x"}, "missing required field `owner`"),
+        (
+            {
+                "do": "step",
+                "run": "x",
+                "owner": "method",
+                "step": "train",
+                "flags": {},
+                "round": 0,
+                "attempt": "",
+                "state": -2,
+                "key": 0,
+            },
+            "was not begun here",
+        ),
+        ({"do": "hello"}, "it speaks protocol 0.1.0"),
+        ({"do": "begin"}, "missing required field `run`"),
         ({"do": "hello", "version": "9.9"}, "it speaks protocol 0.1.0"),
     ],
 )
@@ -76,7 +91,8 @@ def test_a_run_cannot_name_any_folder(run, tmp_path):
     one = site(tmp_path)
     config = config_text(make_config(method="fedavg", rounds=1))
     answer = one.answer(Packet({"do": "begin", "run": run, "config": config}, b""))
-    assert "a run's name" in answer.head["reason"]
+    problem = "a run's name" if isinstance(run, str) else "Expected `str`"
+    assert problem in answer.head["reason"]
     if isinstance(run, str):
         order = Order(run=run, config=config, sites=("a",), quorum=1)
         with pytest.raises(ConfigError, match="a run's name"):

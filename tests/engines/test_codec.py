@@ -354,6 +354,14 @@ def test_numbers_that_cannot_be_checked_are_refused(dtype):
         decode(encode({"a": torch.ones(2).to(dtype)}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_tensor_has_at_most_64_dimensions(dtype):
+    most = {"a": torch.ones([1] * 64, dtype=dtype)}
+    assert_equal(decode(encode(most)), most)
+    with pytest.raises(WireError, match="'a' has 65 dimensions"):
+        decode(encode({"a": most["a"][None]}))
+
+
 @record
 class Saved:
     model: Tree

@@ -29,7 +29,14 @@ def test_a_packet_arrives_as_it_was_sent():
 
 
 @pytest.mark.parametrize(
-    ("head", "body"), [("{", b""), ("[1]", b""), ('{"do": "ping"}', "text"), (None, b"")]
+    ("head", "body"),
+    [
+        ("{", b""),
+        ("[1]", b""),
+        ('{"do": "ping"}', "text"),
+        (None, b""),
+        (r'{"do": "\ud800"}', b""),  # no text that could be written to a file
+    ],
 )
 def test_anything_else_is_refused(head, body):
     from atoll.engines.flare import from_shareable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS = ROOT / "src" / "atoll", ROOT / "tests"
-WHOLE = {"compat", "contract", "docs", "e2e", "gpu", "invariant", "tools"}
+WHOLE = {"compat", "contract", "docs", "e2e", "fuzz", "gpu", "invariant", "tools"}
 """Folders of tests that are about no single module."""
 PACKAGE = {"__main__.py", "test_public_names.py"}
 """`python -m atoll`, which tests in a separate process run, and the names of the package."""

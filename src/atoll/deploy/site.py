@@ -28,6 +28,7 @@ from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
 from atoll.deploy.audit import Audit, Json
+from atoll.deploy.heads import check_head
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
@@ -66,11 +67,10 @@ class Site:
         """The reply; a failure becomes a reply that reports it, and the site stays up."""
         known = {"hello": self._hello, "begin": self._begin, "step": self._step}
         known["ping"] = lambda packet: Packet({}, b"")
-        what, more = packet.head.get("do"), {}
+        more = {}
         try:
-            if not isinstance(what, str) or what not in known:
-                raise WireError(f"'{what}' is nothing that a site does")
-            return known[what](packet)
+            check_head(packet.head)
+            return known[packet.head["do"]](packet)
         except Refusal as error:
             kind, reason = REFUSED, str(error)
         except (WireError, ConfigError) as error:
@@ -89,8 +89,8 @@ class Site:
     def _hello(self, packet: Packet) -> Packet:
         """Send the summary of the data, if the owner allows the run at all."""
         head = packet.head
-        if head["version"] != PROTOCOL:
-            other = _short(head["version"])
+        if (version := head.get("version")) != PROTOCOL:
+            other = _short(version)
             found = f"it speaks protocol {PROTOCOL} (Atoll {__version__}), the server {other}"
             raise Refusal(f"{found}; upgrade the older of the two")
         self.policy.check_run(head["method"], int(head["rounds"]))

@@ -27,6 +27,7 @@ from atoll.engines.recording import shapes
 LIMIT = 1 << 30  # bytes of the largest message that is accepted
 PLAIN = (type(None), bool, int, float, str)  # values that travel beside tensors
 DEPTH = 64  # most levels of a tree; deeper ones would use up Python's stack further on
+DIMENSIONS = 64  # most of a tensor; torch loads more and then fails in most operations
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 TYPES = frozenset(FLOATS | WHOLE)
@@ -68,6 +69,8 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
     for name, leaf in tensors.items():
         if leaf.dtype not in TYPES:
             raise WireError(f"a message was refused: '{name}' is {leaf.dtype}")
+        if leaf.dim() > DIMENSIONS:
+            raise WireError(f"a message was refused: '{name}' has {leaf.dim()} dimensions")
         if finite and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise WireError(f"a message was refused: '{name}' holds a NaN or infinite number")
     return _build(plan, tensors)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -43,10 +44,12 @@ def to_shareable(packet: Packet) -> Shareable:
 def from_shareable(shareable: Any) -> Packet:
     """The packet that FLARE carried; anything else is a `WireError`."""
     try:
-        head, body = json.loads(shareable["head"]), shareable["body"]
-        if not isinstance(head, dict) or not isinstance(body, bytes):
+        # Unlike Python's own reader, this one refuses text that is not Unicode.
+        head = msgspec.json.decode(shareable["head"], type=dict[str, Any])
+        body = shareable["body"]
+        if not isinstance(body, bytes):
             raise TypeError("a packet is an object and bytes")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise WireError("a message was refused: it is not an Atoll packet") from error
     return Packet(head, body)
 

@@ -1,0 +1,1 @@
+"""Fuzz targets for everything that arrives from another party."""
