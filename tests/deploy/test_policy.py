@@ -8,13 +8,20 @@ import pytest
 
 from atoll.core.errors import ConfigError
 from atoll.deploy.policy import Policy, Refusal, read_policy
-from atoll.engines.fleet import SitesFailed
-from atoll.methods import FedAvg
+from atoll.deploy.site import Site
+from atoll.engines.fleet import Packet, SitesFailed
+from atoll.experiment.build import build_method
+from atoll.experiment.config import config_text, make_config
+from atoll.methods import METHODS, FedAvg
 from atoll.testing import small_federation
 from tests.deploy.private_site import (
     DP,
     OPEN,
     OPTIONS,
+    ask,
+    begin,
+    make_site,
+    model_for,
 )
 
 
@@ -24,6 +31,8 @@ from tests.deploy.private_site import (
         ("method = ['fedavg']", "did you mean 'methods'"),
         ("methods = ['fedavgg']", "did you mean 'fedavg'"),
         ("rounds = 'many'", "cannot be used"),
+        ("seconds = 0", "seconds is 0; give a number between 0 and inf"),
+        ("epochs = -1", "epochs is -1; give a number between 0 and inf"),
         ("disclose = 'all'", "disclose takes a list"),
         ("rounds = ", "cannot be read"),
     ],
@@ -72,3 +81,69 @@ def test_an_owner_can_demand_privacy(policy, dp, reason, make_room):
     assert reason in str(error.value)
     sent = [json.loads(line) for line in sites["site-2"].audit.path.read_text().splitlines()]
     assert not [event for event in sent if event["event"] == "sent"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"epochs": 10**12}, "allows epochs up to 1000, but epochs is 1000000000000"),
+        ({"hidden": 3 * 10**8}, "allows width up to 10000, but hidden is 300000000"),
+        ({"layers": 3 * 10**6}, "allows layers up to 100, but layers is 3000000"),
+        ({"net": "sgc", "hops": 10**9}, "allows width up to 10000, but hops is 1000000000"),
+        ({"hidden": 10_000, "layers": 100}, "allows 100000000 parameters, but the network has"),
+        ({"hidden": 10**12, "layers": 10**12}, "its policy allows"),
+    ],
+)
+def test_absurd_work_is_refused_before_anything_is_built(settings, reason, tmp_path):
+    site = make_site(tmp_path)
+    config = config_text(make_config(method="fedavg", rounds=1, set=settings))
+    answer = site.answer(Packet({"do": "begin", "run": "r", "config": config}, b""))
+    assert answer.head["failure"] == "refused"
+    assert reason in answer.head["reason"]
+    assert site.job is None
+    assert not site.audit.events(event="begin")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "problem"),
+    [
+        ("adafgl", {"personal_epochs": 5}, "epochs up to 4, but personal_epochs is 5"),
+        ("fedtad", {"base": "moon", "base.head": 20_000}, "width up to 10000, but head is 20000"),
+    ],
+)
+def test_the_numbers_of_every_part_count(method, settings, problem):
+    built = build_method(make_config(method=method, epochs=2, set=settings), 3, 2)
+    with pytest.raises(Refusal, match=problem):
+        Policy(epochs=4).check_size(built)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_default_policy_allows_every_method_with_its_own_numbers(name):
+    Policy().check_size(build_method(make_config(method=name), 3, 2))
+
+
+def test_questions_and_seconds_of_a_round_are_counted_over_restarts(tmp_path):
+    policy = Policy(questions=3)
+    site = make_site(tmp_path, policy)
+    message = model_for(site)
+    begin(site, dp=None)
+    for number in range(3):
+        score = {"owner": "evaluator", "step": "score"} if number else {}
+        assert ask(site, message, **score).head == {}
+    for again in (site, Site(site.data, policy, site.folder)):
+        begin(again, dp=None)
+        answer = ask(again, message)
+        assert answer.head["failure"] == "bad"
+        assert answer.head["reason"] == "over its limit: its policy allows questions = 3"
+    assert ask(again, message, round=1).head == {}
+    slow = Site(site.data, Policy(round_seconds=1e-6), site.folder)
+    begin(slow, dp=None)
+    answer = ask(slow, message, round=1)
+    assert answer.head["reason"] == "over its limit: its policy allows round_seconds = 1e-06"
+
+
+def test_a_message_beyond_the_policy_is_refused_before_it_is_decoded(tmp_path):
+    site = make_site(tmp_path, Policy(message_bytes=100))
+    begin(site, dp=None)
+    answer = ask(site, model_for(site))
+    assert "bytes was refused; the limit is 100 bytes" in answer.head["reason"]

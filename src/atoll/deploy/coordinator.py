@@ -28,7 +28,8 @@ from atoll.core.method import Method
 from atoll.core.task import task_named
 from atoll.deploy.activity import ServerRun
 from atoll.deploy.audit import Audit, Json
-from atoll.deploy.site import check_name, owners
+from atoll.deploy.heads import check_name
+from atoll.deploy.site import owners
 from atoll.engines import fleet as remote
 from atoll.engines.clients import Backend
 from atoll.engines.codec import load_checkpoint

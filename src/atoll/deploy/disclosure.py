@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.core.federation import Federation
-from atoll.core.method import Step
+from atoll.core.method import Method, Step
 from atoll.core.tree import Tree, named_leaves
 from atoll.deploy.audit import Json
 from atoll.deploy.policy import Policy, Refusal
@@ -83,13 +83,15 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
         "method": config.method,
         "rounds_tried": ROUNDS,
         "told_when_joining": data.summary(sizes=not keeps_scores(config.dp)),
-        "run": _verdict(policy, config),
+        "run": _verdict(policy, config, method=bare),
         "fields": fields,
         "steps_not_seen": unseen,
     }
 
 
-def _verdict(policy: Policy, subject: Step | RunConfig, *fields: str) -> str:
+def _verdict(
+    policy: Policy, subject: Step | RunConfig, *fields: str, method: Method | None = None
+) -> str:
     """The policy's decision on a run, or on sending some fields of a step's reply."""
     try:
         if isinstance(subject, Step):
@@ -99,6 +101,8 @@ def _verdict(policy: Policy, subject: Step | RunConfig, *fields: str) -> str:
             base = str(subject.set.get("base", ""))
             policy.check_run(subject.method, subject.rounds or 0, base)
             policy.check_privacy(subject.dp)
+            if method is not None:
+                policy.check_size(method)
     except Refusal as error:
         return f"refused: {error}"
     return "allowed"

@@ -1,60 +1,80 @@
-"""The heads of a server's packets: their fields, and the types that a site accepts."""
+"""The heads of the packets that a server may send to a site, each field with its type and bounds.
+
+A head is checked here before a site logs, stores or computes anything by it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from atoll.core.errors import WireError
-from atoll.engines.fleet import PROTOCOL
+from atoll.deploy.audit import Json
+from atoll.engines.fleet import NEVER
 
-Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # fits into a tensor
-
-
-class Hello(msgspec.Struct):
-    """The first question: may this run take place here?"""
-
-    version: str
-    run: str
-    method: str
-    rounds: Whole
-    dp: dict[str, float | str] | None
+CONFIG = 16_384
+"""Characters of the longest configuration; the longest recipe has about 2,000."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+Word = Annotated[str, Meta(max_length=200)]
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-class Begin(msgspec.Struct):
-    """The configuration that the run begins with, as TOML."""
+class Hello(msgspec.Struct, frozen=True):
+    """A server asks whether a site would take part in a run."""
 
-    run: str
-    config: str
-
-
-class Ask(msgspec.Struct):
-    """A step, and the round whose private state it begins with."""
-
-    run: str
-    owner: str
-    step: str
-    flags: dict[str, bool]
-    round: Whole
-    attempt: str
-    state: Whole
-    key: Whole
+    run: Word
+    method: Word
+    rounds: Annotated[int, Meta(ge=0)]
+    dp: Annotated[dict[Word, float | Word], Meta(max_length=20)] | None
+    atoll: Annotated[str, Meta(max_length=40)] = ""  # the server's version, for the log
 
 
-HEADS: dict[str, type[msgspec.Struct]] = {"hello": Hello, "begin": Begin, "step": Ask}
+class Begin(msgspec.Struct, frozen=True):
+    """A server has a site build the method of a run."""
+
+    run: Word
+    config: Annotated[str, Meta(max_length=CONFIG)]
 
 
-def check_head(head: dict[str, Any]) -> None:
-    """Refuse a head that lacks a field or has one of another type."""
-    what = head.get("do")
-    if not isinstance(what, str) or what not in {*HEADS, "ping"}:
-        raise WireError(f"'{str(what)[:100]}' is nothing that a site does")
-    if what not in HEADS or (what == "hello" and head.get("version") != PROTOCOL):
-        return  # another version may have other heads: the site refuses it by its version
+class Question(msgspec.Struct, frozen=True):
+    """A server asks for one step; the body holds the message."""
+
+    run: Word
+    owner: Word
+    step: Word
+    flags: Annotated[dict[Word, bool], Meta(max_length=20)]
+    round: Annotated[int, Meta(ge=-1, le=1 << 31)]
+    attempt: Word
+    state: Annotated[int, Meta(ge=NEVER, le=1 << 31)]  # the round whose private state counts
+    key: Int64
+
+
+Head = TypeVar("Head", Hello, Begin, Question)
+
+
+def read_head(kind: type[Head], head: Json) -> Head:
+    """The checked head of a packet; the error quotes no value of it."""
     try:
-        msgspec.convert(head, HEADS[what])
+        found = msgspec.convert(head, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise WireError(
-            f"a packet was refused: its head is not one of '{what}' ({error})"
-        ) from error
+        raise WireError(f"a packet was refused: {error}") from error
+    check_name(found.run)
+    return found
+
+
+def check_name(run: str) -> None:
+    """Refuse a name that cannot be a run's, which is the name of a folder too."""
+    if not NAME.fullmatch(run):
+        raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")
+
+
+def short(value: object, most: int = 100) -> object:
+    """A value of a packet as a log keeps it: a number or a short text in ASCII, never nested."""
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return value
+    if not isinstance(value, str):
+        return type(value).__name__
+    return value[:most].encode("ascii", "backslashreplace").decode()[:most]

@@ -14,6 +14,7 @@ from atoll.deploy.kits import SETTINGS
 from atoll.deploy.policy import read_policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
+from atoll.deploy.watchdog import Watchdog
 from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
 from atoll.engines.fleet import Packet
 
@@ -48,4 +49,9 @@ class Participant(SiteExecutor):
         schema, policy = (None if path is None else Path(path) for path in paths)
         given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}
         data = read_site_data(Path(settings["data"]), schema=schema, **given)
-        return Site(data, read_policy(policy), kit / "atoll").answer
+        self.watchdog = Watchdog(Site(data, read_policy(policy), kit / "atoll"))
+        return self.watchdog.answer
+
+    def sent(self) -> None:
+        if self.answer is not None:
+            self.watchdog.sent()

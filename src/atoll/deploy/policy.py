@@ -1,9 +1,18 @@
-"""What the owner of a site allows: methods, steps, rounds, bytes, disclosures.
+"""What the owner of a site allows: methods, steps, work, bytes, disclosures.
 
 # policy.toml
 methods = ["fedavg", "fedath"]      # default: every method that comes with Atoll
 steps = ["train", "score"]          # default: every step of an allowed method
 rounds = 200                        # rounds of one run
+epochs = 10                         # local epochs of a round, of any part of the method
+layers = 10                         # layers of a network
+width = 512                         # any other whole number, such as a width, hops or samples
+parameters = 5_000_000              # numbers in the network
+questions = 100                     # packets with a step in one round, scoring included
+seconds = 60.0                      # of one step
+round_seconds = 600.0               # of all steps of one round
+memory = 8_000_000_000              # bytes of the job's process
+message_bytes = 50_000_000          # of one message from the server
 reply_bytes = 50_000_000            # of one reply
 run_bytes = 2_000_000_000           # of all replies of one run
 disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
@@ -17,21 +26,33 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 
-from atoll.core.errors import AtollError, ConfigError, unknown
-from atoll.core.method import Step
+from atoll.core.errors import AtollError, ConfigError, WireError, unknown
+from atoll.core.method import Method, Net, Step
+from atoll.core.tree import leaves
 from atoll.experiment.privacy import PrivacyConfig, epsilon, need_accountant
 from atoll.methods import METHODS
 
 DECLARED = "declared"
+SIZES = ("epochs", "layers", "width", "parameters")
+WORK = ("questions", "seconds", "round_seconds", "memory", "message_bytes")
+"""Keys that bound the method of a run, and its steps; each is above 0."""
+FREE = ("features", "classes", "salt", "proxy_seed")
+"""Whole numbers that a policy does not bound: sizes of the owner's own data, and seeds."""
 
 
 class Refusal(AtollError):
     """The owner of a site does not allow it."""
+
+
+class OverLimit(WireError):
+    """A run used up the work that the owner allows; the others may continue without this site."""
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,6 +61,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     methods: tuple[str, ...] | None = None
     steps: tuple[str, ...] | None = None
     rounds: int = 10_000
+    epochs: int = 1_000
+    layers: int = 100
+    width: int = 10_000
+    parameters: int = 100_000_000
+    questions: int = 1_000
+    seconds: float = 3600.0
+    round_seconds: float = 4 * 3600.0
+    memory: int = 32 << 30
+    message_bytes: int = 1 << 30
     reply_bytes: int = 1 << 30
     run_bytes: int = 1 << 40
     disclose: tuple[str, ...] | str = ()
@@ -58,6 +88,24 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 raise Refusal(f"method '{name}' does not come with Atoll; {hint}")
         if rounds > self.rounds:
             raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
+
+    def check_size(self, method: Method) -> None:
+        """Refuse a method with more epochs, layers or numbers than the owner allows."""
+        for name, value in _whole_numbers(method):
+            key = "epochs" if name.endswith("epochs") else "layers" if name == "layers" else "width"
+            if name not in FREE and value > getattr(self, key):
+                most = f"{key} up to {getattr(self, key)}"
+                raise Refusal(f"its policy allows {most}, but {name} is {value}")
+        count = _count_parameters(method.net)
+        if count > self.parameters:
+            most = f"{self.parameters} parameters"
+            raise Refusal(f"its policy allows {most}, but the network has {count}")
+
+    def check_work(self, questions: int, seconds: float) -> None:
+        """Refuse another step of a round; both numbers count what came before it."""
+        for key, used in (("questions", questions), ("round_seconds", seconds)):
+            if used >= getattr(self, key):
+                raise OverLimit(f"over its limit: its policy allows {key} = {getattr(self, key):g}")
 
     def check_privacy(self, privacy: PrivacyConfig | None) -> None:
         """Refuse a run that protects the owner less than it demands."""
@@ -108,6 +156,22 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy allows {most}, and they are used up")
 
 
+def _whole_numbers(part: object) -> Iterator[tuple[str, int]]:
+    """The whole numbers of a method and of all that it is made of, such as its network."""
+    if is_dataclass(part) and not isinstance(part, type):
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if type(value) is int:
+                yield field.name, value
+            yield from _whole_numbers(value)
+
+
+def _count_parameters(net: Net) -> int:
+    """The numbers in a network, counted without memory for them."""
+    key = torch.zeros((), dtype=torch.int64, device="meta")
+    return sum(leaf.numel() for leaf in leaves(net.init(key)))
+
+
 def _check_named(what: str, name: str, allowed: tuple[str, ...] | None) -> None:
     if allowed is not None and name not in allowed:
         names = ", ".join(allowed) or "none"
@@ -132,7 +196,8 @@ def read_policy(path: Path | None) -> Policy:
         raise ConfigError(f"policy {path} cannot be used: {error}") from error
     if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
         raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
-    for name, below in (("noise", math.inf), ("epsilon", math.inf), ("delta", 1)):
+    bounds = dict.fromkeys(("noise", "epsilon", *SIZES, *WORK), math.inf) | {"delta": 1}
+    for name, below in bounds.items():
         value = getattr(policy, name)
         if value is not None and not 0 < value < below:
             hint = f"give a number between 0 and {below:g}"

@@ -10,8 +10,9 @@ import csv
 import hashlib
 import json
 import math
-import re
+import time
 import tomllib
+from collections import Counter, defaultdict
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,14 @@ import torch
 from atoll import __version__
 from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
-from atoll.core.errors import ConfigError, WireError
+from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
 from atoll.deploy.audit import Audit, Json
-from atoll.deploy.heads import check_head
+from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
@@ -42,9 +43,13 @@ from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.metrics import Evaluator, from_confusion
 from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
 
-EVALUATOR = "evaluator"
+EVALUATOR, SENT = "evaluator", "sent"
+LINE = 400  # most characters of a reason in a reply or in the log
 Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+class StepFailed(Exception):
+    """A step of a private run failed with a sentence that is the owner's only."""
 
 
 def owners(method: Method) -> dict[str, Any]:
@@ -62,54 +67,69 @@ class Site:
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None
+        # Whether the kind of an error may not be told, since it may depend on the owner's data.
+        self.private = policy.noise is not None or policy.epsilon is not None
 
     def answer(self, packet: Packet) -> Packet:
         """The reply; a failure becomes a reply that reports it, and the site stays up."""
         known = {"hello": self._hello, "begin": self._begin, "step": self._step}
         known["ping"] = lambda packet: Packet({}, b"")
-        more = {}
+        what, more, began = packet.head.get("do"), {}, time.monotonic()
         try:
-            check_head(packet.head)
-            return known[packet.head["do"]](packet)
+            if not isinstance(what, str) or what not in known:
+                raise WireError(f"'{short(what)}' is nothing that a site does")
+            return known[what](packet)
         except Refusal as error:
             kind, reason = REFUSED, str(error)
         except (WireError, ConfigError) as error:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
             # Its text may quote the owner's data, such as the number of nodes in a shape.
-            private = self.job is not None and self.job.privacy is not None
-            which = "" if private else f" ({type(error).__name__})"
+            cause = error.__cause__ if isinstance(error, StepFailed) else error
+            which = "" if self.private else f" ({type(cause).__name__})"
             kind, reason = BAD, f"it failed{which}; its audit log says more"
-            more["detail"] = f"{type(error).__name__}: {error}"[:1000]
-        # A packet's values are the server's: a log that holds them whole could be made unreadable.
-        step = {k: _short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
-        self.audit.note(kind, reason=reason[:1000], **more, **step)
-        return Packet({"failure": kind, "reason": reason[:1000]}, b"")
+            more["detail"] = short(f"{type(cause).__name__}: {cause}", LINE)
+        more["seconds"] = round(time.monotonic() - began, 3)
+        return self.refuse(packet, kind, reason, self.audit, **more)
+
+    def refuse(
+        self, packet: Packet, kind: str, reason: str, audit: Audit, **more: object
+    ) -> Packet:
+        """Note a failure and reply with it; the log holds a packet's values in short form only."""
+        reason = str(short(reason, LINE))
+        step = {k: short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
+        audit.note(kind, reason=reason, **more, **step)
+        return Packet({"failure": kind, "reason": reason}, b"")
 
     def _hello(self, packet: Packet) -> Packet:
         """Send the summary of the data, if the owner allows the run at all."""
-        head = packet.head
-        if (version := head.get("version")) != PROTOCOL:
-            other = _short(version)
-            found = f"it speaks protocol {PROTOCOL} (Atoll {__version__}), the server {other}"
-            raise Refusal(f"{found}; upgrade the older of the two")
-        self.policy.check_run(head["method"], int(head["rounds"]))
-        privacy = None if head["dp"] is None else make_privacy(head["dp"])
+        theirs = packet.head.get("version")
+        if theirs != PROTOCOL:  # a head of another version may have other fields
+            found = f"it speaks protocol {PROTOCOL} (Atoll {__version__})"
+            raise Refusal(f"{found}, the server {short(theirs)}; upgrade the older of the two")
+        head = read_head(Hello, packet.head)
+        self.policy.check_run(head.method, head.rounds)
+        privacy = None if head.dp is None else make_privacy(head.dp)
         self.policy.check_privacy(privacy)
         summary = self.data.summary(sizes=not keeps_scores(privacy))
-        run = check_name(head["run"])
-        if "atoll" in head:  # an older server does not name its version, and wants none
+        if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
-        server = _short(head.get("atoll", "older"))
-        self.audit.note("hello", run=run, method=head["method"], server=server, told=summary)
+        told = {**summary, "words": len(self.data.words)}
+        server = head.atoll or "older"
+        self.audit.note("hello", run=head.run, method=head.method, server=server, told=told)
         return Packet(summary, b"")
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
-        head, run = packet.head, check_name(packet.head["run"])
-        config = _ordered(head["config"])
+        head = read_head(Begin, packet.head)
+        run, config = head.run, _ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
+        self.private = self.private or config.dp is not None
+        graph = self.data.graph
+        method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
+        self.policy.check_size(method)
+        method = with_privacy(method, config.dp)
         with self.audit.alone():  # no other job begins or spends between the check and the note
             # One name, one configuration: states and noise of a run are for its method and scale.
             for event in self.audit.events(event="begin", run=run):
@@ -120,16 +140,25 @@ class Site:
                 sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
                 before = Account(self.audit).precision(but=all_seeds(run))
                 self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
-            graph = self.data.graph
-            method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
-            self.job = Job(run, with_privacy(method, config.dp), config, self)
-            self.audit.note("begin", run=run, config=head["config"])
+            self.audit.note("begin", run=run, config=head.config)
+        self.job = Job(run, method, config, self)
         return Packet({}, b"")
 
     def _step(self, packet: Packet) -> Packet:
-        if self.job is None or self.job.run != packet.head["run"]:
-            raise WireError(f"run '{packet.head['run']}' was not begun here")
-        return self.job.step(packet)
+        head = read_head(Question, packet.head)
+        if self.job is None or self.job.run != head.run:
+            raise WireError(f"run '{head.run}' was not begun here")
+        return self.job.step(head, packet.body)
+
+    def seconds(self, packet: Packet) -> float:
+        """How long the answer to a packet may take, by the policy and the round's work so far."""
+        job, policy = self.job, self.policy
+        if packet.head.get("do") != "step":
+            return policy.round_seconds
+        number = packet.head.get("round")
+        used = 0.0 if job is None or not isinstance(number, int) else job.work.seconds[number]
+        left = policy.round_seconds - used
+        return min(policy.seconds, left) if left > 0 else policy.seconds  # `check_work` refuses it
 
 
 class Job:
@@ -143,27 +172,41 @@ class Job:
         (self.graph,) = prepared([site.data.graph], dict(method.views), batching=batching)
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
-        self.sent = site.audit.total("bytes", event="sent", run=run)
-        self.attempt: tuple[int, object] | None = None
+        self.sent = site.audit.total("bytes", event=SENT, run=run)
+        self.work = Work(site.audit, run)
+        self.attempt: tuple[int, str] | None = None
         self.state: Tree = None
         self.lineage, self.scored = "", 0
 
-    def step(self, packet: Packet) -> Packet:
+    def step(self, head: Question, body: bytes) -> Packet:
         """Run a step on the site's own graph."""
-        head, policy = packet.head, self.site.policy
-        step, round = self._named(head), int(head["round"])
-        policy.check_step(step, round)
-        message = self._message(packet.body)
-        if (round, head["attempt"]) != self.attempt:
-            self.state, self.lineage = self.states.load(int(head["state"]))
-            self.attempt, self.scored = (round, head["attempt"]), 0
-        question = self._question(step, head, packet.body)
+        policy, work, number, began = self.site.policy, self.work, head.round, time.monotonic()
+        step = self._named(head)
+        policy.check_step(step, number)
+        policy.check_work(work.questions[number], work.seconds[number])
+        work.questions[number] += 1
+        try:
+            return self._answer(step, head, body, began)
+        finally:
+            work.seconds[number] += time.monotonic() - began
+
+    def _answer(self, step: Step, head: Question, body: bytes, began: float) -> Packet:
+        policy, round, message = self.site.policy, head.round, self._message(body)
+        if (round, head.attempt) != self.attempt:
+            self.state, self.lineage = self.states.load(head.state)
+            self.attempt, self.scored = (round, head.attempt), 0
+        question = self._question(step, head, body)
         noise = self._noise(step, question)
         if noise is not None:
             owner = replace(step.owner, source=noise, hides_divergence=True)
             step = replace(step, owner=owner)
-        with torch.no_grad():
-            reply, state = step(self.graph, message, self.state, torch.tensor(int(head["key"])))
+        try:
+            with torch.no_grad():
+                reply, state = step(self.graph, message, self.state, torch.tensor(head.key))
+        except AtollError as error:
+            if self.privacy is None:
+                raise
+            raise StepFailed from error
         policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
         if self._diverged(step, reply, state, noise):
@@ -173,26 +216,27 @@ class Job:
             self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
         if kept:
             reply = self._keep(reply, round)
-        body = encode(reply)
+        answer = encode(reply)
         audit = self.site.audit
         with audit.alone():
             if audit.unseen:  # another job at this site has written: its releases count here too
                 self.site.account, audit.unseen = Account(audit), False
-                self.sent = self.site.audit.total("bytes", event="sent", run=self.run)
+                self.sent = self.site.audit.total("bytes", event=SENT, run=self.run)
             charged = self._charge(noise)
-            policy.check_bytes(len(body), self.sent)
+            policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
                 self.state, self.lineage = state, hashlib.sha256(question).hexdigest()
-                self.states.save(round, state, self.lineage, int(head["state"]))
-            self.sent += len(body)
-            sizes = {"bytes": len(body), "array_bytes": num_bytes(reply)}
+                self.states.save(round, state, self.lineage, head.state)
+            self.sent += len(answer)
+            sizes = {"bytes": len(answer), "array_bytes": num_bytes(reply)}
             place = {"run": self.run, "step": step.name, "round": round}
-            self.site.audit.note("sent", **place, **sizes, **charged)
-        return Packet({}, body)
+            seconds = time.monotonic() - began
+            self.site.audit.note(SENT, **place, **sizes, seconds=seconds, **charged)
+        return Packet({}, answer)
 
     def _message(self, body: bytes) -> Tree:
         """The server's message, which in a private run must not depend on this site's data."""
-        message = decode(body)
+        message = decode(body, limit=self.site.policy.message_bytes)
         # A row for each node would pass only where there are as many, and so reveal their number.
         # The model's tensors in other places of the tree would do the same.
         named = is_dataclass(message) and [field.name for field in fields(message)]
@@ -207,14 +251,14 @@ class Job:
             return noise.alone or not all_finite(state)
         return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
-    def _question(self, step: Step, head: Json, body: bytes) -> bytes:
+    def _question(self, step: Step, head: Question, body: bytes) -> bytes:
         """Everything that decides an answer beside the owner's data.
 
         The lineage stands for the private state: all questions that led to it. Without it a server
         could ask one question on two states, and equal answers would show equal updates.
         """
         scale = [step.owner.clip, step.owner.noise] if isinstance(step.owner, Noised) else []
-        parts = [self.run, self.lineage, scale, step.name, int(head["round"]), int(head["key"])]
+        parts = [self.run, self.lineage, scale, step.name, head.round, head.key]
         return json.dumps([*parts, hashlib.sha256(body).hexdigest()]).encode()
 
     def _noise(self, step: Step, question: bytes) -> SiteNoise | None:
@@ -256,18 +300,18 @@ class Job:
         confusion, loss = torch.zeros_like(scores.confusion), torch.zeros_like(scores.loss)
         return Scores(confusion, loss, torch.full_like(scores.auc, -1.0))
 
-    def _named(self, head: Json) -> Step:
+    def _named(self, head: Question) -> Step:
         """The step that a packet names; only the evaluator has flags that a packet may set."""
-        name, flags = head["owner"], head["flags"]
+        name, flags = head.owner, head.flags
         owner = self.owners.get(name)
         if owner is not None and flags:
             known = {"with_auc", "with_dropout", "with_train"}
             if name != EVALUATOR or not known.issuperset(flags):
                 raise WireError(f"'{name}' takes no flags {sorted(flags)} from a packet")
-            owner = replace(owner, **{key: bool(value) for key, value in flags.items()})
-        step = None if owner is None else declared_step(owner, str(head["step"]))
+            owner = replace(owner, **flags)
+        step = None if owner is None else declared_step(owner, head.step)
         if step is None:
-            raise WireError(f"there is no step '{head['step']}' of '{name}'")
+            raise WireError(f"there is no step '{head.step}' of '{name}'")
         return step
 
 
@@ -281,20 +325,6 @@ def _first_model(method: Method, data: SiteData) -> Form:
 
 def _form(tree: Tree) -> Form:
     return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
-
-
-def _short(value: object) -> object:
-    """A value of a packet as a log keeps it: a number or a short text, never nested."""
-    if isinstance(value, int) and abs(value) < 1 << 63:
-        return value
-    return value[:100] if isinstance(value, str) else type(value).__name__
-
-
-def check_name(run: object) -> str:
-    """The name of a run, which is the name of a folder too."""
-    if not isinstance(run, str) or not NAME.fullmatch(run):
-        raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")
-    return run
 
 
 def all_seeds(run: str) -> str:
@@ -323,7 +353,7 @@ class Account:
     def __init__(self, audit: Audit) -> None:
         self.releases: dict[str, tuple[str, float]] = {
             event["release"]: (event["run"], event["noise"])
-            for event in audit.events(event="sent")
+            for event in audit.events(event=SENT)
             if "release" in event
         }
 
@@ -331,6 +361,17 @@ class Account:
         """The sum of 1/z² over all releases, without those of one run if it is given."""
         every = self.releases.values()
         return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)
+
+
+class Work:
+    """The questions and seconds of each round of a run, by the audit log: no restart renews it."""
+
+    def __init__(self, audit: Audit, run: str) -> None:
+        self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
+        for event in audit.events(run=run):
+            if event["event"] in (SENT, BAD, REFUSED) and type(event.get("round")) is int:
+                self.questions[event["round"]] += 1
+                self.seconds[event["round"]] += event.get("seconds", 0.0)
 
 
 class States:

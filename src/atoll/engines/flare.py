@@ -34,6 +34,7 @@ from atoll.engines.fleet import BAD, LOST, Aborted, Answers, Failure, Packet
 
 TASK = "atoll"
 PROGRESS = "atoll.progress"
+HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
 
 
 def to_shareable(packet: Packet) -> Shareable:
@@ -44,6 +45,8 @@ def to_shareable(packet: Packet) -> Shareable:
 def from_shareable(shareable: Any) -> Packet:
     """The packet that FLARE carried; anything else is a `WireError`."""
     try:
+        if len(shareable["head"]) > HEAD:
+            raise TypeError("a head is too long")
         # Unlike Python's own reader, this one refuses text that is not Unicode.
         head = msgspec.json.decode(shareable["head"], type=dict[str, Any])
         body = shareable["body"]
@@ -204,6 +207,13 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
     @abstractmethod
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
         """A function that answers packets, from the site's own folder."""
+
+    def sent(self) -> None:
+        """Called after each answer has left."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.AFTER_SEND_TASK_RESULT:
+            self.sent()
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
