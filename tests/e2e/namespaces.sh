@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A federation whose three sites are in network namespaces of their own: `unshare -rn namespaces.sh PYTHON DIR`.
 # Prints, as its last line, one JSON object: the bytes that crossed each site's only link, up and down.
+# Server and sites serve metrics on one port, each on the loopback of its own namespace; they are left in DIR.
 set -e
 PYTHON=$1 DIR=$2
 ATOLL="$PYTHON -m atoll federate"
@@ -22,13 +23,18 @@ for i in 1 2 3; do
 done
 $ATOLL split --data lagoon --clients 3 --out "$DIR/data" >&2
 $ATOLL provision --site site-1 --site site-2 --site site-3 --host 10.9.0.1 --out "$DIR/kits" >&2
-$ATOLL server --kit "$DIR/kits/server" >&2 &
+$ATOLL server --kit "$DIR/kits/server" --metrics 9464 >&2 &
 STARTED+=($!)
 for i in 1 2 3; do
-    nsenter -t ${SPACES[i]} -n $ATOLL site --kit "$DIR/kits/site-$i" --data "$DIR/data/client-$i.atoll" >&2 &
+    nsenter -t ${SPACES[i]} -n $ATOLL site --kit "$DIR/kits/site-$i" --data "$DIR/data/client-$i.atoll" --metrics 9464 >&2 &
     STARTED+=($!)
 done
 until $ATOLL status --kit "$DIR/kits/admin" 2>/dev/null | grep -c "site-. *connected" | grep -q 3; do sleep 1; done
 $ATOLL run fedath --kit "$DIR/kits/admin" --rounds 10 --set hidden=256 --out "$DIR/out" >&2
+GET='import sys, urllib.request as web; print(web.urlopen("http://127.0.0.1:9464/" + sys.argv[1]).read().decode())'
+for page in health ready metrics; do
+    $PYTHON -c "$GET" $page > "$DIR/server.$page"
+    nsenter -t ${SPACES[2]} -n $PYTHON -c "$GET" $page > "$DIR/site-2.$page"
+done
 # At the bridge's end of a link, received is what the site sent.
 awk '/v[123]:/ {split($0, n, ":"); up += $2; down += $10} END {printf "{\"up\": %d, \"down\": %d}\n", up, down}' /proc/net/dev

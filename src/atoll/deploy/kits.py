@@ -149,13 +149,17 @@ def about_kit(kit: Path) -> AboutKit:
     return found
 
 
-def certificate_days(kit: Path) -> int:
-    """Whole days until the kit's certificate or the federation's root ends; below 0: it ended."""
+def certificate_end(kit: Path) -> datetime:
+    """When the kit's certificate or the federation's root ends, whichever is first."""
     from cryptography import x509
 
     found = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
-    ends = [x509.load_pem_x509_certificate(f.read_bytes()).not_valid_after_utc for f in found]
-    return (min(ends) - datetime.now(UTC)).days
+    return min(x509.load_pem_x509_certificate(f.read_bytes()).not_valid_after_utc for f in found)
+
+
+def certificate_days(kit: Path) -> int:
+    """Whole days until the kit's certificate or the federation's root ends; below 0: it ended."""
+    return (certificate_end(kit) - datetime.now(UTC)).days
 
 
 def server_command(kit: Path) -> list[str]:

@@ -267,6 +267,11 @@ class AdminSession:
                 return {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
         return {}
 
+    def last_seen(self) -> dict[str, float]:
+        """When each connected site gave its last sign of life, in seconds since 1970."""
+        clients = self._ask(self.session.get_system_info).client_info
+        return {client.name: client.last_connect_time for client in clients}
+
     def submit(self, job: Path) -> str:
         """Hand in a job folder; its number."""
         return str(self._ask(lambda: self.session.submit_job(str(job))))

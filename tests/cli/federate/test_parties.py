@@ -17,6 +17,7 @@ import pytest
         (["server", "--kit", "."], "is not a kit"),
         (["site", "--kit", "site", "--data", "no"], "there is no"),
         (["server", "--kit", "site"], "needs the server's kit"),
+        (["server", "--kit", ".", "--metrics", "0"], "0 is not in the range"),
     ],
 )
 def test_bad_input_gets_one_sentence(refusal, words: list[str], problem: str) -> None:

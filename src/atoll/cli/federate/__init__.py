@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from atoll.cli.federate.jobs import demo, run, status, stop
+from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.parties import provision, server, site, split
+from atoll.cli.federate.status import status
 
 __all__ = ["federate"]
 

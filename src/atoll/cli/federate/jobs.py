@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,33 +55,6 @@ def run(
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
         result = session.supervise(admin, order, folder, quiet=as_json, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)
-
-
-@command("Which sites are connected, which jobs run.", KIT, AS_JSON)
-def status(kit: Path, as_json: bool) -> None:
-    """Say which sites are connected and how far the jobs are."""
-    about = session.open_kit(kit, "admin")
-    with session.open_admin(kit, about["name"]) as admin:
-        connected = admin.connected()
-        jobs = [
-            {
-                "job": job["job_id"],
-                "name": job["job_name"],
-                "status": job["status"],
-                "progress": admin.progress(job["job_id"]) if job["status"] == "RUNNING" else {},
-            }
-            for job in admin.jobs()
-        ]
-    sites = {name: name in connected for name in (*about["sites"], *connected)}
-    if as_json:
-        click.echo(json.dumps({"sites": sites, "jobs": jobs}))
-        return
-    for name, there in sites.items():
-        click.echo(f"{name:20} {'connected' if there else 'not connected'}")
-    for job in jobs:
-        where = job["progress"]
-        text = f", round {where['round']} of {where['rounds']}" if where else ""
-        click.echo(f"{job['name']:32} {job['status'].lower()}{text}")
 
 
 @command("Stop the running jobs.", KIT)

@@ -9,7 +9,7 @@ import click
 
 from atoll.cli import options
 from atoll.cli.common import config_of, make_console
-from atoll.cli.federate.session import AS_JSON, KIT, check_kind, foreground, open_kit
+from atoll.cli.federate.session import AS_JSON, KIT, METRICS, check_kind, foreground, open_kit
 from atoll.cli.options import PATH, Strings, command, option
 from atoll.deploy.kits import about_kit, need_nvflare, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
@@ -54,12 +54,12 @@ def split(out: Path, **given: object) -> None:
         click.echo(path)
 
 
-@command("Run the server of a federation.", KIT)
-def server(kit: Path) -> None:
+@command("Run the server of a federation.", KIT, METRICS)
+def server(kit: Path, metrics: int | None) -> None:
     """Run the server until Ctrl-C."""
     about = open_kit(kit, "server")
     click.echo(f"server for {', '.join(about['sites'])} at {about['host']}:{about['port']}")
-    foreground("server", server_command(kit), kit)
+    foreground("server", server_command(kit), kit, metrics)
 
 
 @command(
@@ -74,6 +74,7 @@ def server(kit: Path) -> None:
     option("--dry-run METHOD", DRY_RUN, name="method"),
     options.SETTINGS,
     options.DP,
+    METRICS,
     AS_JSON,
 )
 def site(
@@ -84,6 +85,7 @@ def site(
     classes: str | None,
     split: str,
     seed: int | None,
+    metrics: int | None,
     as_json: bool,
     **given: object,
 ) -> None:
@@ -111,4 +113,4 @@ def site(
         kit, data, policy=policy, schema=schema, classes=names, split=split, seed=seed or 0
     )
     click.echo(f"{about['name']}: joining {about['host']}:{about['port']} with {data}")
-    foreground(about["name"], site_command(kit), kit)
+    foreground(about["name"], site_command(kit), kit, metrics)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 KIT = option("--kit DIR", "The kit of this party.", PATH, required=True)
 OUT = option("--out DIR", "Folder for the result.", PATH)
+METRICS = option(
+    "--metrics PORT", "Serve metrics and health on this port of loopback.", click.IntRange(1, 65535)
+)
 AS_JSON = option("--json", "Print one JSON object at the end.", name="as_json")
 DEADLINE = "Seconds that a step may take; a slower site is left out until it is back."
 WAIT = "Seconds to wait for sites that are not connected."
@@ -128,11 +131,12 @@ def supervise(
     return read_federated_result(order, folder)
 
 
-def foreground(name: str, command: list[str], kit: Path) -> None:
-    """Run a process until it ends or Ctrl-C, and leave none behind."""
+def foreground(name: str, command: list[str], kit: Path, metrics: int | None) -> None:
+    """Run a process until it ends or Ctrl-C, and leave none behind; serve its metrics on a port."""
     from atoll.deploy.local import Processes
+    from atoll.deploy.metrics import serving
 
-    with stopping(), Processes() as processes:
+    with stopping(), Processes() as processes, serving(kit, metrics, processes.alive):
         process = processes.start(name, command, kit.resolve() / "atoll" / "output.log")
         try:
             process.wait()
@@ -151,10 +155,15 @@ def open_kit(kit: Path, kind: str) -> AboutKit:
     return about
 
 
+def kind_of(about: AboutKit) -> str:
+    """The kind of party that a kit is for: site, server or admin."""
+    name = about["name"]
+    return "site" if name in about["sites"] else "server" if name == "server" else "admin"
+
+
 def check_kind(kit: Path, about: AboutKit, kind: str) -> None:
     """Refuse the kit of another kind of party."""
-    name = about["name"]
-    found = "site" if name in about["sites"] else "server" if name == "server" else "admin"
+    name, found = about["name"], kind_of(about)
     words = {"site": "a site", "server": "the server", "admin": "the administrator"}[kind]
     if found != kind:
         raise ConfigError(f"'{kit}' is the kit of {name} ({found}), but this needs {words}'s kit")
