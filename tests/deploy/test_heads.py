@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 
 from atoll.core.errors import WireError
-from atoll.deploy.heads import CONFIG, Begin, Hello, Question, check_name, read_head, short
+from atoll.deploy.heads import (
+    CONFIG,
+    Begin,
+    Delivery,
+    Hello,
+    Question,
+    check_name,
+    read_head,
+    short,
+)
 
 HELLO = {"run": "r", "method": "fedavg", "rounds": 2, "dp": None}
 BEGIN = {"run": "r", "config": ""}
 QUESTION = {"run": "r-0", "owner": "method", "step": "train", "flags": {}, "round": 0,
             "attempt": "a", "state": -2, "key": 1}  # fmt: skip
-HEADS = {Hello: HELLO, Begin: BEGIN, Question: QUESTION}
+DELIVERY = {"run": "r", "manifest": "{}", "signature": "", "certificate": ""}
+HEADS = {Hello: HELLO, Begin: BEGIN, Question: QUESTION, Delivery: DELIVERY}
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -39,6 +49,7 @@ def test_a_field_of_another_type_or_size_is_refused_in_short(kind, field, value)
     [
         (Question, {"round": -2}),
         (Question, {"state": -3}),
+        (Question, {"keep": -3}),
         (Question, {"key": 1 << 63}),
         (Question, {"flags": {"x": 1}}),
         (Question, {"flags": {str(i): True for i in range(21)}}),

@@ -10,7 +10,8 @@ import pytest
 
 import atoll
 from atoll.deploy.local import Demo
-from tests.e2e.test_federation import ROUNDS, SMALL, Trial, begun, lagoon, processes, serial
+from atoll.experiment.folder import RunFolder
+from tests.e2e.test_federation import ATOLL, ROUNDS, SMALL, Trial, begun, lagoon, processes, serial
 
 pytestmark = pytest.mark.federation
 
@@ -29,6 +30,19 @@ def older(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
+def delivered(demo: Demo) -> list[str]:
+    """The sites that have a model, once for each run; every model is verified by the command."""
+    found = []
+    for site in demo.sites:
+        for model in demo.kits[site].glob("atoll/runs/*/model"):
+            words = [*ATOLL, "federate", "verify", str(model), "--kit", str(demo.kits[site])]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert f"for {site} (seed 0: round" in done.stdout, done.stderr
+            assert RunFolder(demo.kits["server"] / "atoll" / "runs" / model.parent.name).model()
+            found.append(site)
+    return sorted(found)
+
+
 def test_one_party_is_upgraded_at_a_time(older, tmp_path):
     """A new server and a new site with an older site, which is upgraded in the middle of a run."""
     federation, folder = lagoon(), tmp_path / "trial"
@@ -41,8 +55,11 @@ def test_one_party_is_upgraded_at_a_time(older, tmp_path):
             patch.setenv("PYTHONPATH", str(older))
             demo.start("site-3")
         trial = Trial(demo, federation, folder)
-        run, _ = trial.start("fedavg", "--rounds", "3", *SMALL)
-        assert trial.finish(run)["metrics"] == serial("fedavg", federation, rounds=3)
+        run, first = trial.start("fedavg", "--rounds", "3", *SMALL)
+        found = trial.finish(run)
+        assert found["metrics"] == serial("fedavg", federation, rounds=3)
+        assert "site-3 did not take the model: its Atoll is older" in found["said"]
+        assert delivered(demo) == ["site-1", "site-2"]
         run, _ = begun(trial)
         trial.kill("site-3", "parent", "job")
         time.sleep(2)
@@ -52,6 +69,10 @@ def test_one_party_is_upgraded_at_a_time(older, tmp_path):
         new = dict.fromkeys(demo.sites, atoll.__version__)
         assert versions[0] == {**new, "site-3": "older"}
         assert versions[-1] == new
+        # The upgraded site gets the model of the first run when that is resumed.
+        run, _ = trial.start("--resume", str(first))
+        assert "did not take the model" not in trial.finish(run)["said"]
+        assert delivered(demo) == sorted(demo.sites * 2)
     finally:
         demo.processes.end()
     assert processes(folder) == {}

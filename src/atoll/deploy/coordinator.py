@@ -326,8 +326,16 @@ class FederatedRun(Run):
                 del self.ledger.entries[entries:]
                 self._leave_out(error, round)
                 continue
-            self.simulation.engine.commit(round)
+            self._commit(round)
             return
+
+    def _commit(self, round: int) -> None:
+        """Let a round count; sites keep the private state that belongs to the selected model."""
+        engine = self.simulation.engine
+        engine.commit(round)
+        if self.keeper is not None and self.keeper.model is not None:
+            for position in np.flatnonzero(self.keeper.model.rounds == round):
+                engine.kept[position] = engine.committed[position]
 
     def _leave_out(self, error: remote.SitesFailed, round: int) -> None:
         """Continue without the sites that failed, as long as the quorum is met."""

@@ -50,9 +50,19 @@ class Question(msgspec.Struct, frozen=True):
     attempt: Word
     state: Annotated[int, Meta(ge=NEVER, le=1 << 31)]  # the round whose private state counts
     key: Int64
+    keep: Annotated[int, Meta(ge=NEVER, le=1 << 31)] = NEVER  # that of the selected round so far
 
 
-Head = TypeVar("Head", Hello, Begin, Question)
+class Delivery(msgspec.Struct, frozen=True):
+    """A server sends the model of a finished run; the body holds the files (`delivery.Sealed`)."""
+
+    run: Word
+    manifest: Annotated[str, Meta(max_length=1 << 20)]
+    signature: Annotated[str, Meta(max_length=10_000)]
+    certificate: Annotated[str, Meta(max_length=100_000)]
+
+
+Head = TypeVar("Head", Hello, Begin, Question, Delivery)
 
 
 def read_head(kind: type[Head], head: Json) -> Head:

@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.deploy.coordinator import coordinate, outcome, read_order
+from atoll.deploy.delivery import Signer, deliver
 from atoll.deploy.kits import SETTINGS
 from atoll.deploy.policy import read_policy
 from atoll.deploy.site import Site
@@ -17,6 +18,7 @@ from atoll.deploy.site_data import read_site_data
 from atoll.deploy.watchdog import Watchdog
 from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
 from atoll.engines.fleet import Packet
+from atoll.experiment.result import Result
 
 RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.jsonl", "roster.json")
 
@@ -27,7 +29,14 @@ class Coordinator(FleetController):
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         order = read_order(self.order)
         folder = kit / "atoll" / "runs" / order.run
-        ended = outcome(lambda: coordinate(order, fleet, folder, self.progress.update))
+        undelivered = {}
+
+        def action() -> Result:
+            result = coordinate(order, fleet, folder, self.progress.update)
+            undelivered.update(deliver(order, fleet, folder, Signer(kit)))
+            return result
+
+        ended = {**outcome(action), "undelivered": undelivered}
         out.mkdir(parents=True, exist_ok=True)
         for path in (*map(folder.joinpath, RESULT), *folder.glob("**/seed-*/*")):
             if path.exists():

@@ -15,6 +15,7 @@ memory = 8_000_000_000              # bytes of the job's process
 message_bytes = 50_000_000          # of one message from the server
 reply_bytes = 50_000_000            # of one reply
 run_bytes = 2_000_000_000           # of all replies of one run
+model_bytes = 500_000_000           # of the model that the server delivers at the end of a run
 disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
                                     # private state; "declared" allows what methods declare
 noise = 1.0                         # least noise of a differentially private run; none: any run
@@ -72,6 +73,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     message_bytes: int = 1 << 30
     reply_bytes: int = 1 << 30
     run_bytes: int = 1 << 40
+    model_bytes: int = 1 << 30
     disclose: tuple[str, ...] | str = ()
     noise: float | None = None
     epsilon: float | None = None
@@ -146,6 +148,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 refused = f"its policy does not allow step '{step.name}' to disclose '{name}'"
                 hint = f'its owner can allow it with disclose = ["{field}"]'
                 raise Refusal(f"{refused} ({reason}); {hint}")
+
+    def check_model(self, size: int) -> None:
+        """Refuse to take a larger model than the owner allows."""
+        if size > self.model_bytes:
+            raise Refusal(f"its policy takes models of {self.model_bytes} bytes, not of {size}")
 
     def check_bytes(self, size: int, before: int) -> None:
         """Refuse to send more than the owner allows."""

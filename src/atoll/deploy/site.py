@@ -73,6 +73,7 @@ class Site:
     def answer(self, packet: Packet) -> Packet:
         """The reply; a failure becomes a reply that reports it, and the site stays up."""
         known = {"hello": self._hello, "begin": self._begin, "step": self._step}
+        known["deliver"] = self._deliver
         known["ping"] = lambda packet: Packet({}, b"")
         what, more, began = packet.head.get("do"), {}, time.monotonic()
         try:
@@ -143,6 +144,12 @@ class Site:
             self.audit.note("begin", run=run, config=head.config)
         self.job = Job(run, method, config, self)
         return Packet({}, b"")
+
+    def _deliver(self, packet: Packet) -> Packet:
+        """Keep the model of a finished run."""
+        from atoll.deploy.delivery import receive  # late: it needs cryptography, as nvflare does
+
+        return receive(self, packet)
 
     def _step(self, packet: Packet) -> Packet:
         head = read_head(Question, packet.head)
@@ -226,7 +233,7 @@ class Job:
             policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
                 self.state, self.lineage = state, hashlib.sha256(question).hexdigest()
-                self.states.save(round, state, self.lineage, head.state)
+                self.states.save(round, state, self.lineage, head.state, head.keep)
             self.sent += len(answer)
             sizes = {"bytes": len(answer), "array_bytes": num_bytes(reply)}
             place = {"run": self.run, "step": step.name, "round": round}
@@ -396,12 +403,12 @@ class States:
         lineage = path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
         return load_checkpoint(self._path(counts)), lineage
 
-    def save(self, round: int, state: Tree, lineage: str, counts: int) -> None:
-        """Write the state after a round; states older than the one that counts are deleted."""
+    def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
+        """Write the state after a round; older ones than that which counts go, but for `keep`."""
         write_atomically(self._path(round).with_suffix(".lineage"), lineage.encode())
         save_checkpoint(self._path(round), state)
         for number in self.rounds():
-            if number < counts:
+            if number < counts and number != keep:
                 self._path(number).unlink()
                 self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
 

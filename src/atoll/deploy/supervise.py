@@ -85,6 +85,9 @@ class Supervisor:
             there, least = self._gather(least), self.order.quorum
             ended = self._one_job(there)
             if ended["status"] == "finished":
+                for site, why in ended.get("undelivered", {}).items():
+                    again = f"to send it later: atoll federate run --resume {self.out}"
+                    self.tell(f"{site} did not take the model: {why}; {again}")
                 return
             if ended["status"] == "failed":
                 raise AtollError(ended["reason"])

@@ -140,6 +140,7 @@ class Remote:
 
     def __post_init__(self) -> None:
         self.committed = [NEVER] * len(self.names)
+        self.kept = [NEVER] * len(self.names)  # the states that belong to the selected models
         self.touched: set[int] = set()
         self.attempt = ""
 
@@ -164,6 +165,7 @@ class Remote:
         packets = {}
         for key, position in zip(keys.tolist(), positions, strict=True):
             head = {**common, "key": key, "state": self.committed[position]}
+            head["keep"] = self.kept[position]
             own = body or encode(message.for_one(position))
             packets[self.names[position]] = Packet(head, own)
         self.touched |= set() if step.keeps_state else set(positions)
@@ -193,10 +195,12 @@ class Remote:
     def export_states(self) -> Tree:
         """What the server must remember of the sites; their private states stay with them."""
         templates = [[*case, tree] for case, tree in self.probe.templates.items()]
-        return {"committed": self.committed, "templates": templates, "probe": self.probe.states}
+        rounds = {"committed": self.committed, "kept": self.kept}
+        return {**rounds, "templates": templates, "probe": self.probe.states}
 
     def import_states(self, states: Tree) -> None:
         self.committed = list(states["committed"])
+        self.kept = list(states.get("kept", self.kept))  # an earlier version kept none
         self.probe.states = list(states["probe"])
         self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
 

@@ -100,7 +100,7 @@ class RunFolder:
         self.write_clients(seed, run.history, wanted.method.diagnostics(run.server))
         if run.keeper is not None and (model := run.keeper.selected(run.history)) is not None:
             model = model.only_read(wanted.method, federation)
-            write_model(self._model(seed), model, config, method, federation)
+            write_model(self.model_folder(seed), model, config, method, federation)
 
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
@@ -118,7 +118,8 @@ class RunFolder:
             found |= {name: known[name].double().cpu().numpy() for name in names}
         _write_arrays(self.seed(seed) / SEED_DATA[0], found)
 
-    def _model(self, seed: int) -> Path:
+    def model_folder(self, seed: int) -> Path:
+        """The folder of a seed's model, which exists once it was written."""
         return self.path / "model" / f"seed-{seed}"
 
     def model(self, seed: int | None = None) -> SelectedModel:
@@ -127,11 +128,11 @@ class RunFolder:
         if number not in seeds:
             give = f"give one from {seeds[0]} to {seeds[-1]}"
             raise ConfigError(f"the run in '{self.path}' has no seed {number}; {give}")
-        if not self._model(number).exists():
+        if not self.model_folder(number).exists():
             why = "it is not finished, was made by an earlier version, or selects by test scores"
             kept = f"the run in '{self.path}' kept no model of seed {number}"
             raise ConfigError(f"{kept}: {why}; run it again")
-        return read_model(self._model(number))
+        return read_model(self.model_folder(number))
 
     @cached_property
     def config(self) -> RunConfig:

@@ -92,15 +92,19 @@ class SelectedModel:
         return replace(model, private=found if any(own is not None for own in found) else [])
 
 
+def reads_states(method: Method) -> bool:
+    """Whether a prediction may read private states; the base's reads only private layers."""
+    overrides = type(method).predict is not Method.predict
+    return overrides or bool(private_names(method.net))
+
+
 class ModelKeeper:
     """Keeps the best model so far while a run trains; it copies only such models."""
 
     def __init__(self, selection: Selection, method: Method, rounds: int) -> None:
         self.method, self.rule = method, selection
         self.improvements = Improvements(selection, rounds)
-        # A method that does not override `predict` reads only the network's private layers.
-        overrides = type(method).predict is not Method.predict
-        self.reads_states = overrides or bool(private_names(method.net))
+        self.reads_states = reads_states(method)
         self.model: SelectedModel | None = None
 
     def copied(self, trees: Trees) -> Trees:
@@ -168,7 +172,7 @@ def write_model(
     tree = _named(model.deployed) if each else model.deployed[0]
     write_atomically(folder / "deployed.safetensors", encode(tree))
     if model.private:
-        write_atomically(folder / "private.safetensors", encode(_named(model.private)))
+        write_atomically(folder / "private.safetensors", encode_private(model.private))
     rounds: list[int] = model.rounds.tolist()
     evaluate, deployed = config.evaluate or "deployed", method.scored_as()
     text = json.dumps(asdict(method), default=str)
@@ -202,6 +206,11 @@ def _named(trees: Sequence[Tree]) -> dict[str, Tree]:
     return {f"client-{position}": tree for position, tree in enumerate(trees)}
 
 
+def encode_private(private: Sequence[Tree]) -> bytes:
+    """The content of `private.safetensors`."""
+    return encode(_named(private))
+
+
 def read_model(folder: Path) -> SelectedModel:
     """A model that `write_model` wrote."""
 
@@ -214,7 +223,8 @@ def read_model(folder: Path) -> SelectedModel:
         deployed, picked = read("deployed"), about["round"]
         each = [deployed] if not about["one_per_client"] else list(deployed.values())
         rounds = [picked] * int(about["clients"]) if isinstance(picked, int) else picked
-        own = list(read("private").values()) if about["private_parts"] else ()
+        private = read("private")  # a site adds its own to a model that was delivered without
+        own = list(private.values()) if about["private_parts"] or private is not None else ()
     except (OSError, KeyError, ValueError, AttributeError, WireError) as error:
         problem = f"cannot be read ({type(error).__name__}: {error})"
         raise DataError(f"the model in '{folder}' {problem}; copy the folder whole") from error

@@ -7,6 +7,7 @@ import click
 from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.parties import provision, server, site, split
 from atoll.cli.federate.status import status
+from atoll.cli.federate.verify import verify
 
 __all__ = ["federate"]
 
@@ -16,5 +17,5 @@ def federate() -> None:
     """Run methods on real sites (NVIDIA FLARE): mutual TLS, a policy and an audit log each."""
 
 
-for _command in (provision, split, server, site, run, status, stop, demo):
+for _command in (provision, split, server, site, run, status, stop, verify, demo):
     federate.add_command(_command)

@@ -1,0 +1,324 @@
+"""The model of a finished run at the sites that took part, signed by the server.
+
+A site keeps it in `runs/RUN/model` of its kit's folder `atoll`:
+
+- `seed-N/model.toml`, `seed-N/deployed.safetensors`: the model that this site may have, which is
+  the global one or its own, never another site's (`experiment.model`);
+- `seed-N/private.safetensors`, where predicting needs it: added by the site, from its own state;
+- `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each file above;
+- `manifest.sig`, `server.crt`: the server's signature of the manifest, and its certificate.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import tomli_w
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from atoll import __version__
+from atoll.core.errors import ConfigError, WireError
+from atoll.core.federation import Federation
+from atoll.core.files import write_atomically
+from atoll.deploy.audit import Audit
+from atoll.deploy.coordinator import Order
+from atoll.deploy.heads import Delivery, read_head
+from atoll.deploy.kits import about_kit
+from atoll.deploy.policy import Refusal
+from atoll.deploy.site import Site, States
+from atoll.engines.codec import encode, load_checkpoint
+from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, parse_config
+from atoll.experiment.folder import RunFolder
+from atoll.experiment.model import encode_private, read_model, reads_states
+
+MANIFEST, SIGNATURE, CERTIFICATE = "manifest.json", "manifest.sig", "server.crt"
+PRIVATE = "private.safetensors"
+FILE = re.compile(r"seed-\d{1,9}/(?!private\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|md|safetensors)")
+PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file as the server sent it."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The signed content of `manifest.json`; a later version may add fields."""
+
+    run: str
+    site: str
+    config: str  # as TOML
+    rounds: dict[int, int]  # the selected round of each seed
+    states: dict[int, int]  # the round of the private state that belongs to each seed's model
+    files: dict[str, File]
+    atoll: str  # the server's version
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A manifest as text, with its signature in base64 and the signer's certificate as PEM."""
+
+    manifest: str
+    signature: str
+    certificate: str
+
+    def opened(self, kit: Path, audit: Audit | None = None) -> Manifest:
+        """The manifest, if the server of the kit's federation signed it.
+
+        An ended certificate counts if the audit log noted the manifest before.
+        """
+        certificate = _server_certificate(self.certificate.encode(), kit)
+        noted = audit is not None and audit.events(event="delivered", manifest=self.digest)
+        now = datetime.now(UTC)
+        if not noted and not certificate.not_valid_before_utc <= now:
+            raise WireError("the certificate of the server is not valid yet; check the clocks")
+        if not noted and now > certificate.not_valid_after_utc:
+            raise WireError(
+                f"the certificate of the server ended {certificate.not_valid_after_utc}"
+            )
+        key = certificate.public_key()
+        try:
+            if not isinstance(key, RSAPublicKey):
+                raise WireError("the server's key is not an RSA key; no other can sign a model")
+            signature = base64.b64decode(self.signature, validate=True)
+            key.verify(signature, PURPOSE + self.manifest.encode(), _padding(), hashes.SHA256())
+            return msgspec.json.decode(self.manifest, type=Manifest)
+        except (InvalidSignature, ValueError, msgspec.DecodeError) as error:
+            raise WireError("the signature of the model's manifest is not the server's") from error
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.manifest.encode()).hexdigest()
+
+
+def _padding() -> padding.PSS:
+    return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+def _server_certificate(pem: bytes, kit: Path) -> x509.Certificate:
+    """The certificate, if the kit's root issued it to the kit's server."""
+    try:
+        roots = x509.load_pem_x509_certificates((kit / "startup" / "rootCA.pem").read_bytes())
+        about = json.loads((kit / "startup" / "fed_client.json").read_text())
+        server = about["servers"][0]["identity"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"'{kit}' is not the kit of a site ({error})") from error
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise WireError("the certificate of the model's signer cannot be read") from error
+    if not any(_issued(certificate, root) for root in roots):
+        raise WireError("the certificate of the model's signer is not of this federation's root")
+    subject = certificate.subject
+    name = [part.value for part in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    role = [part.value for part in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
+    if name != [server] or role not in ([], ["server"]):
+        raise WireError(f"the model was signed by {name}, not by the server of the federation")
+    return certificate
+
+
+def _issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+class Signer:
+    """The server's key and certificate."""
+
+    def __init__(self, kit: Path) -> None:
+        try:
+            self.certificate = (kit / "startup" / "server.crt").read_text()
+            key = load_pem_private_key((kit / "startup" / "server.key").read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"the server's key in '{kit}' cannot be read: {error}") from error
+        if not isinstance(key, RSAPrivateKey):
+            raise ConfigError(f"the server's key in '{kit}' is not an RSA key; make a new kit")
+        self.key = key
+
+    def sealed(self, manifest: Manifest) -> Sealed:
+        text = msgspec.json.encode(manifest)
+        signature = self.key.sign(PURPOSE + text, _padding(), hashes.SHA256())
+        return Sealed(text.decode(), base64.b64encode(signature).decode(), self.certificate)
+
+
+def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[str, str]:
+    """Send every site its model of a finished run; why a site did not take it, by site."""
+    audit, run = Audit(folder / "audit.jsonl"), RunFolder(folder)
+    seeds = [seed for seed in run.config.all_seeds if run.model_folder(seed).exists()]
+    if not seeds:
+        audit.note("not delivered", reason="the run kept no model")
+        return {}
+    states = {seed: load_checkpoint(run.checkpoint(seed))["states"] for seed in seeds}
+    packets = {}
+    for place, site in enumerate(order.sites):
+        files, rounds, kept = dict[str, bytes](), dict[int, int](), dict[int, int]()
+        for seed in seeds:
+            part, rounds[seed] = site_model(run.model_folder(seed), place)
+            files |= {f"seed-{seed}/{name}": data for name, data in part.items()}
+            # In runs of an earlier version sites did not keep the state of the selected round.
+            kept[seed] = states[seed]["kept"][place] if "kept" in states[seed] else NEVER
+        manifest = Manifest(
+            run=order.run,
+            site=site,
+            config=(folder / "config.toml").read_text(encoding="utf-8"),
+            rounds=rounds,
+            states=kept,
+            files={name: _file(data) for name, data in files.items()},
+            atoll=__version__,
+        )
+        head = {"do": "deliver", "run": order.run}
+        head |= msgspec.to_builtins(signer.sealed(manifest))
+        packets[site] = Packet(head, b"".join(files.values()))
+    replies, failures = fleet.map("deliver", packets, order.deadline)
+    for site in replies:
+        audit.note("delivered", site=site, bytes=len(packets[site].body))
+    for site, why in failures.items():
+        audit.note("not delivered", site=site, kind=why.kind, reason=why.reason)
+    return {site: _reason(why) for site, why in failures.items()}
+
+
+def _reason(why: Failure) -> str:
+    older = "'deliver' is nothing that a site does"
+    return "its Atoll is older and takes no model" if older in why.reason else why.reason
+
+
+def _file(data: bytes) -> File:
+    return File(len(data), hashlib.sha256(data).hexdigest())
+
+
+def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
+    """The files of one site's model, as that of its only client, and the selected round."""
+    model = read_model(folder)
+    tree, picked = model.deployed[place if len(model.deployed) > 1 else 0], int(model.rounds[place])
+    own = {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False}
+    about = tomli_w.dumps({**(model.about or {}), **own}).encode()
+    return {"model.toml": about, "deployed.safetensors": encode(tree)}, picked
+
+
+def receive(site: Site, packet: Packet) -> Packet:
+    """Check a model that the server sends, and keep it; the same one again changes nothing."""
+    head, kit = read_head(Delivery, packet.head), site.folder.parent
+    site.policy.check_model(len(packet.body))
+    run, texts = head.run, (head.manifest, head.signature, head.certificate)
+    sealed = Sealed(*texts)
+    manifest = sealed.opened(kit)
+    if (manifest.run, manifest.site) != (run, about_kit(kit)["name"]):
+        raise WireError(f"the model is of run '{manifest.run}' for {manifest.site}, not for here")
+    _check_begun(site.audit, manifest)
+    files = _cut(packet.body, manifest)
+    folder = site.folder / "runs" / run / "model"
+    if (folder / MANIFEST).exists() and (folder / MANIFEST).read_text() == sealed.manifest:
+        verify_model(folder, kit)
+        return Packet({}, b"")
+    notes = {}
+    seal = dict(zip((MANIFEST, SIGNATURE, CERTIFICATE), map(str.encode, texts), strict=True))
+    with _replacing(folder) as new:
+        for name, data in {**files, **seal}.items():
+            write_atomically(new / name, data)
+        for seed in manifest.rounds:
+            try:
+                _add_own_part(site, manifest, seed, new / f"seed-{seed}")
+            except WireError as error:  # the rest of the model is useful without it
+                notes["incomplete"] = str(error)
+    size = len(packet.body)
+    site.audit.note("delivered", run=run, bytes=size, manifest=sealed.digest, **notes)
+    return Packet({}, b"")
+
+
+def _check_begun(audit: Audit, manifest: Manifest) -> None:
+    """Refuse the model of a run that this site did not take part in."""
+    wanted = parse_config(manifest.config, "the configuration")
+    for seed in manifest.rounds:
+        begun = audit.events(event="begin", run=f"{manifest.run}-{seed}")
+        if not begun:
+            raise Refusal(f"run '{manifest.run}' was not begun here")
+        if any(parse_config(event["config"], "the configuration") != wanted for event in begun):
+            raise Refusal(f"run '{manifest.run}' was begun here with another configuration")
+
+
+def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
+    """The files of a packet's body, each as the manifest says."""
+    files, start = dict[str, bytes](), 0
+    for name, file in manifest.files.items():
+        if not FILE.fullmatch(name) or file.size < 0:
+            raise WireError(f"'{name[:100]}' cannot name a file of a model")
+        files[name] = body[start : start + file.size]
+        start += file.size
+        if _file(files[name]) != file:
+            raise WireError(f"file '{name}' of the model is not the one that the server signed")
+    if start != len(body):
+        raise WireError("the model has more bytes than the server signed")
+    return files
+
+
+def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> None:
+    """Add the tensors that only this site has, if predicting needs them."""
+    given = parse_config(manifest.config, "the configuration")
+    data, config = site.data, make_config(**{**given, "objects": ("data",)})
+    task = data.graph.task.name
+    method = build_method(config, data.graph.num_features, data.classes, task)
+    if not reads_states(method):
+        return
+    counts = manifest.states.get(seed, NEVER)
+    if counts == NEVER:
+        raise WireError("this site has no private state of the selected round")
+    state, _ = States(site.folder / "runs" / f"{manifest.run}-{seed}").load(counts)
+    whole = replace(read_model(folder), private=[state])
+    own = whole.only_read(method, Federation((data.graph,), data.classes))
+    if own.private:
+        write_atomically(folder / PRIVATE, encode_private(own.private))
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A new folder, which takes the place of another; a crash leaves one of them, or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(".model.*"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".model.") as work:
+        yield Path(work) / "new"
+        if folder.exists():
+            folder.rename(Path(work) / "old")
+        (Path(work) / "new").rename(folder)
+
+
+def verify_model(folder: Path, kit: Path) -> Manifest:
+    """Check a delivered model with the kit of its site: the signature, and every file."""
+    try:
+        texts = [(folder / name).read_text() for name in (MANIFEST, SIGNATURE, CERTIFICATE)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise WireError(f"'{folder}' holds no delivered model ({error})") from error
+    manifest = Sealed(*texts).opened(kit, Audit(kit / "atoll" / "audit.jsonl"))
+    for name, file in manifest.files.items():
+        path = folder / name
+        if not FILE.fullmatch(name) or not path.is_file() or _file(path.read_bytes()) != file:
+            raise WireError(f"file '{name}' of '{folder}' is missing, or was changed")
+    known = {MANIFEST, SIGNATURE, CERTIFICATE, *manifest.files}
+    known |= {f"seed-{seed}/{PRIVATE}" for seed in manifest.rounds}
+    for path in folder.rglob("*"):
+        if path.is_file() and str(path.relative_to(folder)) not in known:
+            raise WireError(f"'{path}' was not delivered; remove it from the model's folder")
+    return manifest

@@ -1,0 +1,351 @@
+"""The model of a run at its sites: who gets what, and what a site refuses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+import atoll
+from atoll.core.errors import AtollError, ConfigError, WireError
+from atoll.core.graph import with_views
+from atoll.core.tree import leaves
+from atoll.deploy import delivery
+from atoll.deploy.audit import check_audit
+from atoll.deploy.coordinator import Order, coordinate
+from atoll.deploy.delivery import PURPOSE, Sealed, Signer, deliver, receive, verify_model
+from atoll.deploy.kits import provision
+from atoll.deploy.policy import Policy
+from atoll.deploy.site import Site
+from atoll.deploy.site_data import read_site_data, write_clients
+from atoll.engines.fleet import Packet
+from atoll.experiment.build import build_method
+from atoll.experiment.config import config_text, make_config
+from atoll.experiment.folder import RunFolder
+from atoll.experiment.model import read_model
+from atoll.testing import small_federation
+from tests.deploy.conftest import ALL, LocalFleet
+
+SMALL = {"hidden": 5}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The kits of two federations."""
+    folder = tmp_path_factory.mktemp("kits")
+    names = [f"site-{i + 1}" for i in range(4)]
+    provision(folder / "ours", names)
+    provision(folder / "theirs", ["site-1"])
+    return {"ours": folder / "ours", "theirs": folder / "theirs"}
+
+
+class Trial:
+    """A federation in this process, each party with its kit."""
+
+    def __init__(self, kits: Path, policy: Policy = ALL) -> None:
+        self.kits, self.federation = kits, small_federation()
+        files = write_clients(self.federation, kits / "data")
+        self.sites = {
+            f"site-{i + 1}": Site(read_site_data(file), policy, kits / f"site-{i + 1}" / "atoll")
+            for i, file in enumerate(files)
+        }
+        self.packets: dict[str, Packet] = {}
+
+    def order(self, method: str, run: str, **options) -> Order:
+        config = config_text(make_config(method=method, set=SMALL, **options))
+        return Order(run=run, config=config, sites=tuple(self.sites), quorum=1, deadline=5.0)
+
+    def run(self, method: str = "fedavg", run: str = "run", tamper=None, **options):
+        """A run, and its delivery: the sites that did not take the model, with the reason."""
+
+        def listen(site, question, answer):
+            if question.head["do"] == "deliver":
+                self.packets[site] = question
+            return tamper(site, question, answer) if tamper else answer
+
+        order = self.order(method, run, **{"rounds": 2, **options})
+        fleet, folder = LocalFleet(self.sites, listen), self.folder(run)
+        coordinate(order, fleet, folder, lambda progress: None)
+        return deliver(order, fleet, folder, Signer(self.kits / "server"))
+
+    def folder(self, run: str = "run") -> Path:
+        return self.kits / "server" / "atoll" / "runs" / run
+
+    def model(self, site: str = "site-1", run: str = "run") -> Path:
+        return self.sites[site].folder / "runs" / run / "model"
+
+    def refused(self, packet: Packet, site: str = "site-1") -> str:
+        """Why a site refuses a packet, which leaves nothing behind."""
+        shutil.rmtree(self.model(site), ignore_errors=True)
+        answer = self.sites[site].answer(packet)
+        assert not self.model(site).exists()
+        return answer.head["reason"]
+
+
+@pytest.fixture
+def trial(made, tmp_path) -> Trial:
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    return Trial(tmp_path / "kits")
+
+
+def resigned(packet: Packet, kit: Path, name: str = "server", body: bytes | None = None, **changes):
+    """The packet with a changed manifest, signed with a key of a kit."""
+    manifest = json.loads(packet.head["manifest"]) | changes
+    text = json.dumps(manifest)
+    key = serialization.load_pem_private_key((kit / "startup" / f"{name}.key").read_bytes(), None)
+    signature = key.sign(PURPOSE + text.encode(), delivery._padding(), hashes.SHA256())
+    sealed = Sealed(text, base64.b64encode(signature).decode(),
+                    (kit / "startup" / f"{name}.crt").read_text())  # fmt: skip
+    head = {**packet.head, **msgspec.to_builtins(sealed)}
+    return Packet(head, packet.body if body is None else body)
+
+
+def test_every_site_has_the_global_model_and_it_predicts(trial):
+    assert trial.run(seeds=2) == {}
+    for name, site in trial.sites.items():
+        manifest = verify_model(trial.model(name), site.folder.parent)
+        assert (manifest.run, manifest.site, set(manifest.rounds)) == ("run", name, {0, 1})
+        for seed in (0, 1):
+            mine = read_model(trial.model(name) / f"seed-{seed}")
+            theirs = RunFolder(trial.folder()).model(seed)
+            assert all(map(torch.equal, leaves(mine.deployed), leaves(theirs.deployed)))
+            assert mine.rounds.tolist() == [manifest.rounds[seed]] == [theirs.rounds[0]]
+        assert not list(trial.model(name).rglob("private.safetensors"))
+        delivered = site.audit.events(event="delivered")
+        assert [event["bytes"] for event in delivered] == [len(trial.packets[name].body)]
+        check_audit(site.audit.path)
+    log = (trial.folder() / "audit.jsonl").read_text()
+    assert log.count('"event": "delivered"') == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [
+        *((name, "strict") for name in ("fedpub", "fedper", "fedproto", "fedath", "local")),
+        *((name, "fediih") for name in ("gcfl", "fedper")),  # each client's own best round
+    ],
+)
+def test_a_site_has_its_own_model_and_no_other(name, protocol, trial):
+    """Its prediction is that of the model that a serial run of all clients keeps."""
+    options = {"rounds": 4, "protocol": protocol}
+    assert trial.run(name, **options) == {}
+    out = trial.kits / "serial"
+    config = {"set": SMALL, "engine": "serial", **options}
+    atoll.run(name, trial.federation, out=out, **config)
+    whole = RunFolder(out).model()
+    method = build_method(make_config(method=name, set=SMALL), trial.federation.features,
+                          trial.federation.classes)  # fmt: skip
+    for place, (site, graph) in enumerate(zip(trial.sites, trial.federation.graphs, strict=True)):
+        mine = read_model(trial.model(site) / "seed-0")
+        assert mine.rounds.tolist() == [whole.rounds[place]]
+        seen = with_views(graph, method.views)
+        with torch.no_grad():
+            expected = whole.predict(method, seen, place)
+            assert torch.equal(mine.predict(method, seen, 0), expected)
+        assert len(mine.deployed) == 1
+        assert len(mine.private) == bool(whole.private)
+        assert not trial.sites[site].audit.events(event="delivered")[0].get("incomplete")
+
+
+def test_a_private_run_delivers_the_same_model(trial):
+    assert trial.run(dp="clip=1,noise=0.5,delta=1e-5") == {}
+    manifest = verify_model(trial.model(), trial.kits / "site-1")
+    assert manifest.rounds == {0: 1}  # no scores leave the sites: the last round counts
+    mine, theirs = read_model(trial.model() / "seed-0"), RunFolder(trial.folder()).model()
+    assert all(map(torch.equal, leaves(mine.deployed), leaves(theirs.deployed)))
+
+
+def test_the_same_model_again_changes_nothing_and_a_lost_site_gets_it_later(trial):
+    away = trial.run(tamper=lambda site, q, a: (
+        None if site == "site-2" and q.head["do"] == "deliver" else a))  # fmt: skip
+    assert away == {"site-2": "no answer to 'deliver' within 5 s"}
+    shutil.rmtree(trial.model("site-2"))
+    before = (trial.model() / "manifest.sig").read_bytes()
+    assert trial.run() == {}  # `run --resume` of the finished run
+    assert verify_model(trial.model("site-2"), trial.kits / "site-2").site == "site-2"
+    assert (trial.model() / "manifest.sig").read_bytes() == before
+    assert len(trial.sites["site-1"].audit.events(event="delivered")) == 1
+
+
+def test_an_older_site_is_named(trial):
+    older = Packet({"failure": "bad", "reason": "'deliver' is nothing that a site does"}, b"")
+    found = trial.run(tamper=lambda site, q, a: (
+        older if site == "site-3" and q.head["do"] == "deliver" else a))  # fmt: skip
+    assert found == {"site-3": "its Atoll is older and takes no model"}
+
+
+def test_what_a_site_refuses(trial, made):
+    assert trial.run() == {}
+    packet, server = trial.packets["site-1"], trial.kits / "server"
+    head, body = packet
+    flipped = body[:-1] + bytes([body[-1] ^ 1])
+    files = json.loads(head["manifest"])["files"]
+    name, file = next(iter(files.items()))
+    assert "not the one that the server signed" in trial.refused(Packet(head, flipped))
+    assert "more bytes" in trial.refused(Packet(head, body + b"x"))
+    assert "not the one" in trial.refused(Packet(head, body[:-1]))
+    edited = {**head, "manifest": head["manifest"].replace("fedavg", "fedprox")}
+    assert "is not the server's" in trial.refused(Packet(edited, body))
+    for signature in ("", "AAAA", "not base64", "é"):
+        assert "is not the server's" in trial.refused(
+            Packet({**head, "signature": signature}, body)
+        )
+    assert "cannot be read" in trial.refused(Packet({**head, "certificate": "x"}, body))
+    assert "of this federation's root" in trial.refused(resigned(packet, made["theirs"] / "server"))
+    posing = resigned(packet, trial.kits / "site-2", "client")
+    assert "signed by ['site-2'], not by the server" in trial.refused(posing)
+    admin = resigned(packet, trial.kits / "admin", "client")
+    assert "not by the server" in trial.refused(admin)
+    for bad in ("../../x.toml", "/tmp/x.toml", "seed-0/../../x.toml", "seed-0/private.safetensors",
+                "seed-0\\x.toml", "manifest.json", "seed-0/x.py", "seed-0/.toml", ""):  # fmt: skip
+        names = {bad: file} | {k: v for k, v in files.items() if k != name}
+        assert "cannot name a file" in trial.refused(resigned(packet, server, files=names)), bad
+    negative = {**files, "seed-0/more.json": {"size": -1, "sha256": ""}}
+    assert "cannot name a file" in trial.refused(resigned(packet, server, files=negative))
+    assert "for site-2, not for here" in trial.refused(trial.packets["site-2"])
+    assert trial.sites["site-1"].answer(packet).head == {}  # the good one, after all of these
+
+
+def test_a_model_of_another_run_is_refused(trial):
+    assert trial.run() == {}
+    first = trial.packets["site-1"]
+    assert trial.run("fedprox", run="other") == {}
+    server = trial.kits / "server"
+    assert "of run 'run'" in trial.refused(Packet({**first.head, "run": "other"}, first.body))
+    never = resigned(Packet({**first.head, "run": "new"}, first.body), server, run="new")
+    assert "run 'new' was not begun here" in trial.refused(never)
+    mixed = resigned(Packet({**first.head, "run": "other"}, first.body), server, run="other")
+    shutil.rmtree(trial.model(run="other"))
+    assert "with another configuration" in trial.sites["site-1"].answer(mixed).head["reason"]
+    assert not trial.model(run="other").exists()
+
+
+def test_a_model_larger_than_the_policy_allows_is_refused(made, tmp_path):
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    small = Trial(tmp_path / "kits", msgspec.structs.replace(ALL, model_bytes=100))
+    assert small.run().keys() == small.sites.keys()
+    assert "takes models of 100 bytes" in small.refused(small.packets["site-1"])
+    head = {**small.packets["site-1"].head, "manifest": "x" * (2 << 20)}
+    assert "a packet was refused" in small.sites["site-1"].answer(Packet(head, b"")).head["reason"]
+
+
+def certify(kits: Path, days: tuple[int, int], role: str | None = None) -> None:
+    """Give the federation a new root, and the server a certificate for some days from now."""
+    now, root, key = datetime.now(UTC), *(rsa.generate_private_key(65537, 2048) for _ in range(2))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, "server")]
+    parts += [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role else []
+    for name, public, place in (
+        (issuer, root, "rootCA.pem"),
+        (x509.Name(parts), key, "server.crt"),
+    ):
+        made = (
+            x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
+            .public_key(public.public_key()).serial_number(x509.random_serial_number())
+            .not_valid_before(now + timedelta(days=days[0]))
+            .not_valid_after(now + timedelta(days=days[1])).sign(root, hashes.SHA256())
+        )  # fmt: skip
+        for kit in kits.iterdir():
+            if (kit / "startup" / place).exists():
+                (kit / "startup" / place).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                             serialization.NoEncryption())  # fmt: skip
+    (kits / "server" / "startup" / "server.key").write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("days", "role", "problem"),
+    [
+        ((-9, -1), None, "ended"),
+        ((1, 9), None, "not valid yet"),
+        ((-1, 9), "client", "not by the server"),
+        ((-1, 9), "server", ""),
+    ],
+)
+def test_the_certificate_of_the_signer_must_be_a_valid_one_of_the_server(
+    days, role, problem, trial
+):
+    certify(trial.kits, days, role)
+    found = trial.run()
+    assert (set(found) == set(trial.sites)) == bool(problem)
+    assert all(problem in reason for reason in found.values())
+
+
+def test_a_model_is_verified_later_also_after_the_certificate_ended(trial, monkeypatch):
+    assert trial.run("fedper") == {}
+    kit, folder = trial.kits / "site-1", trial.model()
+    assert verify_model(folder, kit).run == "run"
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=5000)
+
+    monkeypatch.setattr("atoll.deploy.delivery.datetime", Later)
+    assert verify_model(folder, kit).run == "run"  # it was noted while the certificate was valid
+    with pytest.raises(WireError, match="ended"):
+        verify_model(folder, trial.kits / "site-2")
+    shutil.copytree(folder, trial.kits / "copy")
+    with pytest.raises(ConfigError, match="is not the kit of a site"):
+        verify_model(trial.kits / "copy", trial.kits / "server")
+    (folder / "extra.txt").write_text("x")
+    with pytest.raises(WireError, match="was not delivered"):
+        verify_model(folder, kit)
+    (folder / "extra.txt").unlink()
+    for name in ("seed-0/model.toml", "seed-0/deployed.safetensors", "manifest.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content + b" ")
+        with pytest.raises(WireError):
+            verify_model(folder, kit)
+        (folder / name).unlink()
+        with pytest.raises(WireError):
+            verify_model(folder, kit)
+        (folder / name).write_bytes(content)
+    assert verify_model(folder, kit).site == "site-1"
+
+
+def test_a_crash_leaves_a_whole_model_or_none(trial, monkeypatch):
+    assert trial.run() == {}
+    good = (trial.model() / "manifest.json").read_text()
+    packet = resigned(trial.packets["site-1"], trial.kits / "server", atoll="9")
+    real = delivery.write_atomically
+
+    def cut(path, data):
+        if path.name == "manifest.sig":
+            raise OSError("No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(delivery, "write_atomically", cut)
+    assert trial.sites["site-1"].answer(packet).head["failure"] == "bad"
+    assert (trial.model() / "manifest.json").read_text() == good
+    monkeypatch.undo()
+    left = trial.model().parent / ".model.killed"  # as kill -9 leaves it
+    left.mkdir()
+    assert trial.sites["site-1"].answer(packet).head == {}
+    assert verify_model(trial.model(), trial.kits / "site-1").atoll == "9"
+    assert [path.name for path in trial.model().parent.iterdir()] == ["model"]
+
+
+def test_a_site_without_the_state_of_the_selected_round_notes_it(trial):
+    assert trial.run("fedper") == {}
+    for path in (trial.sites["site-1"].folder / "runs" / "run-0").glob("state_*"):
+        path.unlink()
+    shutil.rmtree(trial.model())
+    assert receive(trial.sites["site-1"], trial.packets["site-1"]).head == {}
+    assert "is not in its runs" in trial.sites["site-1"].audit.events()[-1]["incomplete"]
+
+
+def test_the_server_needs_its_key(trial):
+    (trial.kits / "server" / "startup" / "server.key").write_text("nonsense")
+    with pytest.raises(AtollError, match="the server's key in"):
+        Signer(trial.kits / "server")
