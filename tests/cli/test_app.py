@@ -243,7 +243,25 @@ def test_a_full_disk_is_one_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("atoll.experiment.folder.write_atomically", full)
     result = cli(*SMALL, "--out", "a", "--quiet", code=2)
-    assert result.stderr == "error: No space left on device 'a/config.toml'\n"
+    assert result.stderr == (
+        "error: No space left on device 'a/config.toml'; make room for it\nstopped at once\n"
+    )
+
+
+def test_a_disk_that_is_full_later_tells_how_to_continue(cli, monkeypatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("atoll.engines.codec.write_atomically", full)  # the first checkpoint
+        result = cli(*SMALL, "--out", "a", "--quiet", code=2)
+    assert result.stderr == (
+        "error: No space left on device 'a/seed-0/checkpoint.atoll'; make room for it\n"
+        "stopped at once; the run is saved in a; continue with: atoll run --resume a\n"
+    )
+    cli("run", "--resume", "a", "--quiet")
+    cli(*SMALL, "--out", "b", "--quiet")
+    assert Path("a/metrics.csv").read_bytes() == Path("b/metrics.csv").read_bytes()
 
 
 # Files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -55,6 +56,35 @@ def test_a_stop_ends_the_command_after_a_report(stop: BaseException) -> None:
     done = CliRunner().invoke(work)
     assert done.exit_code == 130
     assert done.output.startswith("stopped by ")
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_sigterm_stops_like_ctrl_c_with_its_own_code(handler, monkeypatch) -> None:
+    @click.command()
+    def work() -> None:
+        with common.stoppable(partial(print, "stopped by")):
+            signal.raise_signal(signal.SIGTERM)
+            raise Stopped(None, 0, 3)
+
+    before, interrupt = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, handler)
+    try:
+        done = CliRunner().invoke(work)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+    assert done.exit_code == 143
+    assert done.output.startswith("stopped by ")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_another_error_of_the_system_is_not_a_stop() -> None:
+    @click.command()
+    def work() -> None:
+        with common.stoppable(partial(print, "stopped by")):
+            raise PermissionError(13, "Permission denied", "x")
+
+    done = CliRunner().invoke(work)
+    assert isinstance(done.exception, PermissionError)
+    assert "stopped" not in done.output
 
 
 def test_fresh_folders_have_safe_names_and_differ(

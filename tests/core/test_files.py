@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import time
 
 import pytest
 
 from atoll.core import files
-from atoll.core.files import write_atomically
+from atoll.core.files import clear_left_over, write_atomically
 
 
 def test_a_file_in_a_new_folder_is_written_and_replaced(tmp_path):
@@ -31,3 +34,66 @@ def test_a_failure_leaves_the_old_content_and_no_other_file(tmp_path, monkeypatc
         write_atomically(place, b"new")
     assert place.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_atomically(tmp_path / "file", b"new")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["checkpoint.atoll", "config.toml", "deployed.safetensors"])
+def test_a_file_that_a_killed_writer_left_is_cleared(tmp_path, name):
+    if (child := os.fork()) == 0:
+        files.os.fsync = lambda handle: os._exit(9)  # killed in the middle of a write
+        write_atomically(tmp_path / "seed-0" / name, b"half")
+    os.waitpid(child, 0)
+    (left,) = (tmp_path / "seed-0").iterdir()
+    clear_left_over(tmp_path)
+    assert left.exists()  # it is young: its writer may not have its lock yet
+    _make_old(left)
+    clear_left_over(tmp_path)
+    assert not left.exists()
+
+
+def test_the_file_of_a_living_writer_and_those_of_others_stay(tmp_path, monkeypatch):
+    kept = [".config.toml", ".mine.notebook", "config.toml.abcdefgh", ".x.json.abc", ".git.toml.d"]
+    for name in kept:
+        (tmp_path / name).touch()
+        _make_old(tmp_path / name)
+    (tmp_path / ".progress.json.4711").touch()
+    _make_old(tmp_path / ".progress.json.4711")
+    alive = []
+
+    def look(handle: int) -> None:
+        if not alive:
+            (alive_path,) = tmp_path.glob(".config.toml.????????")
+            _make_old(alive_path)
+            clear_left_over(tmp_path)  # as another process that starts on this folder would
+            alive.append(alive_path.exists())
+
+    monkeypatch.setattr(files.os, "fsync", look)
+    write_atomically(tmp_path / "config.toml", b"whole")
+    assert alive == [True]
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "config.toml"])
+    clear_left_over(tmp_path / "nowhere")
+
+
+def test_a_disk_without_locks_is_written(tmp_path, monkeypatch):
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def _make_old(path):
+    then = time.time() - 2 * files.AGE
+    os.utime(path, (then, then))

@@ -91,10 +91,13 @@ def test_killed_at_a_random_moment(started: Started, uninterrupted: Path) -> Non
     assert set(before) <= set(started.folder.glob("seed-*/checkpoint.atoll"))
 
 
-def test_interrupted_by_the_user(started: Started, uninterrupted: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_by_the_user_or_the_system(
+    number: int, started: Started, uninterrupted: Path
+) -> None:
     started.wait_for("seed-1/checkpoint.atoll")
-    code, said = started.stop(signal.SIGINT)
-    assert code == 130
+    code, said = started.stop(number)
+    assert code == 128 + number
     assert "stopping after this round" in said
     last = said.splitlines()[-1]
     assert last.startswith("stopped after ")

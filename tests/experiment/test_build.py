@@ -12,9 +12,10 @@ from atoll.core.aggregate import RULES, Mean, Median, Stateless
 from atoll.core.errors import ConfigError
 from atoll.core.method import task_of
 from atoll.core.optim import SGD
+from atoll.core.random import make_key
 from atoll.core.task import NODES
-from atoll.core.tree import Tree, tree_map
-from atoll.experiment.build import build_method
+from atoll.core.tree import Tree, num_bytes, tree_map
+from atoll.experiment.build import COPIES, WIDE, build_method, check_memory
 from atoll.experiment.config import make_config, resolve
 from atoll.methods import METHODS
 from atoll.nn import NETS, nets_for
@@ -217,3 +218,32 @@ def test_hyper_parameters_that_belong_together_come_in_any_order() -> None:
         config, _ = resolve(make_config(method="fedgnn", set=settings))
         built = build_method(config, features=5, classes=3)
         assert (built.clip, built.epsilon) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "sentence"),
+    [
+        ("fedavg", {"hidden": 10**11}, "hidden is 100000000000; give at most 1000000"),
+        ("fedavg", {"layers": 10**9}, "layers is 1000000000; give at most 1000"),
+        ("fedavg", {"hidden": 10**6, "layers": 9}, "the network needs .* GiB to train"),
+        ("fedavg", {"net": "gin", "hidden": 10**6}, "choose smaller widths or fewer layers"),
+        ("fediih", {"hidden": 10**6, "factors": 1000}, "the network needs .* GiB to train"),
+        ("moon", {"head": 10**11}, "head is 100000000000; give from 0 to a million"),
+        ("fedtad", {"pseudo_nodes": 10**11}, "pseudo_nodes is 100000000000; give from 1"),
+    ],
+)
+def test_an_absurd_width_is_refused_before_anything_is_made(method, settings, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        atoll.run(method, "lagoon:nodes=150", clients=2, rounds=1, set=settings)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_network_that_fits_is_accepted(net, monkeypatch) -> None:
+    wide = NETS[net](features=WIDE + 1, classes=3)
+    check_memory(wide)
+    size = COPIES * num_bytes(wide.init(make_key(0)))
+    monkeypatch.setattr("atoll.experiment.build.available_memory", lambda: size)
+    check_memory(wide)
+    monkeypatch.setattr("atoll.experiment.build.available_memory", lambda: size - 1)
+    with pytest.raises(ConfigError, match=f"{size // 4 // COPIES} parameters"):
+        check_memory(wide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -299,6 +300,17 @@ def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, 
     with pytest.raises(ConfigError, match=r"config\.toml"):
         atoll.resume(folder)
     assert contents(folder) == before
+
+
+def test_files_that_a_killed_run_left_are_cleared_when_it_resumes(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        atoll.run("fedavg", out=tmp_path, observer=StopAfter(1), **{**SMALL, "rounds": 2})
+    left = [tmp_path / ".config.toml.ab_de0gh", tmp_path / "seed-0" / ".checkpoint.atoll.abcdefgh"]
+    for path in left:
+        path.touch()
+        os.utime(path, (0, 0))
+    atoll.resume(tmp_path)
+    assert not any(path.exists() for path in left)
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:

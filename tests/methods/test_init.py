@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,27 @@ def test_every_method_has_a_paper_and_a_wire_line(name):
     assert cls.deployed in ("global", "personalised")
     for line in ("Wire, per client and round:", "Private state:", "Departures from the reference"):
         assert line in text
+
+
+@pytest.mark.parametrize("name", [":", "..:x", ".:x", "a..b:C", "1a:C", "a b:C", " :", "a/b:C"])
+def test_a_name_that_is_no_module_is_one_sentence(name):
+    with pytest.raises(ConfigError, match=r"names no file and no module; write FILE.py:CLASS"):
+        method_class(name)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("x = 1 / 0", "line 2 raises ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "line 2 raises SystemExit: 3"),
+        ("assert False, 'no'", "line 2 raises AssertionError: no"),
+        ("def", r"\(mine_\d.py, line 2\)"),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+    ],
+)
+def test_a_file_that_raises_is_one_sentence_with_its_line(line, problem, tmp_path, request):
+    number = request.node.callspec.indices["line"]
+    path = Path(tmp_path, f"mine_{number}.py")
+    path.write_text(f"from atoll import Method\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"mine_\d.py:Mine' cannot be loaded: .*{problem}"):
+        method_class(f"{path}:Mine")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 PAIRS = {"settings": "set", "own": "own", "search": "search"}
 """Parameters that take KEY=VALUE, and the names of their options."""
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk, or of a user's share of it, that is full
 
 
 class AtollSubgroup(click.Group):
@@ -94,14 +99,38 @@ def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -
 
 @contextmanager
 def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
-    """Ctrl-C ends the command with exit code 130, after a report of how to continue."""
+    """Ctrl-C and SIGTERM end the command with 130 or 143, after a report of how to continue.
+
+    A full disk is reported in the same way, with the file that could not be written.
+    """
     from atoll.experiment.run import Stopped
 
+    code, leave = 130, click.get_current_context().exit
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal code
+        code = 128 + number
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt):  # that of the progress stops after the round
+            interrupt(number, frame)
+
+    in_main = threading.current_thread() is threading.main_thread()  # others cannot set signals
+    before = signal.signal(signal.SIGTERM, terminate) if in_main else None
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stop:
         report(stop)
-        click.get_current_context().exit(130)
+        leave(code)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        where = f" '{error.filename}'" if error.filename else ""
+        click.echo(f"error: {error.strerror}{where}; make room for it", err=True)
+        report(error)
+        leave(2)
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def fresh_folder(name: str) -> Path:

@@ -1,28 +1,55 @@
-"""Files that are never seen half-written."""
+"""Files that are never seen half-written, and the temporary ones of killed processes."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
 import tempfile
+import time
 from pathlib import Path
+
+KINDS = "atoll|csv|html|json|lineage|md|npz|png|safetensors|svg|tex|toml|txt"
+TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
+"""Names of temporary files: a writer's random letters or the number of its process at the end."""
+AGE = 60.0  # least seconds since the last write before a temporary file counts as left over
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file's content in one step, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with contextlib.suppress(OSError):  # some network disks have no locks
+                    fcntl.flock(handle, fcntl.LOCK_EX)  # a sign of life for `clear_left_over`
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(name, 0o644)
+                os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:  # the system does not say which file a full disk could not take
+        if error.errno is None or error.filename == str(path):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def clear_left_over(folder: Path) -> None:
+    """Delete temporary files that killed processes left in a folder of Atoll's, and below it."""
+    for path in folder.rglob(".*") if folder.is_dir() else ():
+        if not TEMPORARY.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError), path.open("rb") as file:  # another may be quicker
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+            if time.time() - path.stat().st_mtime > AGE:
+                path.unlink()

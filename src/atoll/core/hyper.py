@@ -60,6 +60,8 @@ Sharpness = Annotated[
     Limits(low=0, below=1e6, words="a number from 0 to a million"),
     "τ: how sharply similarity decides a client's mixture",
 ]
+Width = Annotated[int, Limits(low=1, high=10**6, words="from 1 to a million")]
+WidthOrNone = Annotated[int, Limits(low=0, high=10**6, words="from 0 to a million")]
 Hidden = Annotated[OneOrMore, "width of the hidden layers"]
 Layers = Annotated[OneOrMore, "number of layers"]
 Dropout = Annotated[ShareBelowOne, "share of a layer's inputs that training drops"]

@@ -23,7 +23,7 @@ import torch
 from atoll import __version__
 from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, WireError
 from atoll.core.federation import Federation
-from atoll.core.files import write_atomically
+from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.method import Method
 from atoll.core.task import task_named
 from atoll.deploy.activity import ServerRun
@@ -35,7 +35,7 @@ from atoll.engines.clients import Backend
 from atoll.engines.codec import load_checkpoint
 from atoll.engines.ledger import Ledger
 from atoll.engines.wire import make_probe
-from atoll.experiment.build import build_method
+from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
@@ -100,6 +100,7 @@ class Settled:
         config, rules = resolve(given, roster.task.name)
         config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
         method = build_method(config, roster.features, roster.classes, roster.task.name)
+        check_memory(method.net)
         return Settled(roster, config, rules, method)
 
     def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:
@@ -129,6 +130,7 @@ def coordinate(
 ) -> Result:
     """Run, or continue, an order; the result is saved in the folder."""
     began = time.perf_counter()
+    clear_left_over(folder)
     audit, activity = Audit(folder / "audit.jsonl"), ServerRun(folder)
     wanted = make_config(**parse_config(order.config, "the configuration"))
     audit.note("start", run=order.run, config=order.config, sites=order.sites)

@@ -24,7 +24,7 @@ from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.federation import Federation
-from atoll.core.files import write_atomically
+from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
@@ -64,6 +64,7 @@ class Site:
         self.data, self.policy, self.folder = data, policy, folder
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
+        clear_left_over(folder)
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None

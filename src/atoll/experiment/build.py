@@ -11,12 +11,15 @@ import msgspec
 from atoll.core.aggregate import RULES, Rule
 from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.core.hyper import hypers
-from atoll.core.method import Method
+from atoll.core.method import Method, Net
 from atoll.core.optim import OPTIMIZERS
+from atoll.core.random import make_key
 from atoll.core.space import Value
 from atoll.core.task import NODES, TASKS
+from atoll.core.tree import num_bytes
 from atoll.data.public.registry import plain_name
 from atoll.data.spec import parse_recipe
+from atoll.experiment.hardware import available_memory
 from atoll.methods import METHODS, method_class
 from atoll.nn import NETS, nets_for
 
@@ -32,6 +35,9 @@ KINDS = {
     "array": "a list",
 }
 """How an error sentence calls a type."""
+LOOPS = ("layers", "heads", "factors")  # a network has so many of its parts
+WIDE = 4096  # widths up to here are not checked against the memory
+COPIES = 4  # of the parameters in training: themselves, their gradients, two moments of Adam
 _FIXED = ("features", "classes", "net", "optimizer", "base")
 
 
@@ -84,6 +90,22 @@ def build_method(
         shared["base"] = replace(parts["base"], **given)
     built: Method = replace(parts["method"], **shared)
     return built
+
+
+def check_memory(net: Net) -> None:
+    """Refuse a network whose training would not fit into memory, before any of it is made."""
+    sizes = {name: value for name, value in vars(net).items() if type(value) is int}
+    for name, value in sizes.items():
+        most = 1000 if name in LOOPS else 10**6
+        if name not in _FIXED and value > most:
+            raise ConfigError(f"{name} is {value}; give at most {most}")
+    if max(sizes.values()) <= WIDE:
+        return
+    size = num_bytes(net.init(make_key(0).to("meta")))  # shapes without numbers
+    if COPIES * size > (free := available_memory()):
+        needs = f"{COPIES * size / 2**30:.3g} GiB to train ({size // 4} parameters)"
+        hint = "choose smaller widths or fewer layers"
+        raise ConfigError(f"the network needs {needs}, but {free / 2**30:.3g} GiB are free; {hint}")
 
 
 def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:

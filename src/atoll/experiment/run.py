@@ -12,9 +12,10 @@ from typing import Any
 from atoll.core.batching import batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
+from atoll.core.files import clear_left_over
 from atoll.core.method import Method
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
-from atoll.experiment.build import build_method
+from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, start, tuned_process
@@ -159,6 +160,7 @@ class RunPlan:
         self.folder = None if self.out is None else RunFolder(self.out)
         if self.out is not None:
             check_folder(self.out, resuming=self.resuming)
+            clear_left_over(self.out)
         self.observers = Observers(self.observer, self.out, open_logs(self.log, self.out))
         self.method: Method | None = None
         self.federation: Federation | None = None
@@ -191,7 +193,10 @@ class RunPlan:
             self.config = config = made.config
             federation = made.federation
             sizes = federation.features, federation.classes, federation.task.name
-            method = self.given_method or build_method(config, *sizes)
+            method = self.given_method
+            if method is None:
+                method = build_method(config, *sizes)
+                check_memory(method.net)
             if self.method is None:
                 self._begin(federation, method, made.notes)
             self.method = method

@@ -10,6 +10,7 @@ Examples:
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -50,6 +51,9 @@ def method_class(name: str) -> type[Method]:
             raise unknown("method", name, METHODS)
         return METHODS[name.lower()]
     where, _, attribute = name.rpartition(":")
+    if not where.endswith(".py") and not all(part.isidentifier() for part in where.split(".")):
+        hint = "write FILE.py:CLASS or package.module:CLASS"
+        raise ConfigError(f"method '{name}' names no file and no module; {hint}")
     try:
         found = getattr(_module(where), attribute, None)
     except (ImportError, OSError, SyntaxError) as error:
@@ -59,6 +63,11 @@ def method_class(name: str) -> type[Method]:
                 "from atoll itself: from atoll import fit, average, ... (see docs/own-method.md)"
             ) from error
         raise ConfigError(f"method '{name}' cannot be loaded: {error}") from error
+    except (Exception, SystemExit) as error:  # the file's own code, which may do anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name} line {frame.lineno}"
+        why = f"{place} raises {type(error).__name__}: {error}"
+        raise ConfigError(f"method '{name}' cannot be loaded: {why}; correct it") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"{where} has no class '{attribute}' that is a Method; see CONTRIBUTING.md"

@@ -35,7 +35,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update, put, with_model
 from atoll.core.errors import ConfigError
 from atoll.core.fit import minimise
 from atoll.core.graph import Graph, View, make_graph
-from atoll.core.hyper import LearningRate, OneOrMore, ZeroOrMore
+from atoll.core.hyper import LearningRate, OneOrMore, Width, ZeroOrMore
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam
@@ -81,8 +81,8 @@ class FedTAD(Wrapper, Averaging):
     iterations: Annotated[ZeroOrMore, "I: how often both play in a round"] = 5
     generator_steps: Annotated[ZeroOrMore, "I_g: steps of the generator"] = 1
     distil_steps: Annotated[ZeroOrMore, "I_d: steps of the distilled model"] = 5
-    pseudo_nodes: Annotated[OneOrMore, "nodes of a pseudo graph"] = 100
-    noise_size: Annotated[OneOrMore, "width of the noise z"] = 32
+    pseudo_nodes: Annotated[Width, "nodes of a pseudo graph"] = 100
+    noise_size: Annotated[Width, "width of the noise z"] = 32
     neighbours: Annotated[OneOrMore, "k: nearest neighbours in a pseudo graph"] = 5
     lam_sem: Annotated[float, "λ1: weight of L_sem"] = 1.0
     lam_div: Annotated[float, "λ2: weight of L_div"] = 1.0

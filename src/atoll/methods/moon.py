@@ -33,7 +33,7 @@ from torch.nn import functional
 from atoll.core import private_layers as layers
 from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
-from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, ZeroOrMore
+from atoll.core.hyper import NonNegative, OptimizerState, Positive, WeightBy, WidthOrNone
 from atoll.core.losses import masked_mean, unit
 from atoll.core.method import Embedder, client_step
 from atoll.core.random import fold
@@ -62,7 +62,7 @@ class MOON(Averaging):
 
     mu: Annotated[NonNegative, "μ: weight of the contrast"] = 1.0
     tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.5
-    head: Annotated[ZeroOrMore, "width of a projection head; 0 for none"] = 0
+    head: Annotated[WidthOrNone, "width of a projection head; 0 for none"] = 0
     embedding: Annotated[Literal["pre-relu", "post-relu"], "which embedding counts"] = "pre-relu"
     nodes: Annotated[Literal["train", "all"], "nodes that the contrast counts"] = "train"
     weight_by: WeightBy = "nodes"

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.core.errors import ConfigError
-from atoll.core.files import write_atomically
+from atoll.core.files import clear_left_over, write_atomically
 from atoll.experiment.config import make_config, parse_config, what_differs
 from atoll.experiment.folder import read_json
 from atoll.experiment.loggers import check_logs
@@ -78,6 +78,7 @@ def _prepare(
     """Check the folder, write study.json and complete the events; names of finished runs."""
     if (folder / "config.toml").exists():
         raise ConfigError(f"'{folder}' holds a run; give the study a folder of its own")
+    clear_left_over(folder)
     before: Json = {}
     if (folder / "study.json").exists():
         before = read_json(folder / "study.json")

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,21 @@ def test_refused_tensors(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPa
 def test_refused_files_that_are_no_tensors(tmp_path: Path, content: bytes) -> None:
     tmp_path.joinpath("g.pt").write_bytes(content)
     with pytest.raises(DataError, match=r"'g.pt' (is not readable as a .pt file|needs )"):
+        load_own(tmp_path / "g.pt")
+
+
+def test_a_file_that_unpacks_to_more_than_its_size_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(tensors(x=torch.zeros(3, 100_000)), tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "g.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(DataError, match=r"'g.pt' has \d{4} bytes and unpacks to 12\d{5}; save it"):
         load_own(tmp_path / "g.pt")
 
 

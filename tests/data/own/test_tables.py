@@ -45,6 +45,25 @@ def test_refused(tmp_path: Path, kind: str) -> None:
     check_refused(tmp_path, *REFUSED[kind])
 
 
+@pytest.mark.parametrize("where", ["id", "kind", "label", "source", "packed", "name"])
+def test_parquet_text_that_is_not_utf8_is_refused(tmp_path: Path, where: str) -> None:
+    bad = pa.array([b"a", b"\xff\xfe", b"c"]).view(pa.string())
+    kinds = bad.dictionary_encode() if where == "packed" else pa.array(["u", "v", "w"])
+    good = {"id": pa.array(["a", "b", "c"]), "kind": kinds, "label": pa.array(["x", "y", "x"])}
+    nodes = {name: bad if name == where else column for name, column in good.items()}
+    ends = {"source": bad if where == "source" else good["id"], "target": good["id"]}
+    pa.parquet.write_table(pa.table(nodes), tmp_path / "nodes.parquet")
+    pa.parquet.write_table(pa.table(ends), tmp_path / "edges.parquet")
+    if where == "name":
+        path = tmp_path / "nodes.parquet"
+        path.write_bytes(path.read_bytes().replace(b"kind", b"ki\xffd"))
+    with pytest.raises(DataError) as caught:
+        load_own(tmp_path)
+    column = "kind" if where == "packed" else where
+    found = "not readable as Parquet" if where == "name" else f"column '{column}' holds text that"
+    assert found in str(caught.value)
+
+
 def test_parquet_with_whole_number_ids_matches_csv(tmp_path: Path) -> None:
     nodes = "id,a,b,label\n7,1,true,0\n3,2.5,false,1\n5,-1,true,10\n"
     edges = "src,dst,weight\n7,3,2\n3,5,0.5\n"

@@ -78,6 +78,24 @@ def test_folder_entries_above_the_set_are_harmless(root: Path, mirror: Path) -> 
     assert is_present("MUTAG", fetch("MUTAG", root, mirror).parents[1])
 
 
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (member(f"{HOME}/raw/{'x' * 300}"), "File name too long"),
+        (member(f"{next(iter(FILES))}/inside"), "(Not a directory|File exists)"),
+        (member(f"{HOME}/raw"), "Is a directory"),
+    ],
+)
+def test_an_archive_with_a_file_that_no_folder_takes_is_refused(
+    bad: Member, problem: str, root: Path, mirror: Path
+) -> None:
+    pack(mirror / "MUTAG.tar.xz", FILES, bad)
+    why = rf"MUTAG.tar.xz holds a file that cannot be made \({problem}\); it was not unpacked$"
+    with pytest.raises(DataError, match=why):
+        fetch("MUTAG", root, mirror)
+    assert left_behind(root) == []
+
+
 @pytest.mark.parametrize("damage", ["text", "cut", "empty", "plain"])
 def test_not_an_archive(damage: str, root: Path, mirror: Path) -> None:
     path = mirror / "MUTAG.tar.xz"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
+import zipfile
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -207,6 +209,7 @@ def _read_tensors(path: Path) -> Tensors:
     from torch_geometric.data.storage import GlobalStorage
 
     # Leaving the context unregisters what it was given, so PyG's own registrations stay out of it.
+    _check_not_packed(path)
     known = torch.serialization.get_safe_globals()
     needed = [c for c in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if c not in known]
     try:
@@ -225,6 +228,15 @@ def _read_tensors(path: Path) -> Tensors:
         advice = "save one PyG Data or a dict of tensors with x, edge_index and y"
         raise DataError(f"'{path.name}' holds a {type(content).__name__}; {advice}")
     return content
+
+
+def _check_not_packed(path: Path) -> None:
+    """Refuse a file that unpacks to more than its own size: torch.save does not compress."""
+    with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as parts:
+        size, whole = path.stat().st_size, sum(part.file_size for part in parts.infolist())
+        if whole > size:
+            problem = f"'{path.name}' has {size} bytes and unpacks to {whole}"
+            raise DataError(f"{problem}; save it with torch.save, which does not compress")
 
 
 def _array(

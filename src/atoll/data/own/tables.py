@@ -119,6 +119,13 @@ class TableFile:
         return {"convert_options": convert_options, "parse_options": parse_options}
 
     def _cleaned(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
+        for name, column in zip(names, table.columns, strict=True):
+            if not self.is_csv:  # this reader takes any bytes for text
+                try:
+                    column.validate(full=True)
+                except pa.ArrowInvalid:
+                    problem = f"{self.name}, column '{name}' holds text that is not UTF-8"
+                    raise DataError(f"{problem}; save it as UTF-8") from None
         columns = [convert.clean_text(column) for column in table.columns]
         for name, column in zip(names, columns, strict=True):
             if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
@@ -135,7 +142,7 @@ class TableFile:
         """Explain the reader's errors in one sentence."""
         try:
             yield
-        except (pa.ArrowException, OSError) as problem:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             if self.is_csv:
                 self._explain()
                 if weight and "conversion error" in str(problem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import lzma
@@ -31,6 +32,8 @@ MAX_BYTES = 4 * 2**30
 
 MAX_MEMBERS = 10_000  # the most files and folders in one archive; the largest known set has 22
 MAX_READ = 64 * 2**20  # the most that one header may make the reader hold in memory
+IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
+"""Errors of names that no folder takes: too long, below a file, or of a folder."""
 OGB_CLASS = "PygNodePropPredDataset"
 WORK_PREFIX = ".atoll-work-"
 STALE_SECONDS = 24 * 3600
@@ -126,6 +129,11 @@ def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as error:
         problem = f"the file {archive.name} is not a complete .tar.xz archive ({error})"
         raise DataError(f"{problem}; get it again") from error
+    except OSError as error:
+        if error.errno not in IMPOSSIBLE:  # the disk's fault
+            raise
+        why = f"the archive {archive.name} holds a file that cannot be made ({error.strerror})"
+        raise DataError(f"{why}; it was not unpacked") from error
 
 
 def _check_member(member: tarfile.TarInfo, inside: PurePosixPath) -> None:
