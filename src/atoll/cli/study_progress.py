@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Position:
     validation: float | None
 
 
-class RunsWatcher(LiveProgress, StudyObserver):
+class RunsWatcher(LiveProgress, StudyObserver, ABC):
     """One bar over all runs of a study."""
 
     unit = "cells"
@@ -53,9 +54,9 @@ class RunsWatcher(LiveProgress, StudyObserver):
     def note(self, text: str) -> None:
         """Take a remark on the data of a run."""
 
+    @abstractmethod
     def advance(self, run: StudyRun, at: Position) -> None:
         """Draw that a run played one more round."""
-        raise NotImplementedError
 
 
 class StudyWatcher(RunsWatcher):

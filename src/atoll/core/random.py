@@ -192,7 +192,7 @@ class _Hashed(Constant):
             arg.reshape(arg.shape[0], *[1] * (max(inner) - count), *arg.shape[1:])
             for arg, count in zip(_batch_first(in_dims, *args), inner, strict=True)
         ]
-        return _Hashed.apply(*wide), 0  # type: ignore[no-untyped-call]
+        return call(_Hashed, *wide), 0
 
 
 class _Bits(Constant):

@@ -46,8 +46,8 @@ def options_of(recipe: Callable[..., object]) -> dict[str, Value | None]:
 
 def check_whole(name: str, value: object, least: int) -> None:
     """Refuse all but whole numbers of at least `least`."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least:  # type: ignore[operator]
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+    if not whole:
         raise ConfigError(f"{name} must be a whole number of at least {least}, but is {value!r}")
 
 
@@ -60,8 +60,8 @@ def check_seed(seed: int) -> None:
 
 def check_positive(name: str, value: object) -> None:
     """Refuse all but finite numbers above zero."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not 0 < value < np.inf:  # type: ignore[operator]
+    kinds = int | float | np.integer | np.floating
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < np.inf:
         raise ConfigError(f"{name} must be a number above 0, but is {value!r}")
 
 

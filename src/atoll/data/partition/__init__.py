@@ -21,6 +21,7 @@ from atoll.data.source import GraphSet, Source
 Recipe = Callable[..., Parts]
 """(source, clients, seed, *, options) -> the ids of each client; keyword-only = its options."""
 TRIES = 100  # OpenFGL's number
+NUMBERS = (float, np.floating, np.datetime64)  # that may be NaN
 CHUNK = 50  # graphs that GCFL hands out in file order before it draws
 
 
@@ -94,8 +95,8 @@ def column(source: Source, clients: int | None, seed: int, *, name: str | None =
         raise ConfigError(f"{problem}; its columns are: {listed}")
     about = f"column '{name}' of '{source.name}' has"
     values = np.asarray(source.columns[name])
-    # NaN is the one value that differs from itself.
-    missing = np.flatnonzero([value is None or bool(value != value) for value in values])  # noqa: PLR0124
+    absent = [v is None or (isinstance(v, NUMBERS) and bool(np.isnan(v))) for v in values]
+    missing = np.flatnonzero(absent)
     if missing.size:
         problem = f"no value at node {int(missing[0])} ({missing.size} in all)"
         raise DataError(f"{about} {problem}; fill it, every node needs a client")

@@ -114,12 +114,11 @@ def parse_range(key: str, text: str) -> Range:
             raise unreadable
         return OneOf(values)
     first, last = _value(low), _value(high)
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (first, last))
-    if not numbers or scale not in ("", "log"):
+    if isinstance(first, str | bool) or isinstance(last, str | bool) or scale not in ("", "log"):
         raise unreadable
     if isinstance(first, int) and isinstance(last, int):
         return Whole(first, last, log=scale == "log")
-    return Real(first, last, log=scale == "log")  # type: ignore[arg-type]  # both are numbers
+    return Real(first, last, log=scale == "log")
 
 
 def _value(text: str) -> Value:
