@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +20,7 @@ from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import client_step
 from atoll.core.task import NODES
 from atoll.core.tree import Empty, Tree, record
+from atoll.deploy.local import environment
 from atoll.engines.clients import Simulation
 from atoll.engines.wire import Probe, make_probe
 from atoll.methods import FedAvg
@@ -242,3 +247,19 @@ def test_probes_of_a_federation_of_graphs_hold_every_class_and_share_no_own_laye
     simulation = Simulation(federation, method, engine="wire")
     reply = probe.template(method.train, method.init(simulation.clients(-1)))
     assert set(reply.model) == {"convolutions"}
+
+
+def test_one_thread_gives_the_bits_of_a_site(tmp_path, monkeypatch):
+    """As docs/federation.md says; with more threads torch adds long sums up in another order."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    data = ("--data", "lagoon:nodes=2000", "--clients", "2", "--rounds", "2", "--quiet")
+    for engine, threads in {"serial": {"OMP_NUM_THREADS": "1"}, "wire": environment("t")}.items():
+        options = (*data, "--engine", engine, "--out", str(tmp_path / engine))
+        command = [sys.executable, "-m", "atoll", "run", "fedavg", *options]
+        subprocess.run(command, env={**os.environ, **threads}, timeout=300, check=True)
+    serial, wire = (
+        json.loads((tmp_path / e / "result.json").read_text()) for e in ("serial", "wire")
+    )
+    assert serial["environment"]["threads"] == wire["environment"]["threads"] == "1"
+    files = [(tmp_path / engine / "metrics.csv").read_bytes() for engine in ("serial", "wire")]
+    assert files[0] == files[1]
