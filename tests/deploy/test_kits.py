@@ -1,20 +1,20 @@
-"""Kits allow two classes and no code."""
+"""Kits allow two classes and no code, and their certificates are watched."""
 
 from __future__ import annotations
 
 import json
+import logging
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from atoll.deploy.kits import ADMIN, CLASSES, certificate_days, provision
-from atoll.deploy.policy import Policy
-from atoll.deploy.site import Site
-from atoll.deploy.site_data import read_site_data, write_clients
-from atoll.testing import small_federation
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-
-def site(tmp_path: Path, policy: Policy | None = None) -> Site:
-    file = write_clients(small_federation(), tmp_path / "data")[0]
-    return Site(read_site_data(file), policy or Policy(), tmp_path / "site")
+from atoll.core.errors import ConfigError
+from atoll.deploy.kits import ADMIN, CLASSES, certificate_days, check_certificates, provision
 
 
 def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
@@ -24,10 +24,81 @@ def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
     assert resources["class_allow_list"] == CLASSES["site"]
     assert resources["class_list_enforcement_mode"] == "enforce"
     rules = json.loads((kits["bank-a"] / "local" / "authorization.json").read_text())
-    assert rules["permissions"]["project_admin"]["byoc"] == "none"
-    assert rules["permissions"]["project_admin"]["shell_commands"] == "none"
+    for role in ("project_admin", "lead"):
+        assert rules["permissions"][role]["byoc"] == "none"
+        assert rules["permissions"][role]["shell_commands"] == "none"
     connection = json.loads((kits["bank-a"] / "startup" / "fed_client.json").read_text())
     assert connection["client"]["connection_security"] == "mtls"
     assert connection["servers"][0]["service"]["target"] == "localhost:12345"
     assert kits["bank-a"].stat().st_mode & 0o077 == 0
     assert {certificate_days(kit) for kit in kits.values()} == {359}  # of 360, the hours round down
+    assert check_certificates(kits["bank-a"]) == ""
+
+
+def test_logs_are_lines_of_json_in_few_small_files(tmp_path):
+    kit = provision(tmp_path / "kits", ["a"])["a"]
+    config = json.loads((kit / "local" / "log_config.json").read_text())
+    (handler,) = config["handlers"].values()
+    assert handler["maxBytes"] * (handler["backupCount"] + 1) <= 4 << 20
+    maker = config["formatters"][handler["formatter"]]
+    module, _, name = maker["()"].rpartition(".")
+    __import__(module)
+    formatter = getattr(sys.modules[module], name)(maker["fmt"])
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        why = sys.exc_info()
+    record = logging.LogRecord("a.b", logging.ERROR, "f", 1, "it %s", ("failed",), why)
+    line = formatter.format(record)
+    assert "\n" not in line
+    found = json.loads(line)
+    assert (found["levelname"], found["fullName"], found["message"]) == (
+        "ERROR", "a.b", "it failed",
+    )  # fmt: skip
+    assert "ValueError: broken" in found["exc_text"]
+
+
+def kit_with(folder: Path, **days: tuple[float, float]) -> Path:
+    """A kit with certificates that start and end a number of days from now."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([])
+    for file, (start, end) in {"rootCA": (-9, 999), **days}.items():
+        cert = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now + timedelta(start))
+            .not_valid_after(now + timedelta(end))
+            .sign(key, hashes.SHA256())
+        )
+        path = folder / "startup" / f"{file}.{'pem' if file == 'rootCA' else 'crt'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    return folder
+
+
+def test_a_certificate_that_ends_soon_is_warned_of(tmp_path):
+    kit = kit_with(tmp_path, client=(-300, 20.5))
+    assert certificate_days(kit) == 20
+    command = f"renew it: atoll federate renew --kit {kit}"
+    assert check_certificates(kit) == f"the certificate of '{kit}' ends in 20 days; {command}"
+    kit_with(tmp_path, client=(-300, 30.5))
+    assert check_certificates(kit) == ""
+    kit_with(tmp_path, client=(-300, 150), rootCA=(-300, 179.5))
+    assert check_certificates(kit).startswith(f"the root of '{kit}' ends in 179 days; ")
+    assert "found a new federation: atoll federate init" in check_certificates(kit)
+    assert certificate_days(kit) == 149
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_in_one_sentence(tmp_path):
+    kit = kit_with(tmp_path, server=(-300, -1.5))
+    assert certificate_days(kit) == -2
+    with pytest.raises(ConfigError, match=r"ended on .* atoll federate renew --kit"):
+        check_certificates(kit)
+    kit_with(tmp_path, server=(1, 300))
+    with pytest.raises(ConfigError, match=r"is valid from .* UTC on, but the clock of this"):
+        check_certificates(kit)
+    kit_with(tmp_path, server=(-1, 300), rootCA=(-300, -1))
+    with pytest.raises(ConfigError, match=r"the root of .* ended on .* atoll federate init"):
+        check_certificates(kit)
+    (kit / "startup" / "server.crt").write_text("damaged")
+    with pytest.raises(ConfigError, match="lacks a readable certificate"):
+        check_certificates(kit)

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 
-from atoll.deploy.local import Processes, marked
+import pytest
+
+from atoll.core.errors import ConfigError
+from atoll.deploy.kits import LOG_BYTES, AboutKit
+from atoll.deploy.local import (
+    NewLines,
+    Processes,
+    bound_log,
+    check_port,
+    free_port,
+    lost_session,
+    marked,
+    refusal,
+)
 
 
 def test_no_process_outlives_its_block(tmp_path):
@@ -25,3 +39,71 @@ def test_no_process_outlives_its_block(tmp_path):
         assert processes.dead() == ["parent"]
     assert processes.alive() == []
     assert os.getpid() not in dict(marked())
+
+
+def test_a_kit_serves_one_process_until_that_has_ended(tmp_path):
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with Processes() as processes:
+        first = processes.start("one", sleep, tmp_path / "one.log", tmp_path)
+        with pytest.raises(ConfigError, match=f"is in use by process {first.pid}; stop"):
+            processes.start("two", sleep, tmp_path / "two.log", tmp_path)
+        first.kill()
+        first.wait()
+        processes.start("two", sleep, tmp_path / "two.log", tmp_path)
+
+
+def test_a_port_that_is_taken_is_refused():
+    about = AboutKit(name="server", org="x", host="localhost", port=free_port(), sites=[])
+    check_port(about)
+    taken = pytest.raises(ConfigError, match=rf"port {about['port']} .* cannot be used")
+    with socket.create_server(("127.0.0.1", about["port"])), taken:
+        check_port(about)
+    check_port(about)
+
+
+def test_a_refused_site_learns_why(tmp_path):
+    output, events = tmp_path / "output.log", tmp_path / "log.json"
+    output.write_text("Client 'a' is disabled")  # of an earlier start
+    new = NewLines(output), NewLines(events)
+    assert refusal(*new) == ""
+    line = '{"message": "Connection [CN%d 127.0.0.1:5 => 127.0.0.1:6 SSL x] is created: PID: 1"}\n'
+    events.write_text("".join(line % i for i in range(3)) + line.replace("=>", "<=") % 9)
+    assert refusal(*new) == ""
+    events.write_text("".join(line % i for i in range(4)))
+    assert refusal(*new).endswith("stop the other process that uses its kit")
+    new[1].began -= 60  # the one that was there first stays
+    assert refusal(*new) == ""
+    with output.open("a") as file:
+        file.write("error:client_registration Client 'a' is disabled")
+    assert "was removed from the federation" in refusal(*new)
+
+
+def test_a_site_joins_again_after_two_signs_of_life_in_a_row(tmp_path):
+    log = tmp_path / "log.json"
+    line = (
+        '{"message": "[ME=a CH=task TP=heart_beat SCH=? SEQ=?] timeout on Request 1 after 30 s"}\n'
+    )
+    recent = NewLines(log)
+    assert not lost_session(recent)
+    log.write_text(line)
+    assert not lost_session(recent)
+    recent.began -= 121  # the next one is another case
+    assert not lost_session(recent)
+    log.write_text(line * 2)
+    assert not lost_session(recent)
+    log.write_text(line * 3)
+    assert lost_session(recent)
+    assert not lost_session(recent)
+
+
+def test_a_log_stays_small_while_its_process_writes(tmp_path):
+    log = tmp_path / "output.log"
+    with log.open("ab", buffering=0) as out:
+        out.write(b"x" * LOG_BYTES)
+        bound_log(log)
+        assert log.stat().st_size == LOG_BYTES
+        out.write(b"y")
+        bound_log(log)
+        out.write(b"z")
+    assert log.read_bytes() == b"z"
+    assert (tmp_path / "output.log.1").stat().st_size == LOG_BYTES + 1

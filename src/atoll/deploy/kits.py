@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import write_atomically
@@ -24,6 +25,11 @@ from atoll.core.files import write_atomically
 ADMIN = "admin@atoll.federation"
 PROJECT = "atoll"
 PORT = 8102
+SCHEME = "http"
+ROOT_DAYS = 3650
+WARN_DAYS, WARN_ROOT_DAYS = 30, 180  # a new root costs every party work
+LOG_BYTES = 1 << 20
+CONNECTIONS = ("conn_manager", "sfm_endpoint")  # FLARE's loggers of connections
 CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.jobs.Participant"]}
 """All that a job may run: on the server, and at a site."""
 OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.values()}
@@ -42,47 +48,71 @@ def need_nvflare() -> None:
 def provision(
     folder: Path, sites: Sequence[str], *, host: str = "localhost", port: int = PORT
 ) -> dict[str, Path]:
-    """Make the kits of a federation in a new folder, by party; sites reach the server at `host`."""
+    """Make the kits of a federation in a new folder, by party; sites reach the server at `host`.
+
+    All keys are made here, and the root's key is thrown away. `keys.found` keeps it.
+    """
+    if not sites:
+        raise ConfigError("a federation needs at least one site")
+    with tempfile.TemporaryDirectory() as work:
+        return make_kits(folder, sites, host, port, Path(work))
+
+
+def make_kits(
+    folder: Path, sites: Sequence[str], host: str, port: int, work: Path
+) -> dict[str, Path]:
+    """Make the kits of the server, the administrator and some sites; the root stays in `work`."""
     need_nvflare()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' is not empty; kits are made once, in a new folder")
-    if not sites:
-        raise ConfigError("a federation needs at least one site")
+    if len(host) > 63:
+        raise ConfigError(f"the host '{host}' has {len(host)} letters; a certificate allows 63")
     for name in sites:
-        if not NAME.fullmatch(name) or name in ("server", "admin") or sites.count(name) > 1:
-            hint = "use letters, digits, '-' and '_', each name once, not 'server' or 'admin'"
-            raise ConfigError(f"'{name}' cannot name a site; {hint}")
-    with tempfile.TemporaryDirectory() as work:
-        made = _provision(Path(work), sites, host, port)
-        folder.mkdir(parents=True, exist_ok=True)
-        kits = {}
-        for name in ("server", ADMIN, *sites):
-            kits[name] = folder / ("admin" if name == ADMIN else name)
-            shutil.copytree(made / name, kits[name])
-            kits[name].chmod(0o700)
-    for name, kit in kits.items():
-        if name != ADMIN:
-            _narrow(kit, CLASSES["server" if name == "server" else "site"])
-        about = AboutKit(name=name, org=_org(name, sites), host=host, port=port, sites=list(sites))
-        (kit / "kit.json").write_text(json.dumps(about, indent=1))
+        check_site_name(name, host)
+        if sites.count(name) > 1:
+            raise ConfigError(f"'{name}' is named twice; give each site its own name")
+    made = _provision(work, sites, host, port)
+    folder.mkdir(parents=True, exist_ok=True)
+    kits = {}
+    for name in ("server", ADMIN, *sites):
+        kits[name] = folder / ("admin" if name == ADMIN else name)
+        shutil.copytree(made / (host if name == "server" else name), kits[name])
+        about = AboutKit(name=name, org=org_of(name), host=host, port=port, sites=list(sites))
+        finish_kit(kits[name], about)
     return kits
 
 
-def _org(name: str, sites: Sequence[str]) -> str:
+def check_site_name(name: str, host: str = "localhost") -> None:
+    """Refuse a name that FLARE cannot use, or by which a site could pose as the server."""
+    if not NAME.fullmatch(name) or len(name) > 60 or name.lower() in ("server", "admin", host):
+        hint = f"use letters, digits, '-' and '_', at most 60, not 'server', 'admin' or '{host}'"
+        raise ConfigError(f"'{name}' cannot name a site; {hint}")
+
+
+def org_of(name: str) -> str:
     """FLARE's names of organisations have fewer letters than its names of sites."""
-    return re.sub(r"\W", "_", name.replace("-", "_")) if name in sites else PROJECT
+    return PROJECT if name in ("server", ADMIN) else re.sub(r"\W", "_", name)
+
+
+def finish_kit(kit: Path, about: AboutKit) -> None:
+    """Turn what FLARE made into a kit of Atoll, readable by its owner only."""
+    kit.chmod(0o700)
+    if about["name"] != ADMIN:
+        _narrow(kit, CLASSES["server" if about["name"] == "server" else "site"])
+    (kit / "kit.json").write_text(json.dumps(about, indent=1))
 
 
 def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
-    """FLARE's own provisioning, in a separate process: it prints, and asks on errors."""
-    server = {"name": "server", "type": "server", "org": PROJECT, "default_host": host}
+    """FLARE's provisioning of all parties at once; the root stays in `work`."""
+    # A kit from a request expects that the server's name is its host; so it is here.
+    server = {"name": host, "type": "server", "org": PROJECT, "default_host": host}
     ports = {"fed_learn_port": port, "admin_port": port}
     admin = {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"}
-    clients = [{"name": name, "type": "client", "org": _org(name, sites)} for name in sites]
+    clients = [{"name": name, "type": "client", "org": org_of(name)} for name in sites]
     builders: dict[str, dict[str, object]] = {
         "workspace.WorkspaceBuilder": {"args": {"template_file": ["master_template.yml"]}},
-        "static_file.StaticFileBuilder": {"args": {"config_folder": "config"}},
-        "cert.CertBuilder": {},
+        "static_file.StaticFileBuilder": {"args": {"config_folder": "config", "scheme": SCHEME}},
+        "cert.CertBuilder": {"args": {"root_valid_days": ROOT_DAYS}},
         "signature.SignatureBuilder": {},
     }
     project = {
@@ -94,15 +124,24 @@ def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
     }
     file = work / "project.yml"
     file.write_text(json.dumps(project))  # JSON is YAML
-    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(work)]
+    nvflare(work, "provision", "-p", str(file), "-w", str(work))
+    return work / PROJECT / "prod_00"
+
+
+def nvflare(work: Path, *words: str) -> None:
+    """Run FLARE's own command in a separate process: it prints, asks, and writes to the home."""
     done = subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=work, check=False
+        [sys.executable, "-m", "nvflare.cli", *words],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        cwd=work,
+        env={**os.environ, "HOME": str(work)},
+        check=False,
     )
-    made = work / PROJECT / "prod_00"
-    if done.returncode or not made.is_dir():
+    if done.returncode:
         tail = (done.stdout + done.stderr).strip().splitlines()[-12:]
-        raise AtollError(f"the kits could not be made: {' '.join(tail)}")
-    return made
+        raise AtollError(f"the kit could not be made: {' '.join(tail)}")
 
 
 def _narrow(kit: Path, classes: Sequence[str]) -> None:
@@ -120,12 +159,31 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
     allowed = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
     rights = dict.fromkeys(allowed, "any")
     denied = dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
-    rules = {"format_version": "1.0", "permissions": {"project_admin": {**rights, **denied}}}
+    # An administrator's certificate has the second role once it is renewed.
+    roles = {role: {**rights, **denied} for role in ("project_admin", "lead")}
+    rules = {"format_version": "1.0", "permissions": roles}
     (local / "authorization.json").write_text(json.dumps(rules, indent=1))
-    log = json.loads((local / "log_config.json.default").read_text())
-    for name in ("logFileHandler", "errorFileHandler"):
-        log["handlers"][name]["maxBytes"] = 1 << 20
-    log["loggers"] = {"root": {"level": "WARNING", "handlers": ["logFileHandler"]}}
+    fields = ("asctime", "levelname", "fullName", "fl_ctx", "message", "exc_text")
+    formatter = {
+        "()": "nvflare.fuel.utils.log_utils.JsonFormatter",
+        "fmt": " ".join(f"%({field})s" for field in fields),
+    }
+    handler = {
+        "class": "logging.handlers.RotatingFileHandler",
+        "formatter": "json",
+        "filename": "log.json",
+        "maxBytes": LOG_BYTES,
+        "backupCount": 2,
+    }
+    log = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"json": formatter},
+        "handlers": {"file": handler},
+        # Connections that end show a kit that is used twice.
+        "loggers": {f"nvflare.fuel.f3.sfm.{n}": {"level": "INFO"} for n in CONNECTIONS},
+        "root": {"level": "WARNING", "handlers": ["file"]},
+    }
     (local / "log_config.json").write_text(json.dumps(log, indent=1))
 
 
@@ -137,6 +195,7 @@ class AboutKit(TypedDict):
     host: str
     port: int
     sites: list[str]
+    removed: NotRequired[list[str]]
 
 
 def about_kit(kit: Path) -> AboutKit:
@@ -149,17 +208,45 @@ def about_kit(kit: Path) -> AboutKit:
     return found
 
 
-def certificate_end(kit: Path) -> datetime:
-    """When the kit's certificate or the federation's root ends, whichever is first."""
-    from cryptography import x509
-
-    found = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
-    return min(x509.load_pem_x509_certificate(f.read_bytes()).not_valid_after_utc for f in found)
-
-
 def certificate_days(kit: Path) -> int:
     """Whole days until the kit's certificate or the federation's root ends; below 0: it ended."""
     return (certificate_end(kit) - datetime.now(UTC)).days
+
+
+def certificate_end(kit: Path) -> datetime:
+    """When the kit's certificate or the federation's root ends, whichever is first."""
+    return min(end for _, _, end in _certificates(kit))
+
+
+def check_certificates(kit: Path) -> str:
+    """Refuse a certificate that ended or is not valid yet; a warning if one ends soon, else ""."""
+    renew = f"renew it: atoll federate renew --kit {kit}"
+    anew = "the coordinator has to found a new federation: atoll federate init"
+    now, soon = datetime.now(UTC), ""
+    for name, start, end in _certificates(kit):
+        root = name == "rootCA.pem"
+        what = f"the {'root' if root else 'certificate'} of '{kit}'"
+        if now < start:
+            clock = f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC; set the clock"
+            raise ConfigError(f"{what} is valid from {start:%Y-%m-%d %H:%M} UTC on, but {clock}")
+        if end < now:
+            raise ConfigError(f"{what} ended on {end:%Y-%m-%d}; {anew if root else renew}")
+        if (end - now).days < (WARN_ROOT_DAYS if root else WARN_DAYS):
+            soon = soon or f"{what} ends in {(end - now).days} days; {anew if root else renew}"
+    return soon
+
+
+def _certificates(kit: Path) -> list[tuple[str, datetime, datetime]]:
+    """The files with the kit's certificate and its root, with start and end."""
+    from cryptography import x509
+
+    found = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
+    try:
+        read = [(file.name, x509.load_pem_x509_certificate(file.read_bytes())) for file in found]
+    except (OSError, ValueError):
+        hint = "copy it again, or ask for a new one with `atoll federate request`"
+        raise ConfigError(f"'{kit}' lacks a readable certificate; {hint}") from None
+    return [(name, cert.not_valid_before_utc, cert.not_valid_after_utc) for name, cert in read]
 
 
 def server_command(kit: Path) -> list[str]:
@@ -169,10 +256,14 @@ def server_command(kit: Path) -> list[str]:
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
     file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
-    loopback = about_kit(kit)["host"] in ("localhost", "127.0.0.1")
     # It listens on other addresses only if it serves other machines.
-    more = ["host=127.0.0.1"] if loopback else []
+    more = ["host=127.0.0.1"] if on_loopback(about_kit(kit)) else []
     return _command("server.server_train", kit, "fed_server.json", more)
+
+
+def on_loopback(about: AboutKit) -> bool:
+    """Whether the federation is on one machine only."""
+    return about["host"] in ("localhost", "127.0.0.1")
 
 
 def site_command(kit: Path) -> list[str]:

@@ -7,7 +7,9 @@ killed. All of them inherit one variable of the environment, by which they are f
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -17,15 +19,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from atoll.core.errors import ConfigError
-from atoll.deploy.kits import ADMIN, provision, server_command, site_command, write_settings
+from atoll.deploy.kits import (
+    ADMIN,
+    LOG_BYTES,
+    AboutKit,
+    on_loopback,
+    provision,
+    server_command,
+    site_command,
+    write_settings,
+)
 
 if TYPE_CHECKING:
     from atoll.core.federation import Federation
 
 MARK = "ATOLL_FEDERATION"
+UNANSWERED = re.compile(r"TP=heart_beat [^\n]*timeout on Request")
+CONNECTED = re.compile(r"Connection \[[^]]* => [^]]*] is created")  # FLARE's line, to the server
 
 
 class Processes(contextlib.AbstractContextManager["Processes"]):
@@ -38,12 +51,17 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self, name: str, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a process with its output in a file; one of the same name must have ended."""
+    def start(
+        self, name: str, command: Sequence[str], log: Path, kit: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process with its output in a file; one of the same name must have ended.
+
+        It holds the lock of its `kit` until it ends, also if this process is killed before.
+        """
         if name in self.started:
             self.started[name].wait(timeout=10)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
+        with log.open("ab") as out, locked(kit) as lock:
             # Its own session: Ctrl-C in the terminal is ours to handle, in order.
             process = subprocess.Popen(
                 command,
@@ -53,7 +71,10 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
                 cwd=log.parent,
                 env=environment(self.mark),
                 start_new_session=True,
+                pass_fds=[lock.fileno()] if lock else [],
             )
+            if lock:
+                lock.write(str(process.pid))
         self.started[name] = process
         return process
 
@@ -78,6 +99,89 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
     def _all(self) -> set[int]:
         running = {p.pid for p in self.started.values() if p.poll() is None}
         return running | set(self.alive())
+
+
+@contextlib.contextmanager
+def locked(kit: Path | None) -> Iterator[IO[str] | None]:
+    """Lock a kit for one process; the process that inherits the open file keeps the lock."""
+    if kit is None:
+        yield None
+        return
+    (kit / "atoll").mkdir(exist_ok=True)
+    with (kit / "atoll" / ".process").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            hint = "stop that one first; two processes cannot share a kit"
+            raise ConfigError(f"'{kit}' is in use by process {file.read()}; {hint}") from None
+        file.truncate(0)
+        yield file
+
+
+def check_port(about: AboutKit) -> None:
+    """Refuse to start a server where its port is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1" if on_loopback(about) else "", about["port"]))
+        except OSError as error:
+            hint = "stop the program that uses it, perhaps another server"
+            why = f"port {about['port']} of this machine cannot be used ({error.strerror})"
+            raise ConfigError(f"{why}; {hint}") from None
+
+
+class NewLines:
+    """The part of a log that was written since a process started."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.begin()
+
+    def begin(self) -> None:
+        """Skip all text up to now."""
+        self.began = time.monotonic()
+        self.skipped = self.log.stat().st_size if self.log.exists() else 0
+
+    def read(self) -> str:
+        """All new text; nothing while the log is rotated or not there yet."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.skipped)
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def refusal(output: NewLines, events: NewLines) -> str:
+    """Why a site cannot take part, if its new log lines show it.
+
+    Two processes with one certificate end each other's connection every few seconds. The newer one
+    has to leave, so connections count only in the minute after the start.
+    """
+    if "is disabled" in output.read():
+        return "was removed from the federation; ask its coordinator"
+    if time.monotonic() - events.began < 60 and len(CONNECTED.findall(events.read())) > 3:
+        return "loses its connection every few seconds; stop the other process that uses its kit"
+    return ""
+
+
+def lost_session(recent: NewLines) -> bool:
+    """Whether the server left two signs of life in a row without an answer.
+
+    A server with a new key does that to sites that joined before. They have to join again.
+    """
+    lost = len(UNANSWERED.findall(recent.read())) > 1
+    if lost or time.monotonic() - recent.began > 120:  # two in a row take 80 s
+        recent.begin()
+    return lost
+
+
+def bound_log(log: Path) -> None:
+    """Keep a growing log small: the program that writes it does not rotate it."""
+    if log.stat().st_size > LOG_BYTES:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
 
 
 def environment(mark: str) -> dict[str, str]:
@@ -131,7 +235,7 @@ class Demo:
         """Start the server or a site, or start it again."""
         kit = self.kits[name]
         command = server_command(kit) if name == "server" else site_command(kit)
-        self.processes.start(name, command, self.folder / "logs" / f"{name}.log")
+        self.processes.start(name, command, self.folder / "logs" / f"{name}.log", kit)
 
     def __enter__(self) -> Demo:
         try:

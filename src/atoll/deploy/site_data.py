@@ -49,8 +49,10 @@ def write_clients(federation: Federation, folder: Path) -> list[Path]:
     """One file for each client of a federation, to hand to the sites of a trial."""
     shared = {name: getattr(federation, name) for name in ("classes", "name", "metric")}
     paths = [folder / f"client-{i + 1}{SUFFIX}" for i in range(len(federation))]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, graph in zip(paths, federation.graphs, strict=True):
         save_checkpoint(path, {"kind": KIND, "graph": graph, **shared})
+        path.chmod(0o600)  # a client's data are its owner's only
     return paths
 
 

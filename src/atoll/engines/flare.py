@@ -294,6 +294,10 @@ class AdminSession:
     def abort(self, job: str) -> None:
         self._ask(lambda: self.session.abort_job(job))
 
+    def remove(self, site: str) -> None:
+        """Let the server refuse a site from now on, also after a restart."""
+        self._ask(lambda: self.session.disable_client(site))
+
     def download(self, job: str, to: Path) -> Path:
         """The job's folder on the server, copied here."""
         to.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,10 @@ import pytest
     ("words", "problem"),
     [
         (["provision", "--site", "a b", "--out", "k"], "cannot name a site"),
-        (["provision", "--site", "a", "--site", "a", "--out", "k"], "cannot name a site"),
+        (["provision", "--site", "a", "--site", "a", "--out", "k"], "is named twice"),
         (["provision", "--site", "server", "--out", "k"], "cannot name a site"),
+        (["provision", "--site", "h", "--host", "h", "--out", "k"], "cannot name a site"),
+        (["provision", "--site", "a", "--host", "h" * 64, "--out", "k"], "has 64 letters"),
         (["provision", "--site", "a", "--out", "."], "is not empty"),
         (["server", "--kit", "."], "is not a kit"),
         (["site", "--kit", "site", "--data", "no"], "there is no"),
@@ -29,3 +31,4 @@ def test_a_data_set_is_divided_into_one_file_per_site(cli) -> None:
     lines = cli("federate", "split", *data, "--out", "sites").stdout.splitlines()
     assert [Path(line).parent.name for line in lines] == ["sites", "sites"]
     assert all(Path(line).exists() for line in lines)
+    assert all(Path(line).stat().st_mode & 0o077 == 0 for line in (*lines, "sites"))

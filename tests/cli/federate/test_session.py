@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.cli.federate.session import make_order, stopping, supervise
+from atoll.cli.federate.session import make_order, stopping, supervise, with_newcomers
+from atoll.core.errors import ConfigError
 from atoll.deploy import coordinator
 from atoll.deploy import supervise as supervising
 from atoll.experiment.config import make_config
@@ -18,6 +19,17 @@ from atoll.experiment.config import make_config
 def test_a_protocol_for_graphs_can_be_ordered() -> None:
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
     assert make_order(config, ("a", "b", "c"), None, 1.0).quorum == 2
+
+
+def test_sites_that_joined_later_take_part() -> None:
+    config = make_config(method="fedavg", rounds=2)
+    order = make_order(config, ("a", "b"), None, 1.0)
+    more = with_newcomers(order, {"d": "token", "a": "token", "c": "token"}, None)
+    assert (more.sites, more.quorum) == (("a", "b", "c", "d"), 3)
+    assert with_newcomers(order, ["c"], 2).quorum == 2
+    assert with_newcomers(order, [], None) == order
+    with pytest.raises(ConfigError, match="lists no site yet"):
+        make_order(config, (), None, 1.0)
 
 
 def test_sigterm_unwinds_like_ctrl_c() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from atoll.cli.federate.jobs import demo, run, stop
+from atoll.cli.federate.keys import approve, init, join, remove, renew, request
 from atoll.cli.federate.parties import provision, server, site, split
 from atoll.cli.federate.status import status
 from atoll.cli.federate.verify import verify
@@ -17,5 +18,6 @@ def federate() -> None:
     """Run methods on real sites (NVIDIA FLARE): mutual TLS, a policy and an audit log each."""
 
 
-for _command in (provision, split, server, site, run, status, stop, verify, demo):
+KEYS = (init, request, approve, join, renew, remove)
+for _command in (*KEYS, provision, split, server, site, run, status, stop, verify, demo):
     federate.add_command(_command)

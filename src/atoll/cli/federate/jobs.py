@@ -20,7 +20,7 @@ from atoll.deploy.kits import need_nvflare
     METHOD,
     KIT,
     *TRAINING,
-    option("--sites A,B,...", "Which sites.  [default: all of the kit]"),
+    option("--sites A,B,...", "Which sites.  [default: all approved or connected]"),
     option("--name NAME", "Of the data, for tables."),
     *FAULTS,
     OUT,
@@ -53,6 +53,8 @@ def run(
         kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
     )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
+        if not resuming and not sites:
+            order = session.with_newcomers(order, admin.connected(), limits["quorum"])
         result = session.supervise(admin, order, folder, quiet=as_json, **waiting)
     show_results([result], folder, as_json=as_json, quiet=as_json)
 

@@ -9,7 +9,15 @@ import click
 
 from atoll.cli import options
 from atoll.cli.common import config_of, make_console
-from atoll.cli.federate.session import AS_JSON, KIT, METRICS, check_kind, foreground, open_kit
+from atoll.cli.federate.session import (
+    AS_JSON,
+    KIT,
+    METRICS,
+    check_kind,
+    foreground,
+    open_kit,
+    warn_of_end,
+)
 from atoll.cli.options import PATH, Strings, command, option
 from atoll.deploy.kits import about_kit, need_nvflare, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
@@ -32,10 +40,12 @@ DRY_RUN = "Show what METHOD would send from here, and do not join."
 def provision(sites: Strings, host: str, port: int, out: Path) -> None:
     """Make one kit for the server, one for the administrator and one for each site.
 
-    A kit holds a private key: give each party its own, and only that.
+    For trials: all private keys are made here, and no site can be added or renewed later. A real
+    federation begins with `atoll federate init`, where each party makes its own key.
     """
     for name, kit in make(out, sites, host=host, port=port).items():
         click.echo(f"{name:28} {kit}")
+    click.echo("for trials: all private keys were made here, and the root's key is gone", err=True)
 
 
 @command(
@@ -57,8 +67,13 @@ def split(out: Path, **given: object) -> None:
 @command("Run the server of a federation.", KIT, METRICS)
 def server(kit: Path, metrics: int | None) -> None:
     """Run the server until Ctrl-C."""
+    from atoll.deploy.local import check_port, locked
+
     about = open_kit(kit, "server")
-    click.echo(f"server for {', '.join(about['sites'])} at {about['host']}:{about['port']}")
+    warn_of_end(kit)
+    with locked(kit):
+        check_port(about)
+    click.echo(f"server at {about['host']}:{about['port']}")
     foreground("server", server_command(kit), kit, metrics)
 
 
@@ -109,6 +124,7 @@ def site(
         return
     need_nvflare()
     check_kind(kit, about, "site")
+    warn_of_end(kit)
     write_settings(
         kit, data, policy=policy, schema=schema, classes=names, split=split, seed=seed or 0
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ from atoll.cli import options
 from atoll.cli.common import fresh_folder
 from atoll.cli.options import PATH, Strings, option
 from atoll.core.errors import AtollError, ConfigError
-from atoll.deploy.kits import AboutKit, about_kit, need_nvflare
+from atoll.deploy.kits import AboutKit, about_kit, check_certificates, need_nvflare
 
 if TYPE_CHECKING:
     from atoll.deploy.coordinator import Order
@@ -68,6 +69,9 @@ def make_order(config: RunConfig, sites: Strings, quorum: int | None, deadline: 
     able, meant = method_class(config.method).tasks, protocol(config.protocol).tasks
     task = next((task for task in able if task in meant), able[0])
     resolve(make_config(**{**given, "objects": ("data",)}), task)
+    if not sites:
+        hint = "approve one (`atoll federate approve`), or name some with --sites"
+        raise ConfigError(f"the kit lists no site yet; {hint}")
     least = len(sites) // 2 + 1 if quorum is None else quorum
     if not 1 <= least <= len(sites):
         raise ConfigError(f"quorum is {least}; give a number from 1 to {len(sites)}, the sites")
@@ -77,10 +81,19 @@ def make_order(config: RunConfig, sites: Strings, quorum: int | None, deadline: 
     return Order(run=name, config=config_text(config), sites=sites, quorum=least, deadline=deadline)
 
 
+def with_newcomers(order: Order, connected: Collection[str], quorum: int | None) -> Order:
+    """The order, with the connected sites that the administrator's kit does not list yet."""
+    from msgspec.structs import replace
+
+    sites = (*order.sites, *sorted(set(connected) - set(order.sites)))
+    return replace(order, sites=sites, quorum=quorum or len(sites) // 2 + 1)
+
+
 def open_admin(kit: Path, user: str) -> closing[AdminSession]:
     """A session with the server, closed at the end."""
     from atoll.engines.flare import AdminSession
 
+    warn_of_end(kit)
     return closing(AdminSession(kit, user))
 
 
@@ -133,18 +146,28 @@ def supervise(
 
 def foreground(name: str, command: list[str], kit: Path, metrics: int | None) -> None:
     """Run a process until it ends or Ctrl-C, and leave none behind; serve its metrics on a port."""
-    from atoll.deploy.local import Processes
+    from atoll.deploy.local import NewLines, Processes, bound_log, lost_session, refusal
     from atoll.deploy.metrics import serving
 
+    log = kit.resolve() / "atoll" / "output.log"
+    output, events, recent = NewLines(log), NewLines(kit / "log.json"), NewLines(kit / "log.json")
+    why = partial(refusal, output, events) if name != "server" else str
     with stopping(), Processes() as processes, serving(kit, metrics, processes.alive):
-        process = processes.start(name, command, kit.resolve() / "atoll" / "output.log")
+        process = processes.start(name, command, log, kit)
         try:
-            process.wait()
+            while process.poll() is None and not why():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=2)
+                bound_log(log)
+                if name != "server" and lost_session(recent):
+                    click.echo(f"{name}: the server does not answer any more; joining again")
+                    processes.end()
+                    process = processes.start(name, command, log, kit)
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
             return
-    logs = f"{kit / 'atoll' / 'output.log'} and {kit / 'log.txt'}"
-    raise AtollError(f"{name} ended by itself; see {logs}")
+    logs = f"ended by itself; see {kit / 'atoll' / 'output.log'} and {kit / 'log.json'}"
+    raise AtollError(f"{name} {why() or logs}")
 
 
 def open_kit(kit: Path, kind: str) -> AboutKit:
@@ -159,6 +182,12 @@ def kind_of(about: AboutKit) -> str:
     """The kind of party that a kit is for: site, server or admin."""
     name = about["name"]
     return "site" if name in about["sites"] else "server" if name == "server" else "admin"
+
+
+def warn_of_end(kit: Path) -> None:
+    """Warn of a certificate that ends soon; refuse one that cannot be used."""
+    if warning := check_certificates(kit):
+        click.echo(f"warning: {warning}", err=True)
 
 
 def check_kind(kit: Path, about: AboutKit, kind: str) -> None:

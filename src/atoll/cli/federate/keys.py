@@ -1,0 +1,175 @@
+"""Commands for keys: found a federation, ask for a certificate, approve, join, renew, remove."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from atoll.cli.federate.session import KIT, open_admin, open_kit
+from atoll.cli.options import PATH, command, option
+from atoll.core.errors import ConfigError, check_name
+from atoll.core.files import write_atomically
+from atoll.deploy import keys
+from atoll.deploy.kits import PORT, ROOT_DAYS, about_kit, certificate_days
+
+VARIABLE = "ATOLL_PASSPHRASE"
+PASSPHRASE = option(
+    "--passphrase-file FILE",
+    f"The passphrase of the root's key.  [default: {VARIABLE}, else asked]",
+    PATH,
+)
+FEDERATION = option("--federation DIR", "The folder of `atoll federate init`.", PATH, required=True)
+KIND = click.Option(
+    ["--kind"],
+    type=click.Choice(["site", "server", "admin"]),
+    default="site",
+    help="Whose certificate it is; only your own server and administrator are no site.",
+    show_default=True,
+)
+
+
+def fingerprint_option(whose: str) -> click.Option:
+    """`--fingerprint`, which takes the place of the question whether two are equal."""
+    return option("--fingerprint TEXT", f"The fingerprint that {whose} read to you.")
+
+
+def read_passphrase(file: Path | None, *, new: bool = False) -> str:
+    """The passphrase of the root's key, from a file, the environment or the keyboard."""
+    if file is not None:
+        try:
+            return file.read_text().strip()
+        except (OSError, ValueError):
+            raise ConfigError(f"'{file}' holds no readable passphrase; give a text file") from None
+    if VARIABLE in os.environ:
+        return os.environ[VARIABLE]
+    if not sys.stdin.isatty():
+        raise ConfigError(f"the root's key needs a passphrase; give a file or set {VARIABLE}")
+    return str(
+        click.prompt("passphrase of the root's key", hide_input=True, confirmation_prompt=new)
+    )
+
+
+def compare(found: str, given: str | None, whose: str) -> None:
+    """Continue only if the fingerprint is the one that another person read out."""
+    if given is not None:
+        if not keys.same_print(given, found):
+            raise ConfigError(f"the fingerprint is {found}, not {given}; do not use this file")
+    elif sys.stdin.isatty():
+        click.confirm(f"does {whose} read the same fingerprint to you?", abort=True)
+    else:
+        raise ConfigError(f"give --fingerprint, as {whose} read it to you")
+
+
+@command(
+    "Found a federation: its root, its server, its administrator.",
+    option("--host TEXT", "The name by which the sites reach the server.", required=True),
+    option("--port INTEGER", "", int, default=PORT),
+    option("--out DIR", "Folder of the coordinator.", PATH, required=True),
+    PASSPHRASE,
+)
+def init(host: str, port: int, out: Path, passphrase_file: Path | None) -> None:
+    """Make the root of a federation, and the kits of its server and its administrator.
+
+    The root's key signs every certificate. It stays in DIR/root, encrypted with a passphrase.
+    """
+    made = keys.found(out, read_passphrase(passphrase_file, new=True), host=host, port=port)
+    for name, kit in made.items():
+        click.echo(f"{name:28} {kit}")
+    click.echo(f"{'root (keep it, with a copy)':28} {out / keys.ROOT}, valid for {ROOT_DAYS} days")
+
+
+@command(
+    "Ask to take part, with a key made here.",
+    option("--name NAME", "Of your site.", required=True),
+    option("--out DIR", "Folder of your kit.", PATH, required=True),
+)
+def request(name: str, out: Path) -> None:
+    """Make a key, which stays here, and a request for its certificate."""
+    _show_request(keys.make_request(out, name))
+
+
+@command("Ask for a new certificate before the old one ends.", KIT)
+def renew(kit: Path) -> None:
+    """Make a new key for a kit, and a request for its certificate; the old one stays until then."""
+    _show_request(keys.make_request(kit))
+
+
+def _show_request(file: Path) -> None:
+    click.echo(f"send to the coordinator: {file}")
+    click.echo(f"fingerprint to read out: {keys.read_request(file).fingerprint}")
+
+
+@command(
+    "Sign the request of a site.",
+    click.Argument(["file"], type=PATH),
+    FEDERATION,
+    option("--days N", "Days that the certificate is valid.", int, default=keys.DAYS),
+    fingerprint_option("the site"),
+    KIND,
+    PASSPHRASE,
+)
+def approve(
+    file: Path,
+    federation: Path,
+    days: int,
+    fingerprint: str | None,
+    kind: str,
+    passphrase_file: Path | None,
+) -> None:
+    """Sign the request in FILE: its site becomes or stays a member of the federation."""
+    asked = keys.read_request(file)
+    click.echo(f"{asked.kind} {asked.name}: {asked.fingerprint}")
+    compare(asked.fingerprint, fingerprint, asked.name)
+    passphrase = read_passphrase(passphrase_file)
+    signed = keys.approve(federation, file, passphrase, days=days, kind=kind)
+    click.echo(f"send to {asked.name}: {signed}")
+    click.echo(f"fingerprint to read out: {keys.read_approval(signed).fingerprint}")
+
+
+@command(
+    "Put the coordinator's answer into your kit.",
+    click.Argument(["file"], type=PATH),
+    KIT,
+    fingerprint_option("the coordinator"),
+)
+def join(file: Path, kit: Path, fingerprint: str | None) -> None:
+    """Complete a kit, or renew it, with the certificate in FILE."""
+    given = keys.read_approval(file)
+    if not (kit / "kit.json").exists():
+        click.echo(f"root of the federation: {given.fingerprint}")
+        compare(given.fingerprint, fingerprint, "the coordinator")
+    about = keys.join(kit, file, given.fingerprint)
+    click.echo(f"{about['name']}: certificate valid for {certificate_days(kit)} days in {kit}")
+
+
+@command(
+    "Remove a site from the federation.",
+    click.Argument(["name"]),
+    KIT,
+    option("--yes", "Do not ask."),
+)
+def remove(name: str, kit: Path, yes: bool) -> None:
+    """Let the server refuse the site NAME from now on, also after a restart.
+
+    Its name cannot come back, because its certificate cannot be taken away. The site keeps its
+    data, its private states, its audit log and the models it received. Running jobs are stopped,
+    because a job keeps its sites; `run --resume` continues them without NAME.
+    """
+    about = open_kit(kit, "admin")
+    with open_admin(kit, about["name"]) as admin:
+        check_name("site", name, {*about["sites"], *admin.connected()})
+        if not yes:
+            click.confirm(f"remove {name}? its name cannot come back", abort=True)
+        admin.remove(name)
+        for job in admin.jobs():
+            if not job["status"].startswith("FINISHED"):
+                admin.abort(job["job_id"])
+                click.echo(f"stopped {job['job_name']}; `atoll federate run --resume` continues it")
+    content = {**about_kit(kit), "sites": [site for site in about["sites"] if site != name]}
+    removed = [*about.get("removed", []), name]
+    write_atomically(kit / "kit.json", json.dumps({**content, "removed": removed}).encode())
+    click.echo(f"{name} is removed; it keeps its data, states, audit log and received models")

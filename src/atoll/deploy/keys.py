@@ -1,0 +1,295 @@
+"""Keys of a federation: its root, and how a party gets, renews and keeps a certificate.
+
+A party makes its own key and sends a request; the coordinator signs it with the root's key, which
+is stored encrypted. FLARE's distributed provisioning does the work. No private key travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import AtollError, ConfigError
+from atoll.core.files import write_atomically
+from atoll.deploy.kits import (
+    ADMIN,
+    PORT,
+    PROJECT,
+    SCHEME,
+    AboutKit,
+    about_kit,
+    check_site_name,
+    finish_kit,
+    make_kits,
+    need_nvflare,
+    nvflare,
+    org_of,
+)
+
+ROOT = "root"  # in the coordinator's folder: the root's certificate, and its key, encrypted
+PENDING = "pending"  # in a kit: a key that waits for its certificate
+DAYS = 360
+"""Days that a certificate is valid, unless `approve --days` says otherwise."""
+KINDS = {"site": "site", "server": "server", "user": "admin"}  # FLARE's words, and ours
+LARGEST = 1 << 20  # bytes of one file in a request or an approval
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What a request or an approval says, before it is trusted."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    """Of the file for a request, of the root for an approval: what two people compare."""
+
+
+def found(
+    folder: Path,
+    passphrase: str,
+    *,
+    host: str = "localhost",
+    port: int = PORT,
+    sites: Sequence[str] = (),
+) -> dict[str, Path]:
+    """Make a root, the kits of server and administrator, and keep the root's key, encrypted."""
+    if len(passphrase) < 8:
+        raise ConfigError("the passphrase is too short; use at least 8 characters")
+    with _secret_folder() as work:
+        kits = make_kits(folder, sites, host, port, work)
+        state = json.loads((work / PROJECT / "state" / "cert.json").read_text())
+    root = folder / ROOT
+    root.mkdir(mode=0o700)
+    ports = {"fed_learn_port": port, "admin_port": port}
+    server = {"host": host, **ports}
+    profile = {"scheme": SCHEME, "connection_security": "mtls", "server": server}
+    about = {"project": PROJECT, "provision_version": "00"}
+    pem = state["root_cert"].encode()
+    for name, content in (
+        ("rootCA.pem", pem),
+        ("rootCA.key", _encrypt(state["root_pri_key"].encode(), passphrase)),
+        ("profile.yaml", json.dumps({"name": PROJECT, **profile}).encode()),  # JSON is YAML
+        ("ca.json", json.dumps({**about, "rootca_fingerprint_sha256": _print_of(pem)}).encode()),
+    ):
+        write_atomically(root / name, content)
+        (root / name).chmod(0o600)
+    return kits
+
+
+def make_request(kit: Path, name: str | None = None) -> Path:
+    """Make a new key in a kit's folder, and a request for its certificate, which may be sent.
+
+    `name` is that of a new site. Without it the kit's own certificate is to be renewed.
+    """
+    need_nvflare()
+    pending = kit / PENDING
+    if pending.exists():
+        hint = f"send the request in it, or delete '{pending}' and ask again"
+        raise ConfigError(f"'{pending}' holds a key that waits for its certificate; {hint}")
+    if name is None:
+        party = _party(about_kit(kit))
+    else:
+        check_site_name(name)
+        if kit.exists() and any(kit.iterdir()):
+            raise ConfigError(f"'{kit}' is not empty; a new site's kit needs a new folder")
+        kit.mkdir(parents=True, exist_ok=True)
+        kit.chmod(0o700)
+        party = {"name": name, "type": "client", "org": org_of(name)}
+    with tempfile.TemporaryDirectory() as work:
+        file = Path(work) / "party.yaml"
+        file.write_text(json.dumps({"name": PROJECT, "participants": [party]}))
+        made = (kit / f".{PENDING}").resolve()
+        shutil.rmtree(made, ignore_errors=True)  # of an attempt that was interrupted
+        nvflare(Path(work), "cert", "request", "-p", str(file), "--out", str(made))
+    made.rename(pending)
+    return pending / f"{party['name']}.request.zip"
+
+
+def _party(about: AboutKit) -> dict[str, str]:
+    """A party as FLARE's requests name it."""
+    if about["name"] == "server":
+        return {"name": about["host"], "type": "server", "org": PROJECT}
+    if about["name"] == ADMIN:
+        return {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "lead"}
+    return {"name": about["name"], "type": "client", "org": about["org"]}
+
+
+def read_request(file: Path) -> Letter:
+    """Whose request it is, and the fingerprint of the file."""
+    content = _read(file, "request.json", "a request of `atoll federate request` or `renew`")
+    digest = hashlib.sha256(file.read_bytes()).digest()
+    return Letter(content["name"], KINDS[content["kind"]], _print(digest))
+
+
+def read_approval(file: Path) -> Letter:
+    """Whose certificate it is, and the fingerprint of the root that signed it."""
+    what = "an approval of `atoll federate approve`"
+    content = _read(file, "signed.json", what)
+    with zipfile.ZipFile(file) as archive:
+        pem = archive.read("rootCA.pem")
+    return Letter(content["name"], KINDS[content["kind"]], _print_of(pem))
+
+
+def _read(file: Path, member: str, what: str) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if any(part.file_size > LARGEST for part in archive.infolist()):
+                raise ValueError
+            content = json.loads(archive.read(member))
+        if not isinstance(content["name"], str) or content["kind"] not in KINDS:
+            raise ValueError
+    except OSError as error:
+        raise ConfigError(f"'{file}' cannot be read ({error.strerror}); give {what}") from None
+    except (ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        raise ConfigError(f"'{file}' is damaged or of another kind; give {what}") from None
+    assert isinstance(content, dict)
+    return content
+
+
+def approve(
+    federation: Path, file: Path, passphrase: str, *, days: int = DAYS, kind: str = "site"
+) -> Path:
+    """Sign a request with the federation's root; the file for the party that asked.
+
+    A certificate of the server or the administrator is signed only if `kind` names it, because a
+    site could ask for one.
+    """
+    root, asked = federation / ROOT, read_request(file)
+    if not (root / "rootCA.key").exists():
+        hint = "give the folder of `atoll federate init`"
+        raise ConfigError(f"'{federation}' holds no root of a federation; {hint}")
+    if days < 1:
+        raise ConfigError(f"a certificate of {days} days is none; give 1 or more")
+    if asked.kind != kind:
+        hint = f"approve it with --kind {asked.kind} only if it is your own"
+        raise ConfigError(f"'{file}' asks for the certificate of the {asked.kind}; {hint}")
+    desk = federation / "admin" / "kit.json"
+    about = about_kit(desk.parent) if desk.exists() else None
+    if asked.kind == "site":
+        check_site_name(
+            asked.name, json.loads((root / "profile.yaml").read_text())["server"]["host"]
+        )
+        if about and asked.name in about.get("removed", ()):
+            hint = "its old key would count again; the site needs another name"
+            raise ConfigError(f"'{asked.name}' was removed from the federation; {hint}")
+    key = _decrypt((root / "rootCA.key").read_bytes(), passphrase)
+    signed = federation / "approved" / f"{asked.name}.signed.zip"
+    signed.parent.mkdir(mode=0o700, exist_ok=True)
+    with _secret_folder() as work:
+        shutil.copytree(root, work / ROOT)
+        (work / ROOT / "rootCA.key").write_bytes(key)
+        shape = ["-c", str(work / ROOT), "--profile", str(work / ROOT / "profile.yaml")]
+        where = [*shape, "--out", str(signed.resolve())]
+        lasting = ["--valid-days", str(days), "--force"]
+        nvflare(work, "cert", "approve", str(file.resolve()), *where, *lasting)
+    if about and asked.kind == "site" and asked.name not in about["sites"]:
+        about["sites"].append(asked.name)
+        write_atomically(desk, json.dumps(about, indent=1).encode())
+    return signed
+
+
+def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
+    """Put the certificate into the kit that asked for it; a renewed kit keeps all the rest.
+
+    A new site has to give the root's fingerprint, as the coordinator named it. A kit that is
+    renewed knows its root.
+    """
+    need_nvflare()
+    pending, given = kit / PENDING, read_approval(file)
+    own = kit / "startup" / "rootCA.pem"
+    if own.exists():
+        fingerprint = _print_of(own.read_bytes())
+    if not pending.exists():
+        hint = "ask with `atoll federate request` or `renew` first"
+        raise ConfigError(f"'{kit}' waits for no certificate; {hint}")
+    if fingerprint is None or not same_print(fingerprint, given.fingerprint):
+        hint = f"'{file}' is signed by {given.fingerprint}"
+        raise ConfigError(f"the fingerprint of the root is not {fingerprint}: {hint}; do not join")
+    with tempfile.TemporaryDirectory() as work:
+        where = ["--request-dir", str(pending.resolve()), "-w", work]
+        words = [str(file.resolve()), *where, "--fingerprint", given.fingerprint]
+        nvflare(Path(work), "package", *words)
+        made = Path(work) / PROJECT / "prod_00" / given.name
+        if own.exists():
+            _replace(kit, made / "startup")
+        else:
+            shutil.copytree(made, kit, dirs_exist_ok=True)
+            finish_kit(kit, _about_joined(kit, given.name))
+    shutil.rmtree(pending)
+    return about_kit(kit)
+
+
+def _replace(kit: Path, new: Path) -> None:
+    """Swap the folder with certificate and key; the one before is kept until the swap is over."""
+    before, after = kit / "startup.before", kit / "startup.after"
+    for folder in (before, after):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(new, after)
+    (kit / "startup").rename(before)
+    after.rename(kit / "startup")
+    shutil.rmtree(before)
+
+
+def _about_joined(kit: Path, name: str) -> AboutKit:
+    """The description of a new site's kit: the approval names the server."""
+    config = json.loads((kit / "startup" / "fed_client.json").read_text())
+    host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
+    return AboutKit(name=name, org=org_of(name), host=host, port=int(port), sites=[name])
+
+
+def same_print(one: str, other: str) -> bool:
+    """Whether two fingerprints are equal, however they are written."""
+    plain = [text.upper().replace(":", "").removeprefix("SHA256") for text in (one, other)]
+    return plain[0] == plain[1]
+
+
+def _print(digest: bytes) -> str:
+    return "SHA256:" + digest.hex(":").upper()
+
+
+def _print_of(pem: bytes) -> str:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    try:
+        return _print(x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()))
+    except ValueError:
+        raise ConfigError(
+            "the certificate of the root cannot be read; the file is damaged"
+        ) from None
+
+
+def _encrypt(key: bytes, passphrase: str) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    how = form.BestAvailableEncryption(passphrase.encode())
+    loaded = form.load_pem_private_key(key, None)
+    return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, how)
+
+
+def _decrypt(key: bytes, passphrase: str) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    try:
+        loaded = form.load_pem_private_key(key, passphrase.encode())
+    except ValueError:
+        hint = "without the passphrase nothing can be signed"
+        raise AtollError(f"the passphrase does not open the root's key; {hint}") from None
+    plain = form.NoEncryption()
+    return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, plain)
+
+
+@contextmanager
+def _secret_folder() -> Iterator[Path]:
+    """A folder for a key in clear text, in memory where the system has such a place."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as work:
+        yield Path(work)

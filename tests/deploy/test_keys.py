@@ -1,0 +1,168 @@
+"""Certificates: each party's key stays with it, and the root's key is encrypted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import AtollError
+from atoll.deploy import keys
+from atoll.deploy.kits import ADMIN, CLASSES, about_kit, certificate_days, write_settings
+
+PASSPHRASE = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a coordinator."""
+    folder = tmp_path_factory.mktemp("keys") / "federation"
+    kits = keys.found(folder, PASSPHRASE, host="localhost", port=12345)
+    assert set(kits) == {"server", ADMIN}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def joined(founded: Path) -> Path:
+    """The kit of a site that asked, was approved and joined."""
+    kit = founded.parent / "bank-a"
+    request = keys.make_request(kit, "bank-a")
+    with zipfile.ZipFile(request) as archive:
+        assert b"PRIVATE KEY" not in b"".join(map(archive.read, archive.namelist()))
+    assert keys.read_request(request).kind == "site"
+    signed = keys.approve(founded, request, PASSPHRASE, days=20)
+    keys.join(kit, signed, keys.read_approval(signed).fingerprint)
+    return kit
+
+
+def refused(problem: str, *call: object, **more: object) -> None:
+    function, *given = call
+    assert callable(function)
+    with pytest.raises(AtollError, match=problem):
+        function(*given, **more)
+
+
+def private_keys(folder: Path) -> list[Path]:
+    """Files with a key in clear text."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if b"BEGIN RSA PRIVATE KEY" in path.read_bytes()]
+
+
+def test_a_site_joins_with_a_key_that_never_left_it(founded: Path, joined: Path) -> None:
+    assert private_keys(joined) == [joined / "startup" / "client.key"]
+    assert (joined / "startup" / "client.key").stat().st_mode & 0o077 == 0
+    assert joined.stat().st_mode & 0o077 == 0
+    assert about_kit(joined) == {
+        "name": "bank-a", "org": "bank_a", "host": "localhost", "port": 12345, "sites": ["bank-a"],
+    }  # fmt: skip
+    resources = json.loads((joined / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == CLASSES["site"]
+    connection = json.loads((joined / "startup" / "fed_client.json").read_text())
+    assert connection["servers"][0]["identity"] == "localhost"
+    assert certificate_days(joined) == 19
+    assert about_kit(founded / "admin")["sites"] == ["bank-a"]
+
+
+def test_the_key_of_the_root_is_encrypted(founded: Path, joined: Path) -> None:
+    key = founded / keys.ROOT / "rootCA.key"
+    assert key.read_bytes().startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY")
+    assert key.stat().st_mode & 0o077 == 0
+    own = {founded / party / "startup" for party in ("server", "admin")}
+    assert {path.parent for path in private_keys(founded)} == own
+    refused("too short", keys.found, founded.parent / "other", "short")
+
+
+def test_a_renewed_kit_has_a_new_key_and_keeps_the_rest(founded: Path, joined: Path) -> None:
+    write_settings(joined, founded)
+    (joined / "atoll").mkdir()
+    (joined / "atoll" / "audit.jsonl").write_text("kept")
+    before = (joined / "startup" / "client.key").read_bytes()
+    request = keys.make_request(joined)
+    refused("holds a key that waits", keys.make_request, joined)
+    wrong = keys.approve(founded, request, PASSPHRASE)
+    assert (joined / "startup" / "client.key").read_bytes() == before
+    keys.join(joined, wrong)
+    assert (joined / "startup" / "client.key").read_bytes() != before
+    assert certificate_days(joined) == keys.DAYS - 1
+    assert (joined / "atoll" / "audit.jsonl").read_text() == "kept"
+    assert (joined / "local" / "atoll.json").exists()
+    assert not list(joined.glob("startup.*"))
+    refused("waits for no certificate", keys.join, joined, wrong)
+    assert about_kit(founded / "admin")["sites"] == ["bank-a"]
+
+
+@pytest.mark.parametrize("kind", ["server", "admin"])
+def test_the_coordinator_renews_server_and_administrator(founded: Path, kind: str) -> None:
+    before = about_kit(founded / kind)
+    request = keys.make_request(founded / kind)
+    refused(f"the certificate of the {kind}", keys.approve, founded, request, PASSPHRASE)
+    signed = keys.approve(founded, request, PASSPHRASE, days=100, kind=kind)
+    assert keys.join(founded / kind, signed) == before
+    assert certificate_days(founded / kind) == 99
+
+
+def test_requests_that_are_refused(founded: Path, tmp_path: Path) -> None:
+    request = keys.make_request(tmp_path / "site", "bank-z")
+    assert keys.read_request(request).name == "bank-z"
+    refused("passphrase does not open", keys.approve, founded, request, "wrong passphrase")
+    refused("holds no root", keys.approve, tmp_path, request, PASSPHRASE)
+    refused("0 days", keys.approve, founded, request, PASSPHRASE, days=0)
+    about = about_kit(founded / "admin")
+    (founded / "admin" / "kit.json").write_text(json.dumps({**about, "removed": ["bank-z"]}))
+    refused("was removed", keys.approve, founded, request, PASSPHRASE)
+    (founded / "admin" / "kit.json").write_text(json.dumps(about))
+    profile = founded / keys.ROOT / "profile.yaml"
+    good = profile.read_text()
+    profile.write_text(good.replace("localhost", "bank-z"))
+    refused("cannot name a site", keys.approve, founded, request, PASSPHRASE)
+    profile.write_text(good)
+    # Another name in the letter than in the signed request inside.
+    forged = tmp_path / "forged.zip"
+    with zipfile.ZipFile(request) as old, zipfile.ZipFile(forged, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"bank-z", b"bank-y"))
+    refused("could not be made", keys.approve, founded, forged, PASSPHRASE)
+    refused("is not empty", keys.make_request, founded, "bank-b")
+    refused("cannot name a site", keys.make_request, tmp_path / "x", "a b")
+
+
+def test_files_that_are_no_letter(tmp_path: Path) -> None:
+    refused("cannot be read", keys.read_request, tmp_path / "none.zip")
+    (tmp_path / "text.zip").write_text("no archive")
+    refused("damaged or of another kind", keys.read_request, tmp_path / "text.zip")
+    for number, content in enumerate(("{}", "[]", '{"name": 3, "kind": "site"}', "{" * 99)):
+        file = tmp_path / f"{number}.zip"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("request.json", content)
+            archive.writestr("signed.json", content)
+        refused("damaged or of another kind", keys.read_request, file)
+        refused("damaged or of another kind", keys.read_approval, file)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("request.json", b"0" * (keys.LARGEST + 1))
+    refused("damaged or of another kind", keys.read_request, tmp_path / "bomb.zip")
+
+
+def test_a_site_joins_only_the_root_it_was_told_of(
+    founded: Path, joined: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    keys.found(other, PASSPHRASE)
+    kit = tmp_path / "bank-b"
+    request = keys.make_request(kit, "bank-b")
+    right = keys.approve(founded, request, PASSPHRASE)
+    wrong = keys.approve(other, request, PASSPHRASE)
+    expected = keys.read_approval(right).fingerprint
+    refused("do not join", keys.join, kit, wrong, expected)
+    refused("do not join", keys.join, kit, right)
+    # A kit that is renewed knows its root, and asks for no fingerprint.
+    copy = shutil.copytree(joined, tmp_path / "copy")
+    renewed = keys.make_request(copy)
+    refused("do not join", keys.join, copy, keys.approve(other, renewed, PASSPHRASE))
+    # One party's certificate does not fit another's key.
+    refused("could not be made", keys.join, copy, right)
+    assert keys.join(kit, right, expected.replace(":", "").lower())["name"] == "bank-b"
+    approved = about_kit(founded / "admin")["sites"]
+    assert approved == ["bank-a", "bank-b"]
