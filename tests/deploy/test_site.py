@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from atoll.core.aggregate import Update
-from atoll.core.errors import ConfigError
+from atoll.core.dp import Noised
+from atoll.core.errors import AtollError, ConfigError, DataError, WireError
 from atoll.core.method import Step, declared_step, declared_steps
 from atoll.core.random import make_key
 from atoll.core.tree import Empty, leaves, tree_map
@@ -16,9 +17,9 @@ from atoll.deploy.audit import Audit, check_audit
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.disclosure import disclosure
 from atoll.deploy.policy import Policy
-from atoll.deploy.site import Account, Site, owners
+from atoll.deploy.site import Account, Site, States, owners
 from atoll.deploy.site_data import read_site_data, write_clients
-from atoll.engines.codec import decode, encode
+from atoll.engines.codec import decode, encode, save_checkpoint
 from atoll.engines.fleet import Packet
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config
@@ -418,3 +419,69 @@ def test_only_the_owner_learns_that_training_diverged(dp, tmp_path):
     assert torch.isfinite(numbers(trained)).all()
     assert len(site.account.releases) == 1
     assert {event["step"] for event in site.audit.events(event="diverged")} == {"train", "score"}
+
+
+def test_state_and_lineage_are_one_file_and_the_last_ones_stay(tmp_path):
+    states = States(tmp_path)
+    assert states.load(-2) == (None, "")
+    for number in range(-1, 6):
+        states.save(number, torch.tensor(number), f"line {number}", max(number - 1, -2))
+    assert states.rounds() == [2, 3, 4, 5]
+    assert {path.name for path in tmp_path.iterdir()} == {f"state_{n}.atoll" for n in range(2, 6)}
+    assert states.load(3) == (torch.tensor(3), "line 3")
+    states.save(3, torch.tensor(9), "another attempt", 2)  # a server that went back
+    assert states.rounds() == [2, 3]
+    with pytest.raises(WireError, match="the private state after round 5 is not in its runs/"):
+        states.load(5)
+
+
+def test_a_server_that_lets_no_state_count_does_not_fill_the_disk(tmp_path):
+    states = States(tmp_path)
+    for number in range(50):
+        states.save(number, torch.zeros(3), "", -2)
+    assert len(states.rounds()) == 3
+
+
+@pytest.mark.parametrize("lineage", ["abc", None])
+def test_states_of_earlier_versions_are_read(lineage, tmp_path):
+    save_checkpoint(tmp_path / "state_4.atoll", {"moments": torch.ones(2)})
+    if lineage is not None:
+        (tmp_path / "state_4.lineage").write_text(lineage)
+    states = States(tmp_path)
+    state, found = states.load(4)
+    assert torch.equal(state["moments"], torch.ones(2))
+    assert found == (lineage or "after 4")
+    for number in range(5, 9):
+        states.save(number, state, "new", number - 1)
+    assert not list(tmp_path.glob("*.lineage"))
+
+
+def test_a_crash_between_two_writes_never_pairs_a_state_with_another_lineage(tmp_path, monkeypatch):
+    states = States(tmp_path)
+    states.save(0, torch.tensor(0), "first", -2)
+    writes = []
+
+    def crash(source, target):
+        writes.append(target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        states.save(0, torch.tensor(1), "second", -2)
+    assert len(writes) == 1  # there is no second write that could be missing
+    assert states.load(0) == (torch.tensor(0), "first")
+
+
+def test_an_error_after_the_data_were_touched_says_nothing_in_a_private_run(tmp_path, monkeypatch):
+    site = make_site(tmp_path)
+    begin(site)
+    for kind in (WireError, ConfigError, DataError, AtollError, ValueError):
+
+        def fail(*_, kind=kind):
+            raise kind("the site has 1013 nodes")
+
+        monkeypatch.setattr(Noised, "release", fail)
+        answer = ask(site, model_for(site))
+        assert answer.head == {"failure": "bad", "reason": "it failed; its audit log says more"}
+        assert "1013 nodes" in site.audit.events(event="bad")[-1]["detail"]
+    assert not site.account.releases

@@ -24,7 +24,7 @@ from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.federation import Federation
-from atoll.core.files import clear_left_over, write_atomically
+from atoll.core.files import clear_left_over
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
@@ -44,11 +44,13 @@ from atoll.experiment.metrics import Evaluator, from_confusion
 from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
 
 EVALUATOR, SENT = "evaluator", "sent"
+STATE = "atoll private state"
+KEPT = 2  # private states before the one that counts, should a server have to go back
 LINE = 400  # most characters of a reason in a reply or in the log
 Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 
 
-class StepFailed(Exception):
+class StepFailed(AtollError):
     """A step of a private run failed with a sentence that is the owner's only."""
 
 
@@ -383,7 +385,7 @@ class Work:
 
 
 class States:
-    """A run's private states by round; the last that counts stays, as a round may be repeated."""
+    """A run's private states by round; the last ones stay, as rounds may be repeated."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -399,19 +401,21 @@ class States:
         if counts not in self.rounds():
             lost = f"the private state after round {counts} is not in its runs/{self.folder.name}"
             raise WireError(f"{lost}; this site cannot continue the run")
+        tree = load_checkpoint(self._path(counts))
+        if isinstance(tree, dict) and tree.get("kind") == STATE:
+            return tree["state"], tree["lineage"]
+        # Earlier versions had the lineage in a second file, or none; then states differ by round.
         path = self._path(counts).with_suffix(".lineage")
-        # Runs of earlier versions have no lineage; their states differ by the round.
-        lineage = path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
-        return load_checkpoint(self._path(counts)), lineage
+        return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
 
     def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
-        """Write the state after a round; older ones than that which counts go, but for `keep`."""
-        write_atomically(self._path(round).with_suffix(".lineage"), lineage.encode())
-        save_checkpoint(self._path(round), state)
-        for number in self.rounds():
-            if number < counts and number != keep:
-                self._path(number).unlink()
-                self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
+        """Write state and lineage after a round in one step; delete old ones, except `keep`."""
+        save_checkpoint(self._path(round), {"kind": STATE, "lineage": lineage, "state": state})
+        others = [number for number in self.rounds() if number not in (round, counts, keep)]
+        before = [number for number in others if number < round]
+        for number in set(others) - set(before[-KEPT:]):
+            self._path(number).unlink()
+            self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"state_{round}.atoll"

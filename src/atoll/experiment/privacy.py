@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
 
 EXAMPLE = "write --dp clip=1,noise=1.1,delta=1e-5"
+MOST = 1e12
+"""The largest clip and noise: their product and its square stay far below the largest number."""
 ADJACENCY = "one client's updates are all zero (zero-out)"
 SAMPLING = "who is drawn is taken as known; the client drawn most often; no amplification"
 
@@ -73,10 +75,10 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
         raise ConfigError(f"dp cannot be used: {error}") from error
     if not 0 < config.delta < 1:
         raise ConfigError(f"dp: delta is {config.delta:g}; give a number between 0 and 1")
-    if not 0 < config.clip < math.inf:
-        raise ConfigError(f"dp: clip is {config.clip:g}; give a finite number above 0")
-    if not 0 <= config.noise < math.inf:
-        raise ConfigError(f"dp: noise is {config.noise:g}; give a finite number, not negative")
+    if not 0 < config.clip <= MOST:
+        raise ConfigError(f"dp: clip is {config.clip:g}; give a number above 0, at most {MOST:g}")
+    if not 0 <= config.noise <= MOST:
+        raise ConfigError(f"dp: noise is {config.noise:g}; give a number from 0 to {MOST:g}")
     return config
 
 
