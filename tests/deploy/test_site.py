@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +19,15 @@ from atoll.core.tree import Empty, leaves, tree_map
 from atoll.deploy.audit import Audit, check_audit
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.disclosure import disclosure
+from atoll.deploy.heads import Question
 from atoll.deploy.policy import Policy
-from atoll.deploy.site import Account, Site, States, owners
+from atoll.deploy.site import Account, Job, Site, States, owners
 from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.engines.codec import decode, encode, save_checkpoint
 from atoll.engines.fleet import Packet
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config
+from atoll.experiment.metrics import Evaluator
 from atoll.experiment.privacy import epsilon, make_privacy, release, with_privacy
 from atoll.methods import METHODS
 from atoll.methods.adafgl import Start
@@ -343,6 +348,45 @@ def test_only_steps_of_a_class_can_be_named(name, private):
         assert [step.name for step in declared_steps(method)] == ["train"]
         assert not any(isinstance(getattr(method, n, None), Step) for n in dir(method)
                        if n != "train")  # fmt: skip
+
+
+PLUGS = [name for name, cls in METHODS.items() if "base" in {f.name for f in fields(cls)}]
+PATHS = ("method.base", "method.base.base", "method.net", "method.optimizer", "evaluator.method",
+         "base", "net", "", "__class__", "method.__class__")  # fmt: skip
+
+
+@pytest.mark.parametrize("plug", [*PLUGS, ""])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_no_name_of_any_part_is_another_objects_step(name, plug):
+    """Every name under every owner, as packets give them, of every method and plug."""
+    federation = small_federation()
+    config = make_config(method=plug or name, set={"base": name} if plug else {})
+    try:
+        method = build_method(config, federation.features, federation.classes)
+    except ConfigError as error:
+        pytest.skip(f"{plug} cannot be plugged on {name}: {error}")
+    made = [method]
+    if not method.why_not_private():
+        made.append(with_privacy(method, make_privacy(DP)))
+    inside = [
+        getattr(method, f.name) for f in fields(method) if is_dataclass(getattr(method, f.name))
+    ]
+    for one in made:
+        job = SimpleNamespace(owners=owners(one))
+        names, reached = names_of(*made, *inside, Evaluator(method)), set()
+        for owner, step in product({*job.owners, *PATHS}, names):
+            head = Question("r-0", owner, step, {}, 0, "a", -2, 7)
+            try:
+                found = Job._named(job, head)
+            except WireError:
+                continue
+            assert found.owner is job.owners[owner]
+            assert found.name == step
+            reached.add((owner, step))
+        declared = {(o, s.name) for o, part in job.owners.items() for s in declared_steps(part)}
+        assert reached == declared
+        if one is not method:
+            assert reached == {("method", "train"), ("evaluator", "score")}
 
 
 @pytest.mark.parametrize("run", ["r", "r-0", "a-b", "7"])

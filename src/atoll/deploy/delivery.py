@@ -252,10 +252,11 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
     """Refuse the model of a run that this site did not take part in."""
     wanted = parse_config(manifest.config, "the configuration")
     for seed in manifest.rounds:
-        begun = audit.events(event="begin", run=f"{manifest.run}-{seed}")
+        events = audit.events(event="begin", run=f"{manifest.run}-{seed}")
+        begun = [event["config"] for event in events if "config" in event]  # the first one has it
         if not begun:
             raise Refusal(f"run '{manifest.run}' was not begun here")
-        if any(parse_config(event["config"], "the configuration") != wanted for event in begun):
+        if any(parse_config(text, "the configuration") != wanted for text in begun):
             raise Refusal(f"run '{manifest.run}' was begun here with another configuration")
 
 

@@ -87,4 +87,4 @@ def short(value: object, most: int = 100) -> object:
         return value
     if not isinstance(value, str):
         return type(value).__name__
-    return value[:most].encode("ascii", "backslashreplace").decode()[:most]
+    return value[:most].encode("unicode_escape").decode()[:most]

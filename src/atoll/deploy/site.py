@@ -136,15 +136,18 @@ class Site:
         method = with_privacy(method, config.dp)
         with self.audit.alone():  # no other job begins or spends between the check and the note
             # One name, one configuration: states and noise of a run are for its method and scale.
-            for event in self.audit.events(event="begin", run=run):
-                if _ordered(event["config"]) != config:
+            begun = [
+                e["config"] for e in self.audit.events(event="begin", run=run) if "config" in e
+            ]
+            for text in begun:
+                if _ordered(text) != config:
                     raise Refusal(f"run '{run}' was begun here with another configuration")
             if config.dp is not None:
                 # The updates that this site may send, over all seeds, beside those of other runs.
                 sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
                 before = Account(self.audit).precision(but=all_seeds(run))
                 self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
-            self.audit.note("begin", run=run, config=head.config)
+            self.audit.note("begin", run=run, **({} if begun else {"config": head.config}))
         self.job = Job(run, method, config, self)
         return Packet({}, b"")
 
@@ -175,7 +178,7 @@ class Job:
     """One run at one site."""
 
     def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
-        self.run, self.site, self.privacy = run, site, config.dp
+        self.run, self.site, self.privacy, self.rounds = run, site, config.dp, config.rounds
         self.owners = owners(method)
         self.model = None if config.dp is None else _first_model(method, site.data)
         batching = batching_of(config.batch_size or 0)
@@ -193,6 +196,8 @@ class Job:
         policy, work, number, began = self.site.policy, self.work, head.round, time.monotonic()
         step = self._named(head)
         policy.check_step(step, number)
+        if self.rounds is not None and number >= self.rounds:
+            raise WireError(f"run '{self.run}' has {self.rounds} rounds, not round {number + 1}")
         policy.check_work(work.questions[number], work.seconds[number])
         work.questions[number] += 1
         try:
@@ -347,7 +352,7 @@ def _ordered(text: str) -> RunConfig:
     """The server's configuration; its data are a name for tables, never a file of this machine."""
     try:
         given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
     return make_config(**{**given, "objects": ("data",)})
 
