@@ -63,13 +63,18 @@ class Room:
         self.folder = folder
         self.names = tuple(f"site-{i + 1}" for i in range(len(federation)))
         self.files = write_clients(federation, folder / "data")
+        self.before: list[Site] = []
 
     def sites(self, policy: Policy = ALL) -> dict[str, Site]:
         """The sites as fresh processes would be: with nothing but their files."""
-        return {
+        for site in self.before:  # the processes before them have ended
+            site.close()
+        made = {
             name: Site(read_site_data(file), policy, self.folder / name)
             for name, file in zip(self.names, self.files, strict=True)
         }
+        self.before = list(made.values())
+        return made
 
     def fleet(
         self, tamper: Tamper | None = None, *, sites: dict[str, Site] | None = None

@@ -458,3 +458,19 @@ def test_scores_and_sizes_stay_at_the_sites(make_room):
     tree = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
     assert tree["privacy"]["server"] == saved["epsilon_server"]
     assert '"epsilon_server"' in (room.folder / "server" / "audit.jsonl").read_text()
+
+
+def test_a_second_job_of_a_run_is_refused(make_room, monkeypatch):
+    monkeypatch.setattr("atoll.deploy.lock.FolderLock.__init__.__defaults__", (0.0,))
+    room, ended = make_room(small_federation()), []
+
+    def start_another(site, question, answer):
+        if question.head.get("step") == "train" and not ended:
+            ended.append(outcome(lambda: room.run(order, fleet)))
+        return answer
+
+    order, fleet = room.order("fedavg", rounds=2, set=SMALL), room.fleet(start_another)
+    room.run(order, fleet)
+    reason = "another job of run 'run' is still active on the server"
+    assert ended == [{"status": "busy", "reason": reason}]
+    assert outcome(lambda: room.run(order, room.fleet()))["status"] == "finished"

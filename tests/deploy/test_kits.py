@@ -14,7 +14,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.core.errors import ConfigError
-from atoll.deploy.kits import ADMIN, CLASSES, certificate_days, check_certificates, provision
+from atoll.deploy.kits import (
+    ADMIN,
+    CLASSES,
+    COMM,
+    certificate_days,
+    check_certificates,
+    provision,
+    server_command,
+    site_command,
+)
 
 
 def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
@@ -33,6 +42,13 @@ def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
     assert kits["bank-a"].stat().st_mode & 0o077 == 0
     assert {certificate_days(kit) for kit in kits.values()} == {359}  # of 360, the hours round down
     assert check_certificates(kits["bank-a"]) == ""
+    for name, command in (("server", server_command), ("bank-a", site_command)):
+        settings = kits[name] / "local" / "comm_config.json"
+        command(kits[name])
+        assert json.loads(settings.read_text()) == COMM
+        settings.write_text("{}")  # the owner's own settings stay
+        command(kits[name])
+        assert settings.read_text() == "{}"
 
 
 def test_logs_are_lines_of_json_in_few_small_files(tmp_path):

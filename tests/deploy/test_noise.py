@@ -67,6 +67,7 @@ def test_a_question_that_is_asked_again_gets_the_same_answer(tmp_path):
     begin(site)
     first = ask(site, message)
     assert ask(site, message).body == first.body
+    site.close()
     fresh = Site(site.data, site.policy, site.folder)  # a new process, with its files alone
     begin(fresh)
     assert ask(fresh, message).body == first.body
@@ -74,6 +75,7 @@ def test_a_question_that_is_asked_again_gets_the_same_answer(tmp_path):
     sent = fresh.audit.events(event="sent")
     assert [event["epsilon"] for event in sent] == [epsilon(release(NOISE), 1e-5)] * 3
     (site.folder / "runs" / "r-0" / SECRET).unlink()
+    fresh.close()
     other = Site(site.data, site.policy, site.folder)
     begin(other)
     assert ask(other, message).body != first.body
@@ -107,6 +109,7 @@ def test_the_same_numbers_never_come_at_two_scales(change, tmp_path):
         if drawn:
             assert "with another configuration" in begin(site, dp=dp).head["reason"]
             site.audit.path.unlink()  # not even where an owner lost the log of the first time
+            site.close()
             site = Site(site.data, site.policy, site.folder)
         assert begin(site, dp=dp).head == {}
         drawn.append(numbers(ask(site, message)) / (one["clip"] * one["noise"]))

@@ -155,7 +155,7 @@ def test_a_packet_can_name_declared_steps_alone(change, tmp_path):
             "attempt": "a", "state": -2, "key": 1, **change}  # fmt: skip
     answer = one.answer(Packet(head, encode(None)))
     assert answer.head["failure"] == "bad"
-    assert not (tmp_path / "site" / "runs").exists()
+    assert not list((tmp_path / "site" / "runs").glob("*/state_*"))
 
 
 def test_a_site_counts_what_it_sent_over_restarts(tmp_path):
@@ -529,3 +529,17 @@ def test_an_error_after_the_data_were_touched_says_nothing_in_a_private_run(tmp_
         assert answer.head == {"failure": "bad", "reason": "it failed; its audit log says more"}
         assert "1013 nodes" in site.audit.events(event="bad")[-1]["detail"]
     assert not site.account.releases
+
+
+def test_two_jobs_of_a_run_do_not_use_its_folder_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.deploy.lock.FolderLock.__init__.__defaults__", (0.0,))
+    one, config = site(tmp_path), config_text(make_config(method="fedavg", rounds=1))
+    two = Site(one.data, one.policy, one.folder)  # the process of another job
+    first, other = (Packet({"do": "begin", "run": run, "config": config}, b"") for run in "rs")
+    assert one.answer(first).head == one.answer(first).head == {}
+    refused = two.answer(first).head
+    assert refused["failure"] == "lost"  # it is asked again later
+    assert "another job of this run is still active" in refused["reason"]
+    assert two.answer(other).head == {}
+    one.close()
+    assert two.answer(first).head == {}

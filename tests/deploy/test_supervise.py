@@ -15,23 +15,36 @@ from atoll.deploy.supervise import Supervisor, read_saved_order, write_job
 class FakeSession:
     """A server that plays a script: what each job leaves behind."""
 
-    def __init__(self, *outcomes, rounds=(1, 2, 3, 4, 5, 6, 7, 8)):
+    def __init__(self, *outcomes, rounds=(1, 2, 3, 4, 5, 6, 7, 8), before=()):
         self.outcomes, self.rounds = list(outcomes), iter(rounds)
-        self.jobs, self.aborted = [], []
+        self.listed = [{"job_id": str(i), "status": one} for i, one in enumerate(before)]
+        self.submitted, self.aborted, self.watched = {}, [], []
         self.tokens = {"a": "1", "b": "2"}
 
     def connected(self):
         return dict(self.tokens)
 
-    def submit(self, job):
-        self.jobs.append(json.loads((job / "meta.json").read_text()))
-        return str(len(self.jobs))
+    def jobs(self, name):
+        assert name == "atoll-r"
+        return self.listed[::-1]
+
+    def submit(self, job, token):
+        if token not in self.submitted:
+            self.submitted[token] = json.loads((job / "meta.json").read_text())
+            number = str(len(self.listed))
+            self.listed.append({"job_id": number, "status": "SUBMITTED"})
+        return self.listed[-1]["job_id"]
 
     def status(self, job):
+        self.watched.append(job)
+        self.listed[int(job)]["status"] = "FINISHED:COMPLETED"
         return "FINISHED:COMPLETED"
 
     def progress(self, job):
         return {"seed": 0, "round": next(self.rounds, 8), "rounds": 9, "out": {}}
+
+    def joined(self, job):
+        return dict(self.tokens)
 
     def abort(self, job):
         self.aborted.append(job)
@@ -57,7 +70,7 @@ def test_a_job_that_dies_is_submitted_again(tmp_path):
     desk = FakeSession(None, "stopped", "finished")
     supervisor, said = supervised(desk, tmp_path)
     supervisor.run()
-    assert len(desk.jobs) == 3
+    assert len(desk.submitted) == 3
     assert len(said) == 2
     assert read_saved_order(tmp_path / "out") == supervisor.order
 
@@ -66,14 +79,63 @@ def test_a_job_that_gets_nowhere_is_given_up(tmp_path):
     desk = FakeSession(None, None, None, None, None, rounds=(1, 1, 1, 1, 1, 1))
     with pytest.raises(ClientLost, match="--resume"):
         supervised(desk, tmp_path)[0].run()
-    assert len(desk.jobs) == 5
+    assert len(desk.submitted) == 5
 
 
 def test_a_refused_run_is_not_submitted_again(tmp_path):
     desk = FakeSession("failed", "finished")
     with pytest.raises(AtollError, match="it was failed"):
         supervised(desk, tmp_path)[0].run()
-    assert len(desk.jobs) == 1
+    assert len(desk.submitted) == 1
+
+
+@pytest.mark.parametrize("status", ["SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING"])
+def test_a_resumed_run_follows_the_job_that_has_not_ended(status, tmp_path):
+    desk = FakeSession("finished", before=("FINISHED:ABORTED", status))
+    supervisor, said = supervised(desk, tmp_path, resuming=True)
+    supervisor.run()
+    assert desk.submitted == {}
+    assert desk.watched == ["1"]
+    assert said == [f"the run has a job ({status.lower()}); following it"]
+
+
+def test_a_result_that_nobody_fetched_is_fetched(tmp_path):
+    desk = FakeSession("finished", before=("FINISHED:COMPLETED",))
+    desk.tokens = {}  # no site is needed for it
+    supervised(desk, tmp_path, resuming=True)[0].run()
+    assert desk.submitted == {}
+    assert (tmp_path / "out" / "outcome.json").exists()
+
+
+def test_a_run_that_its_last_job_did_not_finish_gets_another(tmp_path):
+    desk = FakeSession("short", "busy", "finished", before=("FINISHED:COMPLETED",))
+    supervised(desk, tmp_path, resuming=True)[0].run()
+    assert list(desk.submitted) == ["r-1", "r-2"]  # two that submit at once use the same token
+
+
+def test_a_refused_token_means_that_another_was_faster(tmp_path):
+    desk = FakeSession("finished")
+
+    def submit(job, token):
+        desk.listed.append({"job_id": "0", "status": "RUNNING"})
+        raise ClientLost("the token belongs to another job")
+
+    desk.submit = submit
+    supervised(desk, tmp_path)[0].run()
+    assert desk.watched == ["0"]
+
+
+def test_a_site_that_comes_back_is_taken_in_by_a_new_job(tmp_path):
+    desk = FakeSession("stopped", "finished")
+    answers = iter(["RUNNING", "FINISHED:ABORTED", "FINISHED:COMPLETED"])
+    desk.status = lambda job: (
+        desk.listed[int(job)].update(status=next(answers)) or (desk.listed[int(job)]["status"])
+    )
+    desk.joined = lambda job: {"a": "1", "b": "2" if desk.aborted else "an older process"}
+    supervisor, said = supervised(desk, tmp_path)
+    supervisor.run()
+    assert desk.aborted == ["0"]
+    assert said == ["b is back; continuing in a new job"]
 
 
 def test_a_run_waits_for_its_sites_and_says_who_is_missing(tmp_path):

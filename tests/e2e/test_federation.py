@@ -127,13 +127,20 @@ class Trial:
     def wait_round(self, number: int, before: int = 0) -> None:
         self.wait(lambda: any(e.get("round", -1) >= number for e in self.events()[before:]))
 
-    def connected(self) -> dict[str, bool]:
+    def status(self) -> dict[str, Any]:
+        """What `atoll federate status` says; empty if it fails."""
         words = [*ATOLL, "federate", "status", "--kit", str(self.demo.kits["admin"]), "--json"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            return {}
-        sites: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])["sites"]
+        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+
+    def connected(self) -> dict[str, bool]:
+        sites: dict[str, bool] = self.status().get("sites", {})
         return sites
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs that the server ever had."""
+        jobs: list[dict[str, Any]] = self.status()["jobs"]
+        return jobs
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +249,39 @@ def test_a_killed_server_loses_nothing(trial, expected):
     trial.wait(lambda: list(trial.connected().values()) == [True] * CLIENTS)
     run, _ = trial.start("--resume", str(out))
     assert trial.finish(run)["metrics"] == expected
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("resumes", [1, 2])
+def test_a_run_whose_administrator_was_killed_keeps_its_one_job(resumes, trial, expected):
+    before = trial.jobs()
+    run, out = begun(trial)
+    run.kill()
+    run.communicate()
+    followed = [trial.start("--resume", str(out))[0] for _ in range(resumes)]
+    for again in followed:
+        found = trial.finish(again)
+        assert found["metrics"] == expected
+        assert "following it" in found["said"]
+    assert len(trial.jobs()) == len(before) + 1
+    rounds = [e["round"] for e in trial.events() if e["event"] == "step" and e["step"] == "train"]
+    assert rounds == list(range(ROUNDS))  # none was played twice
+
+
+@pytest.mark.federation
+def test_a_result_that_nobody_fetched_is_fetched_and_two_resumes_share_one_job(trial, expected):
+    run, out = begun(trial)
+    run.send_signal(signal.SIGINT)  # which stops the job
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    jobs = trial.jobs()
+    both = [trial.start("--resume", str(out))[0] for _ in range(2)]
+    assert [trial.finish(one)["metrics"] for one in both] == [expected] * 2
+    assert len(trial.jobs()) == len(jobs) + 1
+    (out / "result.json").unlink()
+    again, _ = trial.start("--resume", str(out))
+    assert trial.finish(again)["metrics"] == expected
+    assert len(trial.jobs()) == len(jobs) + 1
 
 
 @pytest.mark.federation

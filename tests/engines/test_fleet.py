@@ -15,6 +15,8 @@ from atoll.core.random import fold, make_key
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
+    INTERVAL,
+    LONGEST,
     NEVER,
     Failure,
     Packet,
@@ -22,6 +24,7 @@ from atoll.engines.fleet import (
     SitesFailed,
     name_step,
     owners_of,
+    pause,
     steps_of,
 )
 from atoll.engines.serial import Serial
@@ -121,3 +124,12 @@ def test_states_continue_in_another_engine() -> None:
     other.import_states(decode(encode(one.export_states())))
     assert other.committed == one.committed
     assert other.probe.templates.keys() == one.probe.templates.keys()
+
+
+def test_sites_ask_less_often_while_a_step_takes_long() -> None:
+    assert [pause(waited) for waited in (0.0, 0.5, 4.0, 600.0)] == [
+        INTERVAL,
+        INTERVAL,
+        0.2,
+        LONGEST,
+    ]

@@ -29,6 +29,7 @@ from atoll.core.task import task_named
 from atoll.deploy.activity import ServerRun
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import check_name
+from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.site import owners
 from atoll.engines import fleet as remote
 from atoll.engines.clients import Backend
@@ -124,11 +125,18 @@ class Settled:
         )
 
 
-@tuned_process()
 def coordinate(
     order: Order, fleet: remote.Fleet, folder: Path, on_round: Callable[[Json], None]
 ) -> Result:
-    """Run, or continue, an order; the result is saved in the folder."""
+    """Run, or continue, an order; the result is saved in the folder, which is locked meanwhile."""
+    with FolderLock(folder, f"another job of run '{order.run}' is still active on the server"):
+        return _coordinate(order, fleet, folder, on_round)
+
+
+@tuned_process()
+def _coordinate(
+    order: Order, fleet: remote.Fleet, folder: Path, on_round: Callable[[Json], None]
+) -> Result:
     began = time.perf_counter()
     clear_left_over(folder)
     audit, activity = Audit(folder / "audit.jsonl"), ServerRun(folder)
@@ -365,7 +373,7 @@ def outcome(action: Callable[[], Result]) -> Json:
     try:
         action()
     except AtollError as error:
-        kinds = {TooFew: "short", remote.Aborted: "stopped", AtollError: "failed"}
+        kinds = {TooFew: "short", remote.Aborted: "stopped", Busy: "busy", AtollError: "failed"}
         status = next(kinds[kind] for kind in kinds if isinstance(error, kind))
         return {"status": status, "reason": str(error)}
     return {"status": "finished", "reason": ""}

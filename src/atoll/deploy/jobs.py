@@ -38,7 +38,8 @@ class Coordinator(FleetController):
 
         ended = {**outcome(action), "undelivered": undelivered}
         out.mkdir(parents=True, exist_ok=True)
-        for path in (*map(folder.joinpath, RESULT), *folder.glob("**/seed-*/*")):
+        files = (*map(folder.joinpath, RESULT), *folder.glob("**/seed-*/*"))
+        for path in () if ended["status"] == "busy" else files:  # then they are another job's
             if path.exists():
                 to = out / path.relative_to(folder)
                 to.parent.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,8 @@ OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.v
 """Paths in the allow-lists of older kits, and the same classes today."""
 SETTINGS = "atoll.json"  # in a site's `local` folder: where its data and its policy are
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+COMM = {"allow_adhoc_conns": False, "streaming_retry_timeout": 10, "streaming_retry_wait": 2}
+"""FLARE keeps a thread for the sum of both times, in seconds, for each message that it received."""
 
 
 def need_nvflare() -> None:
@@ -252,6 +254,7 @@ def _certificates(kit: Path) -> list[tuple[str, datetime, datetime]]:
 def server_command(kit: Path) -> list[str]:
     """The command that starts the server of a kit."""
     _rename_classes(kit)
+    _write_comm(kit)
     # The server stores into the kit; /tmp/nvflare, FLARE's default, is shared by all servers.
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
@@ -269,8 +272,16 @@ def on_loopback(about: AboutKit) -> bool:
 def site_command(kit: Path) -> list[str]:
     """The command that starts the site of a kit."""
     _rename_classes(kit)
+    _write_comm(kit)
     name = about_kit(kit)["name"]
     return _command("client.client_train", kit, "fed_client.json", [f"uid={name}"])
+
+
+def _write_comm(kit: Path) -> None:
+    """Write the settings of the transport into a kit that has none, as older kits do."""
+    file = kit / "local" / "comm_config.json"
+    if not file.exists():
+        write_atomically(file, json.dumps(COMM, indent=1).encode())
 
 
 def _rename_classes(kit: Path) -> None:

@@ -30,12 +30,13 @@ from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
+from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
 from atoll.engines.clients import Simulation
 from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
-from atoll.engines.fleet import BAD, NEVER, PROTOCOL, REFUSED, Packet, owners_of
+from atoll.engines.fleet import BAD, LOST, NEVER, PROTOCOL, REFUSED, Packet, owners_of
 from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
@@ -72,6 +73,7 @@ class Site:
         self.job: Job | None = None
         # Whether the kind of an error may not be told, since it may depend on the owner's data.
         self.private = policy.noise is not None or policy.epsilon is not None
+        self.lock: FolderLock | None = None
 
     def answer(self, packet: Packet) -> Packet:
         """The reply; a failure becomes a reply that reports it, and the site stays up."""
@@ -85,6 +87,8 @@ class Site:
             return known[what](packet)
         except Refusal as error:
             kind, reason = REFUSED, str(error)
+        except Busy as error:
+            kind, reason = LOST, str(error)
         except (WireError, ConfigError) as error:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
@@ -134,6 +138,7 @@ class Site:
         method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
         self.policy.check_size(method)
         method = with_privacy(method, config.dp)
+        self._hold(self.folder / "runs" / run)
         with self.audit.alone():  # no other job begins or spends between the check and the note
             # One name, one configuration: states and noise of a run are for its method and scale.
             begun = [
@@ -156,6 +161,19 @@ class Site:
         from atoll.deploy.delivery import receive  # late: it needs cryptography, as nvflare does
 
         return receive(self, packet)
+
+    def _hold(self, folder: Path) -> None:
+        """Keep other jobs out of the run's folder; FLARE may still be winding an old one down."""
+        if self.lock is None or self.lock.folder != folder:
+            self.close()
+            self.lock = FolderLock(folder, "another job of this run is still active at the site")
+
+    def close(self) -> None:
+        """Let other jobs have the run's folder."""
+        self.job = None
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
 
     def _step(self, packet: Packet) -> Packet:
         head = read_head(Question, packet.head)

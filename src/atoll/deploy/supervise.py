@@ -22,12 +22,12 @@ from atoll.core.files import write_atomically
 from atoll.deploy.audit import Json
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.kits import CLASSES
+from atoll.engines.fleet import INTERVAL
 
 if TYPE_CHECKING:
     from atoll.engines.flare import AdminSession
 
 ORDER = "order"
-INTERVAL = 0.05  # seconds between two questions of a site for work
 RESTARTS = 3  # how often a job that ended without one more round is submitted again
 
 
@@ -77,13 +77,15 @@ class Supervisor:
     reached: tuple[int, int] = field(default=(0, 0), init=False)  # seed and round
 
     def run(self) -> None:
-        """Submit jobs until one finishes the run."""
+        """Follow the run's job, and submit new ones, until one finishes the run."""
         write_atomically(self.out / ORDER, order_text(self.order).encode())
+        if self.resuming and self._finished_before():
+            return
         least, fruitless = self.order.quorum if self.resuming else len(self.order.sites), 0
         while True:
             before = self.reached
-            there, least = self._gather(least), self.order.quorum
-            ended = self._one_job(there)
+            self.job, least = self._running() or self._submit(least), self.order.quorum
+            ended = self._watch()
             if ended["status"] == "finished":
                 for site, why in ended.get("undelivered", {}).items():
                     again = f"to send it later: atoll federate run --resume {self.out}"
@@ -123,11 +125,47 @@ class Supervisor:
                 )
             time.sleep(0.2)
 
-    def _one_job(self, there: Mapping[str, str]) -> Json:
-        """Submit one job and watch it until it ends."""
+    def _jobs(self) -> list[Json]:
+        """The run's jobs, the newest first."""
+        return self.session.jobs(f"atoll-{self.order.run}")
+
+    def _finished_before(self) -> bool:
+        """Whether the last job finished the run and its administrator did not fetch the result."""
+        for job in self._jobs()[:1]:
+            if job["status"] == "FINISHED:COMPLETED":
+                self.job = job["job_id"]
+                return bool(self._fetch(job["status"])["status"] == "finished")
+        return False
+
+    def _running(self, wait: float = 0.0) -> str:
+        """The run's job that has not ended; empty if there is none."""
+        end = time.monotonic() + wait
+        while True:
+            for job in self._jobs():
+                if not job["status"].startswith("FINISHED"):
+                    self.tell(f"the run has a job ({job['status'].lower()}); following it")
+                    return str(job["job_id"])
+            if time.monotonic() >= end:
+                return ""
+            time.sleep(0.5)
+
+    def _submit(self, least: int) -> str:
+        """Submit a job; of several administrators that do so at once, all get the same job."""
+        jobs, there = len(self._jobs()), self._gather(least)
         with tempfile.TemporaryDirectory() as work:
-            self.job = self.session.submit(write_job(self.order, list(there), Path(work)))
+            job = write_job(self.order, list(there), Path(work))
+            try:
+                return self.session.submit(job, f"{self.order.run}-{jobs}")
+            except ClientLost:
+                # Another administrator was faster and saw other sites.
+                if running := self._running():
+                    return running
+                raise
+
+    def _watch(self) -> Json:
+        """Watch the job until it ends."""
         back: list[str] = []
+        joined: Mapping[str, object] = {}
         while True:
             progress: Json = self.session.progress(self.job)
             if progress:
@@ -137,10 +175,11 @@ class Supervisor:
             if status.startswith("FINISHED"):
                 ended = self._fetch(status)
                 return {**ended, "reason": f"{', '.join(back)} is back"} if back else ended
-            if self.rejoin and progress and not back:
+            joined = joined or self.session.joined(self.job)
+            if self.rejoin and progress and joined and not back:
                 # A process that is not the one the job began with has no part in the job.
                 now = self.session.connected()
-                back = [s for s in self.order.sites if s in now and now[s] != there.get(s)]
+                back = [s for s in self.order.sites if s in now and now[s] != joined.get(s)]
                 if back:
                     self.session.abort(self.job)
             time.sleep(0.5)

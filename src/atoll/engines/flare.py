@@ -8,6 +8,7 @@ arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import logging
@@ -30,11 +31,11 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from atoll.core.errors import AtollError, ClientLost, WireError
-from atoll.engines.fleet import BAD, LOST, Aborted, Answers, Failure, Packet
+from atoll.engines.fleet import BAD, INTERVAL, LOST, Aborted, Answers, Failure, Packet, pause
 
 TASK = "atoll"
-PROGRESS = "atoll.progress"
 HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
+PROGRESS, JOINED = "atoll.progress", "atoll.joined"  # commands that a running job answers
 
 
 def to_shareable(packet: Packet) -> Shareable:
@@ -57,6 +58,11 @@ def from_shareable(shareable: Any) -> Packet:
     return Packet(head, body)
 
 
+def process_name(token: str) -> str:
+    """A name for the process of a site; its token is a secret."""
+    return hashlib.sha256(token.encode()).hexdigest()[:12]
+
+
 @dataclass(eq=False)
 class _Call:
     """One packet under way to one site."""
@@ -73,6 +79,7 @@ class FlareFleet:
         self.changed = threading.Condition()
         self.gone: set[str] = set()
         self.pings: dict[str, _Call] = {}
+        self.runner = fl_ctx.get_prop(FLContextKey.RUNNER)
 
     def _connected(self) -> set[str]:
         return {client.name for client in self.fl_ctx.get_engine().get_clients()}
@@ -83,13 +90,16 @@ class FlareFleet:
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
         there = self._connected()
         calls = {s: self._send(s, p) for s, p in packets.items() if s in there}
-        end = time.monotonic() + timeout
+        began = time.monotonic()
         with self.changed:
-            while not self.stop.triggered and time.monotonic() < end:
+            while not self.stop.triggered and (left := began + timeout - time.monotonic()) > 0:
                 waiting = [s for s, c in calls.items() if c.answer is None and s not in self.gone]
                 if not waiting:
                     break
-                self.changed.wait(min(0.2, max(0.0, end - time.monotonic())))
+                # The sites that have answered ask for work less often while a step takes long.
+                self.runner.config.task_request_interval = pause(timeout - left)
+                self.changed.wait(min(0.2, left))
+        self.runner.config.task_request_interval = INTERVAL
         if self.stop.triggered:
             raise Aborted("the job was stopped; the run is saved up to the last complete round")
         replies: dict[str, Packet] = {}
@@ -170,8 +180,10 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         """The server's program; the folder `kit` outlives the job, `out` can be downloaded."""
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        command = lambda *_args, **_more: dict(self.progress)  # noqa: E731
-        fl_ctx.get_engine().register_app_command(PROGRESS, command)
+        engine = fl_ctx.get_engine()
+        joined = {client.name: process_name(client.token) for client in engine.get_clients()}
+        engine.register_app_command(PROGRESS, lambda *_args, **_more: dict(self.progress))
+        engine.register_app_command(JOINED, lambda *_args, **_more: joined)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         workspace = fl_ctx.get_engine().get_workspace()
@@ -257,14 +269,15 @@ class AdminSession:
             raise ClientLost(f"the server does not answer any more: {error}") from error
 
     def connected(self) -> dict[str, str]:
-        """Names of the connected sites, each with the token of its process."""
+        """Names of the connected sites, each with the name of its process."""
         reply = self._ask(lambda: self.session.do_command("check_status server"))
         if "meta" not in reply:
             raise ClientLost(f"the server does not answer any more: {reply.get('details', reply)}")
         for part in reply.get("data", ()):
             head, *rows = part.get("rows") or [[]]
             if "TOKEN" in head:
-                return {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
+                name, token = head.index("CLIENT"), head.index("TOKEN")
+                return {row[name]: process_name(row[token]) for row in rows}
         return {}
 
     def last_seen(self) -> dict[str, float]:
@@ -272,22 +285,30 @@ class AdminSession:
         clients = self._ask(self.session.get_system_info).client_info
         return {client.name: client.last_connect_time for client in clients}
 
-    def submit(self, job: Path) -> str:
-        """Hand in a job folder; its number."""
-        return str(self._ask(lambda: self.session.submit_job(str(job))))
+    def submit(self, job: Path, token: str) -> str:
+        """Hand in a job folder; its number, which is that of the first job with the token."""
+        return str(self._ask(lambda: self.session.submit_job(str(job), submit_token=token)))
 
     def status(self, job: str) -> str:
         """FLARE's word for a job's state."""
         return str(self._ask(lambda: self.session.get_job_status(job)))
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that the server knows, the newest first."""
-        return list(self._ask(lambda: self.session.list_jobs(reverse=True)))
+    def jobs(self, name: str = "") -> list[dict[str, Any]]:
+        """All jobs that the server knows, or those of a name, the newest first."""
+        found = self._ask(lambda: self.session.list_jobs(name_prefix=name or None, reverse=True))
+        return [job for job in found if name in ("", job["job_name"])]
 
     def progress(self, job: str) -> dict[str, object]:
         """The progress that the running job reports; empty before it reports any."""
+        return self._told(job, PROGRESS)
+
+    def joined(self, job: str) -> dict[str, object]:
+        """The sites that a running job began with, as `connected` names them."""
+        return self._told(job, JOINED)
+
+    def _told(self, job: str, command: str) -> dict[str, object]:
         try:
-            return dict(self.session.do_app_command(job, PROGRESS, {}) or {})
+            return dict(self.session.do_app_command(job, command, {}) or {})
         except Exception:  # not running, just starting or just over: `status` tells
             return {}
 

@@ -36,6 +36,18 @@ LOST, BAD, REFUSED = "lost", "bad", "refused"
 """Why there is no reply: none came; what came cannot be used; the owner does not allow it."""
 
 
+INTERVAL, LONGEST = 0.05, 1.0
+"""Fewest and most seconds between two questions of a site for work."""
+
+
+def pause(waited: float) -> float:
+    """Seconds from a site's question for work to its next, when a step has taken so long already.
+
+    The next step begins at most 5 % of this one's time later for it.
+    """
+    return min(LONGEST, max(INTERVAL, waited / 20))
+
+
 class Packet(NamedTuple):
     """What travels: plain values, and a tree as `codec.encode` writes it."""
 
