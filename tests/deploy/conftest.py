@@ -13,7 +13,7 @@ from atoll.deploy.coordinator import Order, coordinate
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
-from atoll.engines.fleet import LOST, Failure, Packet
+from atoll.engines.fleet import LOST, Failure, Packet, failure_in
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.result import Result
 
@@ -44,7 +44,7 @@ class LocalFleet:
             if answer is None:
                 failures[site] = Failure(LOST, f"no answer to '{step}' within {timeout:g} s")
             elif "failure" in answer.head:
-                failures[site] = Failure(answer.head["failure"], answer.head["reason"])
+                failures[site] = failure_in(answer.head)
             else:
                 replies[site] = answer
         return replies, failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -276,13 +277,11 @@ def test_an_oversized_reply_is_refused(make_room):
     [
         (Policy(methods=("local",)), "fedavg", "does not allow method 'fedavg'; it allows: local"),
         (Policy(rounds=2), "fedavg", "allows 2 rounds, but the run has 3"),
-        (Policy(steps=("score",)), "fedavg", "does not allow step 'train'"),
-        (Policy(reply_bytes=100), "fedavg", "allows replies of 100 bytes"),
-        (Policy(run_bytes=3000), "fedavg", "allows 3000 bytes in a run"),
-        (Policy(), "moon", "disclose 'model'"),
     ],
 )
-def test_what_an_owner_does_not_allow_is_refused_in_one_sentence(policy, method, reason, make_room):
+def test_a_run_that_an_owner_does_not_allow_is_refused_in_one_sentence(
+    policy, method, reason, make_room
+):
     room = make_room(small_federation())
     sites = {**room.sites(), "site-2": room.sites(policy)["site-2"]}
     order = room.order(method, rounds=3, set=SMALL)
@@ -290,6 +289,30 @@ def test_what_an_owner_does_not_allow_is_refused_in_one_sentence(policy, method,
         room.run(order, room.fleet(sites=sites))
     assert str(error.value).startswith("site-2: ")
     assert reason in str(error.value)
+    assert "refused" in (room.folder / "site-2" / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "reason"),
+    [
+        (Policy(steps=("score",)), "fedavg", "does not allow step 'train'"),
+        (Policy(reply_bytes=100), "fedavg", "allows replies of 100 bytes"),
+        (Policy(run_bytes=3000), "fedavg", "allows 3000 bytes in a run"),
+        (Policy(), "moon", "disclose 'model'"),
+    ],
+)
+@pytest.mark.parametrize("quorum", [3, 4])
+def test_a_site_that_refuses_a_step_is_left_out(policy, method, reason, quorum, make_room):
+    room = make_room(small_federation())
+    sites = {**room.sites(), "site-2": room.sites(policy)["site-2"]}
+    order = room.order(method, rounds=2, set=SMALL, quorum=quorum)
+    if quorum == 3:
+        room.run(order, room.fleet(sites=sites))
+        assert '"left out", "site": "site-2"' in audit(room)
+        assert reason in audit(room)
+        return
+    with pytest.raises(SitesFailed, match=r"^site-2: "):  # another job would not help
+        room.run(order, room.fleet(sites=sites))
     assert "refused" in (room.folder / "site-2" / "audit.jsonl").read_text()
 
 
@@ -333,8 +356,10 @@ def test_other_data_than_the_run_began_with_are_refused(make_room):
     with pytest.raises(TooFew):
         room.run(order, room.fleet(lose("site-1", 1)))
     room.files = [room.files[1], *room.files[1:]]
-    with pytest.raises(DataError, match="site-1 are not those that the run began with"):
+    with pytest.raises(SitesFailed, match="site-1: its data are not those that the run began"):
         room.run(order)
+    room.run(msgspec.structs.replace(order, quorum=3))
+    assert "its data are not those" in audit(room)
 
 
 def test_nobody_may_be_missing_at_the_start(make_room):

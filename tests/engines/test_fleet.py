@@ -27,6 +27,7 @@ from atoll.engines.fleet import (
     pause,
     steps_of,
 )
+from atoll.engines.plausible import Declared
 from atoll.engines.serial import Serial
 from atoll.engines.wire import make_probe
 from atoll.methods import FedAvg, FedTAD
@@ -79,7 +80,8 @@ def engine(fleet: Local, notes: list[Any]) -> Remote:
         notes.append((event, more))
 
     owners = owners_of(METHOD)
-    return Remote(fleet, fleet.names, owners, probe, run_name="r", deadline=1.0, note=note)
+    sizes = {n: Declared((99, 99, 99), 99) for n in fleet.names}
+    return Remote(fleet, sizes, owners, probe, run_name="r", deadline=1.0, note=note)
 
 
 def play(remote: Remote, round: int) -> Any:

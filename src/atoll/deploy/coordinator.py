@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
 import numpy as np
 import torch
 
 from atoll import __version__
-from atoll.core.errors import AtollError, ClientLost, ConfigError, DataError, WireError
+from atoll.core.errors import (
+    AtollError,
+    ClientLost,
+    ConfigError,
+    DataError,
+    ServerDiverged,
+    WireError,
+)
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.method import Method
@@ -35,6 +45,7 @@ from atoll.engines import fleet as remote
 from atoll.engines.clients import Backend
 from atoll.engines.codec import load_checkpoint
 from atoll.engines.ledger import Ledger
+from atoll.engines.plausible import UPDATE_LIMIT
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
@@ -61,18 +72,27 @@ class Order(
     quorum: int  # fewest sites that a round may have
     deadline: float = 600.0  # seconds that a step may take
     join: float = 120.0  # seconds that a site may take to answer at the start
+    update_limit: float = UPDATE_LIMIT  # how many times as long as the others' an update may be
+    without: tuple[str, ...] = ()  # sites that the administrator continued without
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The `SiteData.summary` that a site sends when it joins."""
 
-    features: int
-    classes: int
+    features: Size
+    classes: Size
     task: str
-    counts: tuple[int, int, int]
-    nodes: int
+    counts: tuple[Size, Size, Size]
+    nodes: Size
     metric: str
     words: list[str]
+
+    def __post_init__(self) -> None:
+        if max(self.counts) > self.nodes:
+            raise ValueError(f"counts are {self.counts}, but there are {self.nodes} nodes")
 
 
 class TooFew(ClientLost):
@@ -83,6 +103,15 @@ class TooFew(ClientLost):
         why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
         kept = "the run is saved up to the last complete round"
         super().__init__(f"{answer}, but the quorum is {order.quorum} ({why}); {kept}")
+
+
+class Diverged(AtollError):
+    """Training diverged at most sites: the model that they received was bad already."""
+
+    def __init__(self, round: int, problem: str) -> None:
+        cause = "an update that a site sent is the likely cause (audit.jsonl has their norms)"
+        hint = "continue without that site: atoll federate run --resume DIR --without SITE"
+        super().__init__(f"round {round}: {problem}; {cause}; {hint}")
 
 
 @dataclass(frozen=True)
@@ -196,13 +225,18 @@ def read_federated_result(order: Order, folder: Path) -> Result:
 def agree(
     order: Order, config: RunConfig, fleet: remote.Fleet, folder: Path, audit: Audit
 ) -> tuple[remote.Roster, dict[str, remote.Failure]]:
-    """Greet the sites: the roster, and the missing sites, of which a new run may have none."""
+    """Greet the sites: the roster, and the missing sites, of which a new run may have none.
+
+    A resumed run continues without those that fail, as long as the quorum is met.
+    """
     wanted = {"method": config.method, "rounds": config.rounds or 0}
     privacy = msgspec.to_builtins(config.dp)
     head = {"do": "hello", "run": order.run, **wanted, "dp": privacy}
     head |= {"version": remote.PROTOCOL, "atoll": __version__}
-    packets = dict.fromkeys(order.sites, remote.Packet(head, b""))
-    replies, failures = fleet.map("hello", packets, order.join)
+    asked = [site for site in order.sites if site not in order.without]
+    replies, failures = fleet.map(
+        "hello", dict.fromkeys(asked, remote.Packet(head, b"")), order.join
+    )
     joined, versions = {}, {}
     for site, packet in replies.items():
         versions[site] = str(packet.head.pop("atoll", "older"))[:40]
@@ -213,18 +247,23 @@ def agree(
             failures[site] = remote.Failure(remote.BAD, reason)
     audit.note("versions", server=__version__, sites=versions)
     known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
-    for site, why in failures.items():
-        audit.note(why.kind, site=site, reason=why.reason)
-    refused = {site: why for site, why in failures.items() if why.kind != remote.LOST}
-    if refused or (failures and known is None):
-        raise remote.SitesFailed(refused or failures)
     sites = known or joined
     for site, now in joined.items():
-        if sites.get(site) != now:
-            raise DataError(f"the data of {site} are not those that the run began with")
-    _check_alike(sites)
-    if len(sites) - len(failures) < order.quorum:
+        if sites[site] != now:
+            reason = "its data are not those that the run began with"
+            failures[site] = remote.Failure(remote.BAD, reason)
+    for site, why in failures.items():
+        audit.note(why.kind, site=site, reason=why.reason)
+    short = len(asked) - len(failures) < order.quorum
+    if failures and (known is None or short):
+        refused = {site: why for site, why in failures.items() if why.kind != remote.LOST}
+        if refused or known is None:
+            raise remote.SitesFailed(refused or failures)
         raise TooFew(order, failures)
+    _check_alike(sites)
+    for site in order.without:
+        why = remote.Failure(remote.DROPPED, "the administrator continued without it")
+        failures[site] = why
     write_atomically(folder / ROSTER, msgspec.json.encode(sites))
     return _roster(order, config, sites), dict(failures)
 
@@ -298,44 +337,72 @@ class FederatedRun(Run):
         roster = cast(remote.Roster, wanted.federation)
         self.run_name = f"{wanted.order.run}-{wanted.seed}"
         probe = make_probe(wanted.federation, dict(method.views), torch.zeros(()))
-        sites, run = (wanted.fleet, roster.names, owners(method), probe), self.run_name
+        sites, run = (wanted.fleet, roster.declared(), owners(method), probe), self.run_name
         engine = remote.Remote(*sites, run, wanted.order.deadline, wanted.audit.note)
+        engine.update_limit = wanted.order.update_limit
         cohort = remote.Cohort(roster, engine, wanted.seed)
         cohort.out = wanted.out
-        self._begin_at([name for name in roster.names if name not in cohort.out])
         return cohort
 
     def no_history(self) -> History:
         return _no_history(self.simulation.federation)
 
-    def _begin_at(self, sites: list[str]) -> None:
-        """Have the sites build the method."""
+    def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
+        """Have the sites build the method, and start or continue."""
+        assert checkpoint is not None
+        wanted, out = self.experiment, self.simulation.out
+        earlier = checkpoint.parent.parent / "earlier"
+        self.checkpoint, self.earlier = checkpoint, earlier / f"{wanted.seed}.atoll"
+        self.mark = earlier / f"{wanted.seed}.diverged"
+        if wanted.order.without and self.mark.exists():
+            if self.earlier.exists():
+                os.replace(self.earlier, checkpoint)
+            wanted.audit.note("back before divergence", round=self.mark.read_text())
+            self.mark.unlink()
+        failures = self._begin_at(
+            [name for name in self.simulation.engine.names if name not in out]
+        )
+        first = wanted.seed == wanted.config.seed and not checkpoint.exists()
+        refused = {site: why for site, why in failures.items() if why.kind == remote.REFUSED}
+        if refused and first:  # nothing is lost yet: the administrator can choose again
+            raise remote.SitesFailed(refused)
+        self._leave_out(failures, -1)
+        super().start_from(checkpoint, fingerprint)
+
+    def _begin_at(self, sites: list[str]) -> dict[str, remote.Failure]:
+        """Have the sites build the method; those that did not."""
         wanted = self.experiment
         head = {"do": "begin", "run": self.run_name, "config": config_text(wanted.config)}
         packets = dict.fromkeys(sites, remote.Packet(head, b""))
-        _, failures = wanted.fleet.map("begin", packets, wanted.order.join)
-        if failures:
-            raise remote.SitesFailed(failures)
+        return wanted.fleet.map("begin", packets, wanted.order.join)[1]
 
     def start(self) -> None:
-        """The server's first tree; every site has to take part in making it."""
-        self.simulation.engine.begin()
-        super().start()
-        self.simulation.engine.commit(-1)
+        """The server's first tree, made with the sites that answer."""
+        self._whole(super().start, -1)
 
     def one_round(self) -> None:
         """A whole round with the sites that answer; one that fails is left out and reported."""
         self._welcome_back()
+        self._whole(super().one_round, self.history.rounds)
+        # The file still has the round before: it stays for a round that diverges everywhere.
+        self.earlier.parent.mkdir(exist_ok=True)
+        self.earlier.unlink(missing_ok=True)
+        os.link(self.checkpoint, self.earlier)
+
+    def _whole(self, action: Callable[[], None], round: int) -> None:
+        """Repeat an action without the sites that fail in it, until it happens whole."""
         while True:
             self.simulation.engine.begin()
-            round, server, entries = self.history.rounds, self.server, len(self.ledger.entries)
+            server, entries = self.server, len(self.ledger.entries)
             try:
-                super().one_round()
+                action()
             except remote.SitesFailed as error:
                 self.server = server
                 del self.ledger.entries[entries:]
-                self._leave_out(error, round)
+                self._leave_out(error.failures, round)
                 continue
+            except ServerDiverged as error:
+                raise Diverged(round, error.problem) from error
             self._commit(round)
             return
 
@@ -347,25 +414,33 @@ class FederatedRun(Run):
             for position in np.flatnonzero(self.keeper.model.rounds == round):
                 engine.kept[position] = engine.committed[position]
 
-    def _leave_out(self, error: remote.SitesFailed, round: int) -> None:
+    def _leave_out(self, failures: Mapping[str, remote.Failure], round: int) -> None:
         """Continue without the sites that failed, as long as the quorum is met."""
         wanted, out = self.experiment, self.simulation.out
-        for site, why in error.failures.items():
+        for site, why in failures.items():
             out[site] = why
             wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
-        refused = {site: why for site, why in error.failures.items() if why.kind == remote.REFUSED}
-        if refused:
+        sites, kinds = len(self.simulation.federation), Counter(why.kind for why in out.values())
+        if sites - len(out) >= wanted.order.quorum:
+            return
+        if kinds[remote.DIVERGED] > sites / 2:
+            self.mark.parent.mkdir(exist_ok=True)
+            self.mark.write_text(str(round))
+            raise Diverged(round, f"training diverged at {kinds[remote.DIVERGED]} of {sites} sites")
+        if sites - kinds[remote.REFUSED] - kinds[remote.DROPPED] < wanted.order.quorum:
+            refused = {site: why for site, why in out.items() if why.kind == remote.REFUSED}
             raise remote.SitesFailed(refused)
-        if len(self.simulation.federation) - len(out) < wanted.order.quorum:
-            raise TooFew(wanted.order, out)
+        raise TooFew(wanted.order, out)
 
     def _welcome_back(self) -> None:
         """Sites that were lost and answer again take part from this round on."""
-        for site, why in list(self.simulation.out.items()):
+        out, note = self.simulation.out, self.experiment.audit.note
+        for site, why in list(out.items()):
             if why.kind == remote.LOST and self.experiment.fleet.back(site):
-                self._begin_at([site])
-                del self.simulation.out[site]
-                self.experiment.audit.note("back", site=site, round=self.history.rounds)
+                out |= self._begin_at([site])
+                if out[site] is why:
+                    del out[site]
+                    note("back", site=site, round=self.history.rounds)
 
 
 def outcome(action: Callable[[], Result]) -> Json:
@@ -376,6 +451,10 @@ def outcome(action: Callable[[], Result]) -> Json:
         kinds = {TooFew: "short", remote.Aborted: "stopped", Busy: "busy", AtollError: "failed"}
         status = next(kinds[kind] for kind in kinds if isinstance(error, kind))
         return {"status": status, "reason": str(error)}
+    except Exception as error:  # an unknown one would end the job, which is then tried again
+        logging.getLogger(__name__).exception("the run failed")
+        problem = f"{type(error).__name__}: {error}"[:1000]
+        return {"status": "failed", "reason": f"the server failed ({problem}); its log has more"}
     return {"status": "finished", "reason": ""}
 
 

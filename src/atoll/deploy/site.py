@@ -36,7 +36,16 @@ from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
 from atoll.engines.clients import Simulation
 from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
-from atoll.engines.fleet import BAD, LOST, NEVER, PROTOCOL, REFUSED, Packet, owners_of
+from atoll.engines.fleet import (
+    BAD,
+    DIVERGED,
+    LOST,
+    NEVER,
+    PROTOCOL,
+    REFUSED,
+    Packet,
+    owners_of,
+)
 from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
@@ -53,6 +62,10 @@ Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes 
 
 class StepFailed(AtollError):
     """A step of a private run failed with a sentence that is the owner's only."""
+
+
+class Diverged(WireError):
+    """A number of this site's training is not finite."""
 
 
 def owners(method: Method) -> dict[str, Any]:
@@ -89,6 +102,8 @@ class Site:
             kind, reason = REFUSED, str(error)
         except Busy as error:
             kind, reason = LOST, str(error)
+        except Diverged as error:
+            kind, reason = DIVERGED, str(error)
         except (WireError, ConfigError) as error:
             kind, reason = BAD, str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
@@ -245,7 +260,7 @@ class Job:
         if self._diverged(step, reply, state, noise):
             if noise is None and not kept:
                 hint = "lower the learning rate or check the features"
-                raise WireError(f"training diverged (the loss is nan); {hint}")
+                raise Diverged(f"training diverged (the loss is nan); {hint}")
             self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
         if kept:
             reply = self._keep(reply, round)

@@ -31,7 +31,17 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from atoll.core.errors import AtollError, ClientLost, WireError
-from atoll.engines.fleet import BAD, INTERVAL, LOST, Aborted, Answers, Failure, Packet, pause
+from atoll.engines.fleet import (
+    BAD,
+    INTERVAL,
+    LOST,
+    Aborted,
+    Answers,
+    Failure,
+    Packet,
+    failure_in,
+    pause,
+)
 
 TASK = "atoll"
 HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
@@ -160,9 +170,7 @@ def _answer(result: object) -> Packet | Failure:
     except WireError as error:
         return Failure(BAD, str(error))
     if "failure" in packet.head:
-        reason = str(packet.head.get("reason", ""))[:1000]
-        safe = "".join(c if c.isprintable() else " " for c in reason)  # one line, safe to print
-        return Failure(str(packet.head["failure"]), safe)
+        return failure_in(packet.head)
     return packet
 
 

@@ -9,6 +9,7 @@ counts (`state`), so that a site discards the state of a failed attempt by itsel
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from atoll.core.task import Task
 from atoll.core.tree import Tree, leaves, num_bytes
 from atoll.engines.clients import Backend, Participants
 from atoll.engines.codec import LIMIT, check_like, decode, encode
+from atoll.engines.plausible import UPDATE_LIMIT, Declared, check_values, too_long, update_norm
 from atoll.engines.serial import stack_replies
 from atoll.engines.wire import Probe
 
@@ -32,8 +34,9 @@ PROTOCOL = "0.1.0"
 """The version of the packets, named after the first Atoll that speaks it; parties compare it."""
 NEVER = -2
 """The round of a private state that does not exist yet; -1 is the time before the first round."""
-LOST, BAD, REFUSED = "lost", "bad", "refused"
-"""Why there is no reply: none came; what came cannot be used; the owner does not allow it."""
+LOST, BAD, REFUSED, DIVERGED, DROPPED = "lost", "bad", "refused", "diverged", "dropped"
+"""Why there is no reply: none came; it cannot be used; the owner does not allow it; the training at
+the site diverged; the administrator continued without the site."""
 
 
 INTERVAL, LONGEST = 0.05, 1.0
@@ -60,6 +63,14 @@ class Failure(NamedTuple):
 
     kind: str
     reason: str
+
+
+def failure_in(head: Mapping[str, object]) -> Failure:
+    """The failure that a site reports in the head of its reply."""
+    kind, reason = head.get("failure"), str(head.get("reason", ""))[:1000]
+    known = kind if kind in (LOST, REFUSED, DIVERGED) else BAD
+    # One line, safe to print.
+    return Failure(str(known), "".join(c if c.isprintable() else " " for c in reason))
 
 
 Answers = tuple[dict[str, Packet], dict[str, Failure]]
@@ -105,6 +116,11 @@ class Roster:
     def __len__(self) -> int:
         return len(self.names)
 
+    def declared(self) -> dict[str, Declared]:
+        """The sizes that each site declared."""
+        sizes = map(Declared, self.counts, self.nodes)
+        return dict(zip(self.names, sizes, strict=True))
+
 
 def owners_of(method: Method, name: str = "method") -> dict[str, object]:
     """The method and the methods that it is a plug on, by the names that packets call them."""
@@ -142,15 +158,17 @@ class Remote:
     name = "flare"
 
     fleet: Fleet
-    names: Sequence[str]  # the sites, in the order of the clients
+    sites: Mapping[str, Declared]  # in the order of the clients
     owners: Mapping[str, object]  # what has steps, by name, as the sites know it too
     probe: Probe  # it knows the reply of a step
     run_name: str  # sites keep private states under it
     deadline: float  # seconds that a step may take
     note: Callable[..., None]  # writes every call to the audit log
     limit: int = LIMIT
+    update_limit: float = UPDATE_LIMIT  # how many times as long as the others' an update may be
 
     def __post_init__(self) -> None:
+        self.names = list(self.sites)
         self.committed = [NEVER] * len(self.names)
         self.kept = [NEVER] * len(self.names)  # the states that belong to the selected models
         self.touched: set[int] = set()
@@ -182,27 +200,51 @@ class Remote:
             packets[self.names[position]] = Packet(head, own)
         self.touched |= set() if step.keeps_state else set(positions)
         replies, failures = self.fleet.map(step.name, packets, self.deadline)
+        received = {site: message.for_one(self.names.index(site)) for site in replies}
+        arrived = self._read(replies, step, template, failures)
+        norms = {site: update_norm(reply, received[site]) for site, reply in arrived.items()}
+        known = {site: both for site, both in norms.items() if both is not None}
+        for site, reason in too_long(known, self.update_limit).items():
+            failures[site] = Failure(BAD, reason)
+        sent = {site: len(packet.body) for site, packet in packets.items()}
+        answers = {site: len(packet.body) for site, packet in replies.items()}
+        sizes = {site: (size, answers.get(site, 0)) for site, size in sent.items()}
+        self.note("step", step=step.name, round=round, bytes=sizes)
+        if failures:
+            raise SitesFailed(failures)
+        ordered = [arrived[self.names[position]] for position in positions]
+        return stack_replies(ordered, positions, step, round)
+
+    def _read(
+        self,
+        replies: Mapping[str, Packet],
+        step: Step,
+        template: Tree,
+        failures: dict[str, Failure],
+    ) -> dict[str, Tree]:
+        """The replies that fit the step, decoded; the others are noted as failures."""
         # Bytes that a reply like the template can need, names and structure included.
         room = num_bytes(template) + 4096 * (len(leaves(template)) + 4)
         most = self.limit if step.discloses else min(self.limit, room)
         arrived: dict[str, Tree] = {}
         for site, packet in replies.items():
             try:
-                arrived[site] = decode(packet.body, limit=most)
-                check_like(arrived[site], template, step.discloses)
+                reply = decode(packet.body, limit=most)
+                check_like(reply, template, step.discloses)
+                check_values(reply, self.sites[site], getattr(step.owner, "epochs", 1))
+                arrived[site] = reply
             except WireError as error:
                 failures[site] = Failure(BAD, str(error))
             except Exception as error:  # whatever one site sends, the others continue
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
-        sent = {site: len(packet.body) for site, packet in packets.items()}
-        received = {site: len(packet.body) for site, packet in replies.items()}
-        sizes = {site: (size, received.get(site, 0)) for site, size in sent.items()}
-        self.note("step", step=step.name, round=round, bytes=sizes)
-        if failures:
-            raise SitesFailed(failures)
-        ordered = [arrived[self.names[position]] for position in positions]
-        return stack_replies(ordered, positions, step, round)
+        # Only shapes that a method declares as free can differ here; replies must fit together.
+        forms = {s: tuple(leaf.shape for leaf in leaves(tree)) for s, tree in arrived.items()}
+        usual = Counter(forms.values()).most_common(1)
+        for site in [site for site, form in forms.items() if form != usual[0][0]]:
+            failures[site] = Failure(BAD, "a reply was refused: its shapes are not the others'")
+            del arrived[site]
+        return arrived
 
     def export_states(self) -> Tree:
         """What the server must remember of the sites; their private states stay with them."""

@@ -158,7 +158,9 @@ class FedTAD(Wrapper, Averaging):
         deployed, of_model = self._hooks.deploy(base), Adam(lr=self.distil_lr).init
         if isinstance(deployed, ToEach):
             of_model = torch.func.vmap(of_model)
-        phi = clients.map(self.assess, ToAll(Empty())).phi
+        found = clients.map(self.assess, ToAll(Empty())).phi
+        # A site that is away now is trusted in no class, also when it comes back.
+        phi = put(found.new_zeros(clients.total, *found.shape[1:]), clients.positions, found)
         return Server(base, phi, generator, moments, of_model(deployed.tree))
 
     def round(self, server: Server, clients: Clients) -> Server:

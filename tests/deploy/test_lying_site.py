@@ -1,0 +1,333 @@
+"""A site that lies, fails or dies in many ways: the run ends with its numbers or without its part.
+
+Every behaviour is tried with four sites, of which two are enough. The run always reaches its last
+round. Where the lie is found out, the server's numbers are those of a run in which the site took no
+part from that round on; where it is plausible, the site counts as any other.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from atoll.core.task import Scores
+from atoll.core.tree import leaves, tree_map
+from atoll.deploy.coordinator import outcome
+from atoll.engines.codec import decode, encode, load_checkpoint
+from atoll.engines.fleet import Packet
+from atoll.methods import METHODS
+from atoll.testing import small_federation
+from tests.deploy.test_coordinator import SHORTER, SMALL, audit, without
+
+LIAR, ROUNDS = "site-3", 3
+
+
+def model(change):
+    """Change the model of a reply."""
+    return lambda reply: type(reply)(tree_map(change, reply.model), reply.weight)
+
+
+def weight(value):
+    return lambda reply: type(reply)(
+        reply.model, torch.full_like(reply.weight.to(torch.float64), value).to(reply.weight.dtype)
+    )
+
+
+def scores(**change):
+    return lambda reply: Scores(
+        **{key: change.get(key, lambda x: x)(getattr(reply, key))
+           for key in ("confusion", "loss", "auc")}
+    )  # fmt: skip
+
+
+def body(change):
+    """A lie in the tree of a reply."""
+    return lambda question, answer: Packet(answer.head, encode(change(decode(answer.body))))
+
+
+def raw(change):
+    """A lie in the bytes of a reply."""
+    return lambda question, answer: Packet(answer.head, change(answer.body))
+
+
+def fails(kind, reason="no reason"):
+    return lambda question, answer: Packet({"failure": kind, "reason": reason}, b"")
+
+
+def silent(question, answer):
+    return None
+
+
+def set_all(value):
+    return lambda leaf: torch.full_like(leaf, value)
+
+
+TRAIN = {
+    "model nan": body(model(set_all(torch.nan))),
+    "model inf": body(model(set_all(torch.inf))),
+    "model 3e38": body(model(set_all(3e38))),
+    "model -3e38": body(model(set_all(-3e38))),
+    "model 1e12": body(model(set_all(1e12))),
+    "model 1e6": body(model(set_all(1e6))),
+    "update times 1e5": body(model(lambda leaf: leaf * 1e5 + 10)),
+    "one huge number": body(model(lambda leaf: leaf + 1e9 * (torch.arange(leaf.numel()) == 0)
+                                  .reshape(leaf.shape))),
+    "model wider": body(model(lambda leaf: torch.cat([leaf, leaf]))),
+    "model flat": body(model(torch.flatten)),
+    "model double": body(model(torch.Tensor.double)),
+    "model half": body(model(torch.Tensor.half)),
+    "model integer": body(model(torch.Tensor.long)),
+    "model complex": body(model(lambda leaf: leaf.to(torch.complex64))),
+    "model empty": body(model(lambda leaf: leaf[:0])),
+    "weight -1e30": body(weight(-1e18)),
+    "weight -1": body(weight(-1)),
+    "weight 1e18": body(weight(1e18)),
+    "weight one too many": body(weight(1000)),
+    "weight of two numbers": body(lambda r: type(r)(r.model, r.weight.repeat(2))),
+    "weight of another type": body(lambda r: type(r)(r.model, r.weight.to(torch.float16))),
+    "weight missing": body(lambda r: {"model": r.model}),
+    "nothing": body(lambda r: None),
+    "a list": body(lambda r: [r.model]),
+    "more fields": body(lambda r: {"model": r.model, "weight": r.weight, "more": r.weight}),
+    "scores instead": body(
+        lambda r: Scores(torch.zeros(3, 3, 3), torch.zeros(3), torch.zeros(3))
+    ),
+    "empty": raw(lambda data: b""),
+    "cut": raw(lambda data: data[: len(data) // 2]),
+    "padded": raw(lambda data: data + bytes(1 << 20)),
+    "pickle": raw(lambda data: b"\x80\x04." + data),
+    "zeros": raw(lambda data: bytes(len(data))),
+    "length of 2**62": raw(lambda data: (1 << 62).to_bytes(8, "little") + data[8:]),
+    "its question": lambda question, answer: Packet(answer.head, question.body),
+    "silent": silent,
+    "lost": fails("lost"),
+    "bad": fails("bad"),
+    "refuses late": fails("refused", "its policy does not allow step 'train'"),
+    "diverges": fails("diverged", "training diverged"),
+    "unknown kind": fails("king"),
+    "kind is a list": fails(["bad"]),
+    "kind is a number": fails(7),
+    "dropped itself": fails("dropped"),
+    "reason of 10 MB": fails("bad", "x" * 10_000_000),
+    "reason with control characters": fails("bad", "\x1b[2J\x00\nround 9 of 9"),
+    "reason is a dict": fails("bad", {"a": 1}),
+    "no reason": lambda question, answer: Packet({"failure": "bad"}, b""),
+}  # fmt: skip
+SCORE = {
+    "confusion negative": body(scores(confusion=lambda x: x - 1)),
+    "confusion huge": body(scores(confusion=set_all(10**9))),
+    "confusion one too many": body(scores(confusion=lambda x: x + 1)),
+    "loss nan": body(scores(loss=set_all(torch.nan))),
+    "loss 1e30": body(scores(loss=set_all(1e30))),
+    "auc 7": body(scores(auc=set_all(7.0))),
+    "scores of fewer classes": body(scores(confusion=lambda x: x[:, :2, :2])),
+    "scores cut": raw(lambda data: data[:-3]),
+    "score silent": silent,
+    "score refused": fails("refused"),
+}
+
+
+def events(room):
+    return [json.loads(line) for line in audit(room).splitlines()]
+
+
+def tell(step, lie, first=1):
+    """A tamper: the liar lies in a step, from a round on."""
+
+    def tamper(site, question, answer):
+        head = question.head
+        lies = site == LIAR and head.get("step") == step and head.get("round", -9) >= first
+        return lie(question, answer) if lies else answer
+
+    return tamper
+
+
+def check_without(room, federation, out):
+    """The server's tree is that of a run in which the liar took no part in the rounds `out`."""
+    expected = without(federation, "fedavg", ROUNDS, {number: [2] for number in out})
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("step", "lie"), [("train", k) for k in TRAIN] + [("score", k) for k in SCORE]
+)
+def test_a_lie_leaves_its_site_out_and_changes_nothing_else(step, lie, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    fleet = room.fleet(tell(step, {**TRAIN, **SCORE}[lie]))
+    room.run(room.order("fedavg", rounds=ROUNDS, set=SMALL), fleet)
+    left = [e for e in events(room) if e["event"] == "left out"]
+    assert [(e["site"], e["round"]) for e in left] == [(LIAR, 1)]
+    reason = left[0]["reason"]
+    assert len(reason) <= 1000
+    assert reason.isprintable()
+    assert "Error" not in reason  # a sentence, not the name of an exception
+    check_without(room, federation, [1, 2])
+
+
+PLAUSIBLE = {
+    "weight 0": body(weight(0)),
+    "its last model again": raw(lambda data: data),
+    "model zero": body(model(torch.zeros_like)),
+    "sign flipped": body(model(torch.neg)),
+}
+
+
+@pytest.mark.parametrize("lie", PLAUSIBLE)
+def test_a_plausible_lie_moves_the_model_as_far_as_an_honest_update_may(lie, make_room):
+    """No server can know such a lie; the result stays finite and of an honest size."""
+    federation = small_federation()
+    room = make_room(federation)
+    room.run(
+        room.order("fedavg", rounds=ROUNDS, set=SMALL), room.fleet(tell("train", PLAUSIBLE[lie]))
+    )
+    assert not [e for e in events(room) if e["event"] == "left out"]
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    honest = leaves(without(federation, "fedavg", ROUNDS, {}))
+    for one, other in zip(leaves(saved["server"]), honest, strict=True):
+        assert one.abs().max() <= 2 * other.abs().max()
+
+
+def test_the_reply_of_another_site_or_round_counts_as_its_own(make_room):
+    """A copy is plausible; its weight is checked against the data of the site that sends it."""
+    room, seen = make_room(small_federation()), {}
+
+    def tamper(site, question, answer):
+        if question.head.get("step") != "train":
+            return answer
+        seen.setdefault((site, question.head["round"]), answer)
+        if site == LIAR and question.head["round"] == 1:
+            return seen["site-1", 0]
+        return answer
+
+    room.run(room.order("fedavg", rounds=ROUNDS, set=SMALL), room.fleet(tamper))
+    left = [e["reason"] for e in events(room) if e["event"] == "left out"]
+    assert all("'weight' is" in reason for reason in left)
+
+
+@pytest.mark.parametrize("phase", ["begin", "train", "score"])
+@pytest.mark.parametrize("how", [silent, fails("bad"), fails("lost")], ids=["dies", "bad", "lost"])
+def test_a_site_that_fails_in_a_phase_is_left_out(phase, how, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+
+    def tamper(site, question, answer):
+        head = question.head
+        now = head["do"] if head["do"] != "step" else head["step"]
+        return how(question, answer) if site == LIAR and now == phase else answer
+
+    room.run(room.order("fedavg", rounds=ROUNDS, set=SMALL), room.fleet(tamper))
+    left = [(e["site"], e["round"]) for e in events(room) if e["event"] == "left out"]
+    expected = {"begin": [(LIAR, -1)], "train": [(LIAR, 0)], "score": [(LIAR, 0)]}
+    assert left == expected[phase]
+    check_without(room, federation, [0, 1, 2])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_begins_without_a_site_and_takes_it_in_later(name, make_room):
+    room = make_room(small_federation())
+    fleet = room.fleet()
+
+    def tamper(site, question, answer):
+        if question.head.get("round") == 1:
+            fleet.returned.add(LIAR)
+        return None if site == LIAR and LIAR not in fleet.returned else answer
+
+    fleet.tamper = lambda site, question, answer: (
+        answer if question.head["do"] == "hello" else tamper(site, question, answer)
+    )
+    options = {"rounds": ROUNDS, "set": {**SMALL, **SHORTER.get(name, {})}, "epochs": 1}
+    room.run(room.order(name, **options), fleet)
+    seen = [(e["event"], e["round"]) for e in events(room) if e.get("site") == LIAR]
+    assert seen == [("left out", -1), ("back", 2)]
+
+
+@pytest.mark.parametrize("how", [silent, fails("refused"), fails("bad")], ids=["dies", "no", "bad"])
+def test_a_site_that_comes_back_and_fails_at_begin_stays_out(how, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    fleet = room.fleet()
+
+    def tamper(site, question, answer):
+        head = question.head
+        if site == LIAR and head.get("round") == 1:
+            fleet.returned.add(LIAR)
+            return None
+        back = site == LIAR and head["do"] == "begin" and LIAR in fleet.returned
+        return how(question, answer) if back else answer
+
+    fleet.tamper = tamper
+    room.run(room.order("fedavg", rounds=ROUNDS, set=SMALL), fleet)
+    check_without(room, federation, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": [1 << 80, 1, 1]},
+        {"counts": [-1, 1, 1]},
+        {"counts": [1, 1]},
+        {"counts": [1, 1, 1, 1]},
+        {"counts": [500, 1, 1]},
+        {"nodes": 1 << 80},
+        {"nodes": -3},
+        {"nodes": 2.5},
+        {"features": 1 << 70},
+        {"words": "x"},
+        {"words": [1]},
+        {"task": None},
+        {"metric": 3},
+        {"evil": 1},
+    ],
+)
+def test_nonsense_at_hello_is_named_before_the_run_begins(change, make_room):
+    room = make_room(small_federation())
+
+    def tamper(site, question, answer):
+        lies = site == LIAR and question.head["do"] == "hello"
+        return Packet({**answer.head, **change}, b"") if lies else answer
+
+    ended = outcome(lambda: room.run(room.order("fedavg", rounds=1), room.fleet(tamper)))
+    assert ended["status"] == "failed"
+    assert ended["reason"].startswith("site-3: what it tells of its data cannot be used: ")
+
+
+@pytest.mark.parametrize("change", [{"nodes": 1 << 80}, {"counts": [0, 0, 0]}, {"evil": 1}, None])
+def test_a_site_that_answers_hello_differently_is_left_out_of_a_resumed_run(change, make_room):
+    federation = small_federation()
+    room = make_room(federation)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(site, question, answer):
+        if question.head.get("round") == 1:
+            raise Killed
+        return answer
+
+    order = room.order("fedavg", rounds=ROUNDS, set=SMALL)
+    with pytest.raises(Killed):
+        room.run(order, room.fleet(kill))
+
+    def tamper(site, question, answer):
+        lies = site == LIAR and question.head["do"] == "hello"
+        if lies and change is None:
+            return fails("refused")(question, answer)
+        return Packet({**answer.head, **change}, b"") if lies else answer
+
+    room.run(order, room.fleet(tamper))
+    check_without(room, federation, [1, 2])
+
+
+def test_an_error_of_any_kind_becomes_an_outcome(make_room, caplog):
+    def explode():
+        raise RuntimeError("out of luck")
+
+    ended = outcome(explode)
+    assert ended["status"] == "failed"
+    assert ended["reason"] == "the server failed (RuntimeError: out of luck); its log has more"
+    assert "out of luck" in caplog.text
