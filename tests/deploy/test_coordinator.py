@@ -14,7 +14,7 @@ import atoll
 from atoll.core.errors import AtollError, DataError
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
-from atoll.deploy.coordinator import Order, TooFew, outcome
+from atoll.deploy.coordinator import Diverged, Order, TooFew, outcome
 from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
@@ -499,3 +499,49 @@ def test_a_second_job_of_a_run_is_refused(make_room, monkeypatch):
     reason = "another job of run 'run' is still active on the server"
     assert ended == [{"status": "busy", "reason": reason}]
     assert outcome(lambda: room.run(order, room.fleet()))["status"] == "finished"
+
+
+def poison(site, question, answer):
+    """One site's update of round 1 is large but passes; training on the mean of it diverges."""
+    if question.head.get("step") != "train":
+        return answer
+    if max(float(leaf.abs().max()) for leaf in leaves(decode(question.body))) > 100:
+        return Packet({"failure": "diverged", "reason": "training diverged"}, b"")
+    if site != "site-3" or question.head["round"] != 1:
+        return answer
+    reply = decode(answer.body)
+    return Packet({}, encode(type(reply)(tree_map(lambda x: x + 1e4, reply.model), reply.weight)))
+
+
+@pytest.mark.parametrize("name", ["fedath", "fedtad"])
+def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(name, make_room):
+    federation, options = small_federation(), {"rounds": 4, "set": SMALL}
+    room = make_room(federation)
+    order = room.order(name, **options)
+    order = msgspec.structs.replace(order, update_limit=1e9)
+    with pytest.raises(Diverged, match=r"round 2: training diverged at .*--resume DIR --without"):
+        room.run(order, room.fleet(poison))
+    ended = outcome(lambda: room.run(order, room.fleet(poison)))  # it is not mended by itself
+    assert ended["status"] == "failed"
+    again = msgspec.structs.replace(order, without=("site-3",))
+    room.run(again, room.fleet(poison))
+    assert "back before divergence" in audit(room)
+    expected = without(federation, name, 4, {1: [2], 2: [2], 3: [2]})
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_run_continues_without_a_site_from_where_it_is(make_room):
+    federation = small_federation()
+    room = make_room(federation)
+    order = room.order("fedavg", rounds=3, set=SMALL, quorum=4)
+    with pytest.raises(TooFew):
+        room.run(order, room.fleet(lose("site-3", 2)))
+    fleet = room.fleet()
+    room.run(msgspec.structs.replace(order, quorum=3, without=("site-3",)), fleet)
+    assert not [call for call in fleet.calls if call[0] == "site-3"]
+    expected = without(federation, "fedavg", 3, {2: [2]})
+    saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
+    for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other)

@@ -131,11 +131,13 @@ def test_questions_and_seconds_of_a_round_are_counted_over_restarts(tmp_path):
         score = {"owner": "evaluator", "step": "score"} if number else {}
         assert ask(site, message, **score).head == {}
     for again in (site, Site(site.data, policy, site.folder)):
+        site.close()
         begin(again, dp=None)
         answer = ask(again, message)
         assert answer.head["failure"] == "bad"
         assert answer.head["reason"] == "over its limit: its policy allows questions = 3"
     assert ask(again, message, round=1).head == {}
+    again.close()
     slow = Site(site.data, Policy(round_seconds=1e-6), site.folder)
     begin(slow, dp=None)
     answer = ask(slow, message, round=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from atoll.core.errors import AtollError, ClientLost, ConfigError
@@ -154,3 +155,17 @@ def test_an_order_survives_its_way_through_a_job(tmp_path):
     assert json.loads(text)["workflows"][0]["path"] == CLASSES["server"][0]
     with pytest.raises(ConfigError, match="cannot be read"):
         read_order("{}")
+
+
+def test_a_run_continues_without_a_site_when_its_job_has_ended(tmp_path):
+    desk = FakeSession("finished", before=("RUNNING",))
+    supervisor, _ = supervised(desk, tmp_path, resuming=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "order").write_text(order_text(supervisor.order))
+    supervisor.order = msgspec.structs.replace(supervisor.order, without=("b",))
+    with pytest.raises(ConfigError, match="stop it with `atoll federate stop`"):
+        supervisor.run()
+    desk.listed[0]["status"] = "FINISHED:ABORTED"
+    supervisor.run()
+    assert [job["deploy_map"]["site"] for job in desk.submitted.values()] == [["a"]]
+    assert read_saved_order(tmp_path / "out").without == ("b",)

@@ -8,8 +8,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS = ROOT / "src" / "atoll", ROOT / "tests"
 WHOLE = {"compat", "contract", "docs", "e2e", "fuzz", "gpu", "invariant", "tools"}
 """Folders of tests that are about no single module."""
-PACKAGE = {"__main__.py", "test_public_names.py"}
-"""`python -m atoll`, which tests in a separate process run, and the names of the package."""
+PACKAGE = {"__main__.py", "test_public_names.py", "deploy/test_lying_site.py"}
+"""`python -m atoll`, which tests in a separate process run, the names of the package, and a site
+that lies to the server in many ways."""
 
 
 def homes(path: Path) -> set[Path]:

@@ -76,12 +76,21 @@ class Supervisor:
     job: str = field(default="", init=False)
     reached: tuple[int, int] = field(default=(0, 0), init=False)  # seed and round
 
+    @property
+    def sites(self) -> list[str]:
+        """The sites that take part."""
+        return [site for site in self.order.sites if site not in self.order.without]
+
     def run(self) -> None:
         """Follow the run's job, and submit new ones, until one finishes the run."""
+        changed = (self.out / ORDER).exists() and read_saved_order(self.out) != self.order
+        if changed and self._running():
+            hint = "stop it with `atoll federate stop`, and then continue without a site"
+            raise ConfigError(f"the run's job still has all of its sites; {hint}")
         write_atomically(self.out / ORDER, order_text(self.order).encode())
         if self.resuming and self._finished_before():
             return
-        least, fruitless = self.order.quorum if self.resuming else len(self.order.sites), 0
+        least, fruitless = self.order.quorum if self.resuming else len(self.sites), 0
         while True:
             before = self.reached
             self.job, least = self._running() or self._submit(least), self.order.quorum
@@ -112,13 +121,13 @@ class Supervisor:
         end = time.monotonic() + self.patience
         while True:
             connected = self.session.connected()
-            there = {site: connected[site] for site in self.order.sites if site in connected}
-            if len(there) == len(self.order.sites):
+            there = {site: connected[site] for site in self.sites if site in connected}
+            if len(there) == len(self.sites):
                 return there
             if time.monotonic() >= end:
                 if len(there) >= least:
                     return there
-                missing = ", ".join(site for site in self.order.sites if site not in connected)
+                missing = ", ".join(site for site in self.sites if site not in connected)
                 raise ClientLost(
                     f"{missing} did not connect within {self.patience:g} s; start it, or leave it "
                     f"out with --sites, and go on with: atoll federate run --resume {self.out}"
@@ -179,7 +188,7 @@ class Supervisor:
             if self.rejoin and progress and joined and not back:
                 # A process that is not the one the job began with has no part in the job.
                 now = self.session.connected()
-                back = [s for s in self.order.sites if s in now and now[s] != joined.get(s)]
+                back = [s for s in self.sites if s in now and now[s] != joined.get(s)]
                 if back:
                     self.session.abort(self.job)
             time.sleep(0.5)

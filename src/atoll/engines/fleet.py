@@ -209,7 +209,9 @@ class Remote:
         sent = {site: len(packet.body) for site, packet in packets.items()}
         answers = {site: len(packet.body) for site, packet in replies.items()}
         sizes = {site: (size, answers.get(site, 0)) for site, size in sent.items()}
-        self.note("step", step=step.name, round=round, bytes=sizes)
+        lengths = {site: float(f"{length:.4g}") for site, (length, _) in known.items()}
+        more = {"norms": lengths} if lengths else {}  # of the updates
+        self.note("step", step=step.name, round=round, bytes=sizes, **more)
         if failures:
             raise SitesFailed(failures)
         ordered = [arrived[self.names[position]] for position in positions]

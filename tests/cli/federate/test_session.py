@@ -9,7 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.cli.federate.session import make_order, stopping, supervise, with_newcomers
+from atoll.cli.federate.session import (
+    continue_without,
+    make_order,
+    names,
+    stopping,
+    supervise,
+    with_newcomers,
+)
 from atoll.core.errors import ConfigError
 from atoll.deploy import coordinator
 from atoll.deploy import supervise as supervising
@@ -18,18 +25,31 @@ from atoll.experiment.config import make_config
 
 def test_a_protocol_for_graphs_can_be_ordered() -> None:
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
-    assert make_order(config, ("a", "b", "c"), None, 1.0).quorum == 2
+    assert make_order(config, ("a", "b", "c"), None, 1.0, 100.0).quorum == 2
+    with pytest.raises(ConfigError, match="update limit is 0; give a factor above 1"):
+        make_order(config, ("a", "b", "c"), None, 1.0, 0.0)
+
+
+def test_a_run_continues_without_sites_that_it_has_and_that_the_quorum_can_spare() -> None:
+    order = make_order(make_config(method="fedavg"), ("a", "b", "c"), None, 1.0, 100.0)
+    less = continue_without(order, names("b, b"))
+    assert less.without == ("b",)
+    assert continue_without(less, names(None)) == less
+    with pytest.raises(ConfigError, match="the run has no site 'x'; it has: a, b, c"):
+        continue_without(order, ("x",))
+    with pytest.raises(ConfigError, match="1 sites are left, but the quorum is 2"):
+        continue_without(less, ("c",))
 
 
 def test_sites_that_joined_later_take_part() -> None:
     config = make_config(method="fedavg", rounds=2)
-    order = make_order(config, ("a", "b"), None, 1.0)
+    order = make_order(config, ("a", "b"), None, 1.0, 100.0)
     more = with_newcomers(order, {"d": "token", "a": "token", "c": "token"}, None)
     assert (more.sites, more.quorum) == (("a", "b", "c", "d"), 3)
     assert with_newcomers(order, ["c"], 2).quorum == 2
     assert with_newcomers(order, [], None) == order
     with pytest.raises(ConfigError, match="lists no site yet"):
-        make_order(config, (), None, 1.0)
+        make_order(config, (), None, 1.0, 100.0)
 
 
 def test_sigterm_unwinds_like_ctrl_c() -> None:

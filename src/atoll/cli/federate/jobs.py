@@ -25,6 +25,7 @@ from atoll.deploy.kits import need_nvflare
     *FAULTS,
     OUT,
     resume("Continue the run in DIR."),
+    option("--without A,B,...", "With --resume: sites that take no part any more."),
     AS_JSON,
 )
 def run(
@@ -35,17 +36,21 @@ def run(
     from atoll.experiment.config import make_config
 
     about = session.open_kit(kit, "admin")
-    limits, waiting = pop(given, "quorum", "deadline"), pop(given, "patience", "rejoin")
+    limits = pop(given, "quorum", "deadline", "update_limit")
+    waiting = pop(given, "patience", "rejoin")
+    dropped = session.names(given.pop("without"))
     folder, chosen = given.pop("resume_from"), chosen_options(given)
     resuming = folder is not None
     if resuming:
         if chosen:
             why = "--resume continues a run with its own configuration; leave the rest out"
             raise ConfigError(why)
-        order = read_saved_order(folder)
+        order = session.continue_without(read_saved_order(folder), dropped)
     else:
+        if dropped:
+            raise ConfigError("--without continues a run; choose the sites of a new one by --sites")
         config = make_config(data=name or "federation", **chosen)
-        some = tuple(s.strip() for s in sites.split(",")) if sites else tuple(about["sites"])
+        some = session.names(sites) or tuple(about["sites"])
         folder = session.new_folder(out, config.method)
         order = session.make_order(config, some, **limits)
     waiting.update(
@@ -91,7 +96,8 @@ def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> No
     from atoll.experiment.problem import Problem
 
     need_nvflare()
-    limits, waiting = pop(given, "quorum", "deadline"), pop(given, "patience", "rejoin")
+    limits = pop(given, "quorum", "deadline", "update_limit")
+    waiting = pop(given, "patience", "rejoin")
     config = config_of(given, rounds=10)
     folder = session.new_folder(out, "federation")
     federation = Problem.of(config).federation(config.seed)

@@ -36,9 +36,11 @@ AS_JSON = option("--json", "Print one JSON object at the end.", name="as_json")
 DEADLINE = "Seconds that a step may take; a slower site is left out until it is back."
 WAIT = "Seconds to wait for sites that are not connected."
 REJOIN = "Whether a site that comes back is taken in at once."
+UPDATES = "How many times as long as the median of the other sites' an update may be."
 FAULTS = (
     option("--quorum N", "Fewest sites that a round may have.  [default: more than half]", int),
     option("--deadline S", DEADLINE, float, default=600.0),
+    option("--update-limit X", UPDATES, float, default=100.0),
     option("--wait S", WAIT, float, name="patience", default=60.0),
     option("--rejoin/--no-rejoin", REJOIN, default=True),
 )
@@ -58,7 +60,14 @@ def new_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def make_order(config: RunConfig, sites: Strings, quorum: int | None, deadline: float) -> Order:
+def names(text: str | None) -> Strings:
+    """The names in a list like "a, b"."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def make_order(
+    config: RunConfig, sites: Strings, quorum: int | None, deadline: float, update_limit: float
+) -> Order:
     """The order for a job; names, hyper-parameters and limits are checked before it is sent."""
     from atoll.deploy.coordinator import Order
     from atoll.experiment.config import config_text, make_config, resolve
@@ -77,8 +86,32 @@ def make_order(config: RunConfig, sites: Strings, quorum: int | None, deadline: 
         raise ConfigError(f"quorum is {least}; give a number from 1 to {len(sites)}, the sites")
     if deadline <= 0:
         raise ConfigError(f"deadline is {deadline:g}; give seconds above 0")
+    if not update_limit > 1:
+        raise ConfigError(f"update limit is {update_limit:g}; give a factor above 1")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    return Order(run=name, config=config_text(config), sites=sites, quorum=least, deadline=deadline)
+    return Order(
+        run=name,
+        config=config_text(config),
+        sites=sites,
+        quorum=least,
+        deadline=deadline,
+        update_limit=update_limit,
+    )
+
+
+def continue_without(order: Order, sites: Strings) -> Order:
+    """The order without some of its sites, which take no part from now on."""
+    from msgspec.structs import replace
+
+    for site in sites:
+        if site not in order.sites:
+            raise ConfigError(f"the run has no site '{site}'; it has: {', '.join(order.sites)}")
+    without = tuple(dict.fromkeys((*order.without, *sites)))
+    left = len(order.sites) - len(without)
+    if left < order.quorum:
+        hint = "start a new run for them"
+        raise ConfigError(f"{left} sites are left, but the quorum is {order.quorum}; {hint}")
+    return replace(order, without=without)
 
 
 def with_newcomers(order: Order, connected: Collection[str], quorum: int | None) -> Order:
