@@ -53,7 +53,7 @@ def test_at_the_limit_the_server_is_answered_and_the_process_ends(policy, limit,
     assert answer.head == {"failure": "bad", "reason": reason}
     (event,) = watched.site.audit.events(event="bad")
     assert (event["run"], event["step"], event["round"]) == ("r", "train", 3)
-    assert event["seconds"] > 0
+    assert event["seconds"] >= 0  # rounded
     assert not blocked.ended.is_set()
     assert watched.answer(STEP).head["failure"] == "bad"  # nothing more is computed
     watched.sent()
