@@ -24,6 +24,7 @@ from atoll.experiment.config import RunConfig, make_config
 from atoll.methods import FedAvg, FedProx
 from atoll.nn import GCN
 from atoll.present.files import plain_json
+from tests.analyses.contributions import made_up
 
 SMALL = {"data": "lagoon:nodes=240", "clients": 3, "rounds": 2, "epochs": 1, "set": {"hidden": 8}}
 
@@ -141,17 +142,6 @@ def test_rows_add_up(found) -> None:
     assert sum(row.train for row in found.classes()) == everyone.train == own.train
     assert sum(row.train_all for row in found.classes()) == everyone.train_all
     np.testing.assert_allclose(everyone.gain, everyone.present - everyone.absent)
-
-
-def made_up(present: np.ndarray, absent: np.ndarray, train: np.ndarray) -> Contribution:
-    """Two clients; confusion counts (C, C) and training nodes (2, C) by hand."""
-    classes = train.shape[1]
-    arms = [np.stack([counts, counts * 0])[None] for counts in (present, absent)]
-    nothing = np.full((2, classes), np.nan)
-    return Contribution(
-        make_config(rounds=1), 0, "none", 0.5, train[None], nothing[:, 0], nothing, *arms,
-        best=np.zeros((1, 2), dtype=int), about={},
-    )  # fmt: skip
 
 
 def test_gains_that_follow_the_labels_correlate_with_them() -> None:

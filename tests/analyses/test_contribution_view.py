@@ -20,6 +20,7 @@ from atoll.analyses.contribution_view import (
 from atoll.experiment.config import make_config
 from atoll.present.files import plain_json, write_all
 from atoll.present.layout import layout
+from tests.analyses.contributions import made_up
 
 SMALL = {"data": "lagoon:nodes=240", "clients": 3, "rounds": 2, "epochs": 1, "set": {"hidden": 8}}
 
@@ -33,17 +34,6 @@ def text_of(found: Contribution) -> str:
     console = Console(width=80, file=io.StringIO())
     console.print(layout(contribution_parts(found)))
     return console.file.getvalue()
-
-
-def made_up(present: np.ndarray, absent: np.ndarray, train: np.ndarray) -> Contribution:
-    """Two clients; confusion counts (C, C) and training nodes (2, C) by hand."""
-    classes = train.shape[1]
-    arms = [np.stack([counts, counts * 0])[None] for counts in (present, absent)]
-    nothing = np.full((2, classes), np.nan)
-    return Contribution(
-        make_config(rounds=1), 0, "none", 0.5, train[None], nothing[:, 0], nothing, *arms,
-        best=np.zeros((1, 2), dtype=int), about={},
-    )  # fmt: skip
 
 
 def test_a_class_without_test_nodes_has_no_number(tmp_path: Path) -> None:

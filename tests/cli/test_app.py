@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from atoll.core.errors import ConfigError
+from tests.cli.refusals import refusal
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,16 +64,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 SMALL = ("run", "--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 1)
 FEW = ("run", "--clients", 2, "--rounds", 1)
-
-
-def refusal(cli, *arguments: object) -> str:
-    """The one sentence on standard error; standard output is empty and no folder was made."""
-    result = cli(*arguments, code=2)
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert not Path("atoll-runs").exists()
-    return result.stderr.removeprefix("error: ").rstrip("\n")
 
 
 @pytest.mark.parametrize(

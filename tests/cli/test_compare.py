@@ -10,19 +10,16 @@ from pathlib import Path
 import pytest
 
 from atoll.studies.compare.plan import make_request
+from tests.cli import refusals
 
 SMALL = ("--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 2)
 METHODS = ("compare", "local", "fedavg")
 
 
 def refusal(cli, *arguments: object) -> str:
-    result = cli(*arguments, code=2)
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert not Path("atoll-runs").exists()
+    sentence = refusals.refusal(cli, *arguments)
     assert not Path("s").exists()
-    return result.stderr.removeprefix("error: ").rstrip("\n")
+    return sentence
 
 
 def test_a_study_of_two_methods_two_sizes_and_a_grid(cli, tmp_path: Path) -> None:

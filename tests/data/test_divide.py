@@ -24,6 +24,7 @@ from atoll.data.divide import (
 )
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source
 from atoll.data.synthetic import Archipelago, Lagoon, make_lagoon
+from tests.data.toys import toy_set
 
 EVERYTHING = ("no-edge", "single-class")
 
@@ -191,24 +192,6 @@ def test_more_clients_than_nodes() -> None:
     assert sentence == (
         "data 'lagoon' has 240 nodes, too few for 999 clients; use at most 240 clients"
     )
-
-
-def toy_set(
-    graphs: int, features: int = 4, classes: int = 2, seed: int = 0, name: str = "toys"
-) -> GraphSet:
-    """Cycles of 3 to 7 nodes; the class decides the mean feature."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(3, 8, graphs)
-    ptr = np.concatenate([[0], np.cumsum(sizes)])
-    y = np.arange(graphs) % classes
-    graph = np.repeat(np.arange(graphs), sizes)
-    inside = np.arange(ptr[-1]) - ptr[graph]
-    following = ptr[graph] + (inside + 1) % sizes[graph]
-    one_way = np.stack([np.arange(ptr[-1]), following])
-    edges = np.concatenate([one_way, one_way[::-1]], axis=1)
-    column = (rng.integers(0, features, ptr[-1]) + y[graph]) % features
-    x = np.eye(features, dtype=np.float32)[column]
-    return GraphSet(name, x, edges[:, rng.permutation(edges.shape[1])], ptr, y, classes)
 
 
 def check_graphs_of(graph: Graph, source: GraphSet, ids: list[int]) -> None:

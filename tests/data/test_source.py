@@ -11,30 +11,13 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import DataError
 from atoll.data.source import GraphSet, Source
+from tests.data.toys import toy_set
 
 
 def graph(n: int, edges: list[tuple[int, int]], **more) -> Source:
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
     return Source("toy", x, ends, np.arange(n) % 2, 2, **more)
-
-
-def toy_set(
-    graphs: int, features: int = 4, classes: int = 2, seed: int = 0, name: str = "toys"
-) -> GraphSet:
-    """Cycles of 3 to 7 nodes; the class decides the mean feature."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(3, 8, graphs)
-    ptr = np.concatenate([[0], np.cumsum(sizes)])
-    y = np.arange(graphs) % classes
-    graph = np.repeat(np.arange(graphs), sizes)
-    inside = np.arange(ptr[-1]) - ptr[graph]
-    following = ptr[graph] + (inside + 1) % sizes[graph]
-    one_way = np.stack([np.arange(ptr[-1]), following])
-    edges = np.concatenate([one_way, one_way[::-1]], axis=1)
-    column = (rng.integers(0, features, ptr[-1]) + y[graph]) % features
-    x = np.eye(features, dtype=np.float32)[column]
-    return GraphSet(name, x, edges[:, rng.permutation(edges.shape[1])], ptr, y, classes)
 
 
 def test_undirected_keeps_one_weight_for_both_directions() -> None:

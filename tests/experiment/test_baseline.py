@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 from torch import Tensor
 
-import atoll
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
-from atoll.experiment.baseline import Baseline, run_baseline
+from atoll.experiment.baseline import run_baseline
 from atoll.experiment.config import make_config
-
-DATA = "lagoon:nodes=200"
-
-
-def federation() -> Federation:
-    return atoll.partition(atoll.load(DATA, clients=3), "column:owner")
-
-
-@dataclass(frozen=True)
-class Pooled(Baseline[int]):
-    """The most frequent class of all clients together."""
-
-    pools: ClassVar[bool] = True
-
-    def fit(self, federation: Federation, seed: int) -> int:
-        labels = torch.cat([graph.y[graph.train > 0] for graph in federation.graphs])
-        return int(labels.bincount().argmax())
-
-    def predict(self, model: int, client: int, graph: Graph) -> Tensor:
-        return torch.eye(6)[model].expand(graph.num_nodes, -1)
+from tests.experiment.pooled import Pooled, federation
 
 
 def test_a_baseline_never_sees_test_labels() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,14 +115,6 @@ def test_one_value_has_no_spread():
     assert spread([]) is None
     assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
     assert spread(np.array([2.0, 2.0])) == 0.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

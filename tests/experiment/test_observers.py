@@ -11,27 +11,7 @@ from atoll.experiment.config import make_config
 from atoll.experiment.history import History
 from atoll.experiment.observers import PROGRESS, Observer, Observers, Progress
 from atoll.experiment.result import Result
-from atoll.experiment.run import Stopped
-
-SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
-
-
-class StopAt(Observer):
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.played = rounds, 0
-
-    def round(self, seed, history):
-        self.played += 1
-
-    def should_stop(self):
-        return self.played >= self.rounds
-
-
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    with pytest.raises(Stopped):
-        atoll.run("fedavg", out=tmp_path / "run", observer=StopAt(3), **SMALL)
-    return tmp_path / "run"
+from tests.experiment.conftest import SMALL, StopAt
 
 
 def test_signs_of_life_are_rare_and_small(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -24,26 +23,8 @@ from atoll.experiment.problem import (
     nearly_single_class,
 )
 from atoll.experiment.run import RunPlan
+from tests.experiment.own_graphs import write_own
 from tests.experiment.test_run import rings
-
-
-def write_own(folder, owner="owner"):
-    owners = ["a" if i < 30 else "b" for i in range(60)]
-    lines = [f"{i},{'xy'[i % 2]},{i % 3},{owner}" for i, owner in enumerate(owners)]
-    (folder / "nodes.csv").write_text("\n".join([f"id,label,kind,{owner}", *lines]))
-    edges = [f"{i},{(i + step) % 60}" for i in range(60) for step in (1, 2)]
-    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]))
-    return str(folder)
-
-
-def ids(federation):
-    return [graph.ids.tolist() for graph in federation.graphs]
-
-
-def divided_by_run(folder, source, **options):
-    atoll.run("fedavg", source, rounds=1, out=folder, **options)
-    with np.load(folder / "seed-0" / "partition.npz") as found:
-        return [found[name].tolist() for name in found.files]
 
 
 def test_clients_of_one_class_are_pointed_out():

@@ -18,7 +18,7 @@ import atoll
 from atoll.core.errors import ConfigError
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import NotFinished, open_run
-from atoll.experiment.observers import PROGRESS, Observer
+from atoll.experiment.observers import PROGRESS
 from atoll.experiment.run import Stopped
 from atoll.experiment.status import (
     EVENTS,
@@ -31,32 +31,13 @@ from atoll.experiment.status import (
 from atoll.present.watch import follow, plain, status_text
 from atoll.studies.study import run_study
 from atoll.studies.study_run import StudyObserver, StudyRun
-
-SMALL = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 4, "epochs": 1, "set": {"hidden": 8}}
+from tests.experiment.conftest import SMALL, StopAt
 
 
 def text(watch: StatusReader) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(status_text(watch.read()))
     return console.export_text()
-
-
-class StopAt(Observer):
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.played = rounds, 0
-
-    def round(self, seed, history):
-        self.played += 1
-
-    def should_stop(self):
-        return self.played >= self.rounds
-
-
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    with pytest.raises(Stopped):
-        atoll.run("fedavg", out=tmp_path / "run", observer=StopAt(3), **SMALL)
-    return tmp_path / "run"
 
 
 def says(folder: Path, **changes: object) -> None:

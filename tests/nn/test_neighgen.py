@@ -25,14 +25,7 @@ from atoll.nn.neighgen import (
     some_neighbours,
 )
 from atoll.testing import CLASSES, FEATURES, double_precision, small_federation
-
-NET = GraphSAGE(FEATURES, CLASSES, hidden=6, dropout=0.4)
-
-
-SMALL: dict[str, Any] = {
-    "narrow": 6, "wide": 8, "latent": 5, "p_max": 3, "generator_epochs": 3, "exchanges": 2,
-    "exchanged_nodes": 7, "generator_lr": 0.01,
-}  # fmt: skip
+from tests.nn.neighgen_sizes import NET, SMALL
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ import pytest
 import atoll
 from atoll.core.files import write_atomically
 from atoll.experiment.config import make_config
+from atoll.report import collect
+from atoll.report.page import page
 from atoll.studies.reproduce.recipes import read_paper
 from atoll.studies.reproduce.table import Wanted, about_study, needed, plan_table
 from atoll.studies.study import run_study
@@ -176,3 +178,13 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out=folder,
     )  # fmt: skip
     return folder
+
+
+@pytest.fixture(scope="module")
+def found(study):
+    return collect([study])
+
+
+@pytest.fixture(scope="module")
+def html(found):
+    return page(found)

@@ -18,16 +18,6 @@ from atoll.report.collect import main_table, other_tables
 from atoll.report.page import page
 
 
-@pytest.fixture(scope="module")
-def found(study):
-    return collect([study])
-
-
-@pytest.fixture(scope="module")
-def html(found):
-    return page(found)
-
-
 def test_numbers_are_those_of_the_runs(found, html, study):
     saved = json.loads((study / "cells" / "fedavg-1" / "result.json").read_text())
     accuracy = saved["metrics"]["test_accuracy"]

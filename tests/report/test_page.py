@@ -43,16 +43,6 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.fixture(scope="module")
-def found(study):
-    return collect([study])
-
-
-@pytest.fixture(scope="module")
-def html(found):
-    return page(found)
-
-
 def test_the_page_is_well_formed_and_its_headings_are_in_order(html):
     outline = Outline()
     outline.feed(html)

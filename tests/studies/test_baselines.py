@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import atoll
 from atoll.core.errors import ConfigError
-from atoll.core.federation import Federation
-from atoll.core.graph import Graph
 from atoll.core.task import task_named
-from atoll.experiment.baseline import NOT_FEDERATED, POOLED, Baseline, run_baseline, without_test
+from atoll.experiment.baseline import NOT_FEDERATED, POOLED, run_baseline, without_test
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import read_result
 from atoll.studies.baselines import Features, Majority, make_baseline
 from atoll.studies.compare.comparison import read_request, run_request
+from tests.experiment.pooled import DATA, Pooled, federation
 
 SMALL = {"clients": 3, "rounds": 2, "seeds": 3, "set": {"hidden": 8}}
-DATA = "lagoon:nodes=200"
-
-
-def federation() -> Federation:
-    return atoll.partition(atoll.load(DATA, clients=3), "column:owner")
-
-
-@dataclass(frozen=True)
-class Pooled(Baseline[int]):
-    """The most frequent class of all clients together."""
-
-    pools: ClassVar[bool] = True
-
-    def fit(self, federation: Federation, seed: int) -> int:
-        labels = torch.cat([graph.y[graph.train > 0] for graph in federation.graphs])
-        return int(labels.bincount().argmax())
-
-    def predict(self, model: int, client: int, graph: Graph) -> Tensor:
-        return torch.eye(6)[model].expand(graph.num_nodes, -1)
 
 
 def test_majority_scores_the_share_of_each_client_s_largest_class() -> None:
