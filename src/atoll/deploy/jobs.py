@@ -11,7 +11,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.deploy.coordinator import coordinate, outcome, read_order
 from atoll.deploy.delivery import Signer, deliver
-from atoll.deploy.kits import SETTINGS
+from atoll.deploy.kits import SETTINGS, state_folder
 from atoll.deploy.policy import read_policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
@@ -28,7 +28,7 @@ class Coordinator(FleetController):
 
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         order = read_order(self.order)
-        folder = kit / "atoll" / "runs" / order.run
+        folder = state_folder(kit) / "runs" / order.run
         undelivered = {}
 
         def action() -> Result:
@@ -59,7 +59,7 @@ class Participant(SiteExecutor):
         schema, policy = (None if path is None else Path(path) for path in paths)
         given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}
         data = read_site_data(Path(settings["data"]), schema=schema, **given)
-        self.watchdog = Watchdog(Site(data, read_policy(policy), kit / "atoll"))
+        self.watchdog = Watchdog(Site(data, read_policy(policy), state_folder(kit)))
         return self.watchdog.answer
 
     def sent(self) -> None:

@@ -6,6 +6,7 @@ classes may run, no code may be sent, no party gets a shell.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -157,7 +158,9 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
     resources["components"] = [p for p in resources["components"] if "log" not in p["id"]]
     for server in resources.get("servers", ()):
         server["heart_beat_timeout"] = 35  # sites give a sign of life every 10 s
-    (local / "resources.json").write_text(json.dumps(resources, indent=1))
+    # `nvflare deploy prepare` deletes the first and uses the second.
+    for name in ("resources.json", "resources.json.default"):
+        (local / name).write_text(json.dumps(resources, indent=1))
     allowed = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
     rights = dict.fromkeys(allowed, "any")
     denied = dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
@@ -307,3 +310,24 @@ def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more:
     plain = {name: value for name, value in given.items() if value is not None}
     text = json.dumps(plain, default=lambda path: str(path.resolve()))
     (kit / "local" / SETTINGS).write_text(text)
+
+
+def state_folder(kit: Path) -> Path:
+    """The folder of a party's runs and audit log, which must outlive every job.
+
+    In the runtimes of `nvflare deploy prepare` a job sees a copy of the kit and loses what it
+    writes there: a lost audit log would renew the budget of the site. Such a kit has to name a
+    persistent folder, as `state` in its settings.
+    """
+    texts = dict.fromkeys((SETTINGS, "resources.json", "resources.json.default"), "{}")
+    for name in texts:
+        with contextlib.suppress(FileNotFoundError):
+            texts[name] = (kit / "local" / name).read_text()
+    settings, active, default = map(json.loads, texts.values())
+    if "state" in settings:
+        return Path(settings["state"])
+    launchers = {part["id"] for part in (active or default).get("components", ())}
+    if launchers & {"docker_launcher", "k8s_launcher", "slurm_launcher"}:
+        hint = f'name a folder that outlives a job: "state" in local/{SETTINGS}'
+        raise ConfigError(f"'{kit}' was made by `nvflare deploy prepare`; {hint}")
+    return kit / "atoll"
