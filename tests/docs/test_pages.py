@@ -26,7 +26,7 @@ SMALL = {"rounds": 2, "seeds": 2, "trials": 2}
 """The most that a command of a page is run with."""
 SHELL = ("cat", "ls", "head", ".")
 """Other programs that a page may use."""
-OTHERS = ("tensorboard",)
+OTHERS = ("tensorboard", "docker", "nvflare", "sudo")
 """Programs that a page may name where nothing is run."""
 
 
