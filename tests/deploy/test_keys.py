@@ -14,6 +14,7 @@ from atoll.deploy import keys
 from atoll.deploy.kits import ADMIN, CLASSES, about_kit, certificate_days, write_settings
 
 PASSPHRASE = "correct horse battery"
+OTHER = {"name": "x@y.org", "type": "admin", "org": "y", "role": "lead"}
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +96,22 @@ def test_a_renewed_kit_has_a_new_key_and_keeps_the_rest(founded: Path, joined: P
 
 
 @pytest.mark.parametrize("kind", ["server", "admin"])
-def test_the_coordinator_renews_server_and_administrator(founded: Path, kind: str) -> None:
+def test_the_coordinator_renews_server_and_administrator(
+    founded: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = about_kit(founded / kind)
     request = keys.make_request(founded / kind)
     refused(f"the certificate of the {kind}", keys.approve, founded, request, PASSPHRASE)
     signed = keys.approve(founded, request, PASSPHRASE, days=100, kind=kind)
     assert keys.join(founded / kind, signed) == before
     assert certificate_days(founded / kind) == 99
+    if kind == "admin":  # a second administrator cannot be smuggled in
+        about = json.loads((founded / "admin" / "kit.json").read_text())
+        other = shutil.copytree(founded / "admin", founded.parent / "other-admin")
+        (other / "kit.json").write_text(json.dumps({**about, "name": "x"}))
+        monkeypatch.setattr(keys, "_party", lambda about: OTHER)
+        request = keys.make_request(other)
+        refused("x@y.org' asks", keys.approve, founded, request, PASSPHRASE, kind="admin")
 
 
 def test_requests_that_are_refused(founded: Path, tmp_path: Path) -> None:
@@ -133,12 +143,17 @@ def test_files_that_are_no_letter(tmp_path: Path) -> None:
     refused("cannot be read", keys.read_request, tmp_path / "none.zip")
     (tmp_path / "text.zip").write_text("no archive")
     refused("damaged or of another kind", keys.read_request, tmp_path / "text.zip")
-    for number, content in enumerate(("{}", "[]", '{"name": 3, "kind": "site"}', "{" * 99)):
+    escape = '{"name": "a\\u001b[2J", "kind": "site"}'
+    path = '{"name": "../../a", "kind": "user"}'
+    kind = '{"name": "a", "kind": ["site"]}'
+    good = '{"name": "a", "kind": "site"}'  # without the files beside it
+    for number, content in enumerate(("{}", "[]", "{" * 99, escape, path, kind, good)):
         file = tmp_path / f"{number}.zip"
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("request.json", content)
             archive.writestr("signed.json", content)
-        refused("damaged or of another kind", keys.read_request, file)
+        if content != good:
+            refused("damaged or of another kind", keys.read_request, file)
         refused("damaged or of another kind", keys.read_approval, file)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("request.json", b"0" * (keys.LARGEST + 1))

@@ -39,7 +39,8 @@ class Federation:
     def join(self, party: str, name: str | None = None, days: int = keys.DAYS) -> None:
         """Request, approval and certificate of a new site, or the renewal of one."""
         request = keys.make_request(self.kit(party), name)
-        signed = keys.approve(self.home, request, PASSPHRASE, days=days)
+        kind = "admin" if party == "admin" else "site"
+        signed = keys.approve(self.home, request, PASSPHRASE, days=days, kind=kind)
         keys.join(self.kit(party), signed, keys.read_approval(signed).fingerprint)
 
     def start(self, party: str, *, kit: Path | None = None) -> subprocess.Popen[bytes]:
@@ -51,28 +52,37 @@ class Federation:
 
     def stop(self, party: str) -> None:
         self.started.started[party].terminate()
-        self.started.started[party].wait(timeout=60)
+        self.started.started[party].wait(timeout=240)
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
     def admin(self, *words: str) -> str:
         command = [*ATOLL, "federate", *words, "--kit", str(self.kit("admin"))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def sites(self) -> dict[str, bool]:
         """Which sites are connected; none while the server starts."""
         command = [*ATOLL, "federate", "status", "--json", "--kit", str(self.kit("admin"))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         return {} if done.returncode else json.loads(done.stdout.splitlines()[-1])["sites"]
 
-    def wait(self, what: Callable[[], Any], timeout: float = 90) -> None:
+    def wait(self, what: Callable[[], Any], timeout: float = 240) -> None:
         end = time.monotonic() + timeout
         while not what():
             assert time.monotonic() < end, "it did not happen in time"
             time.sleep(0.5)
+
+    def logs(self) -> set[Path]:
+        return set(self.kit("server").glob("atoll/runs/*/audit.jsonl"))
+
+    def asked(self) -> list[set[str]]:
+        """The sites of each training step of the newest run, from the server's audit log."""
+        newest = max(self.logs(), key=lambda path: path.stat().st_mtime)
+        events = map(json.loads, newest.read_text().splitlines())
+        return [set(event["bytes"]) for event in events if event.get("step") == "train"]
 
     def run(self, number: int) -> dict[str, Any]:
         """Metrics of a short run, with the sites that take part by default."""
@@ -94,19 +104,14 @@ def test_a_federation_grows_renews_and_shrinks(tmp_path):
         life.wait(lambda: life.sites() == {"bank-1": True, "bank-2": True})
         two = life.run(1)
 
-        # A third site joins the running federation; no other party gets a new key.
+        # A third site joins the running federation; only the administrator gets a new key.
+        life.join("admin")
         life.join("bank-3", "bank-3")
         life.start("bank-3")
         life.wait(lambda: life.sites().get("bank-3"))
         three = life.run(2)
         assert three == serial("fedavg", lagoon(), rounds=ROUNDS)
         assert three != two
-
-        # A copy of a kit on another machine has to leave; the first one stays.
-        twin = shutil.copytree(life.kit("bank-2"), tmp_path / "twin")
-        (twin / "atoll" / ".process").unlink()
-        assert life.start("bank-2", kit=twin).wait(timeout=90) == 2
-        assert "stop the other process that uses its kit" in life.said("twin")
 
         # A site gets a new key and certificate, and keeps the rest.
         audit = (life.kit("bank-1") / "atoll" / "audit.jsonl").read_bytes()
@@ -117,14 +122,34 @@ def test_a_federation_grows_renews_and_shrinks(tmp_path):
         assert certificate_days(life.kit("bank-1")) == keys.DAYS - 1
         assert (life.kit("bank-1") / "atoll" / "audit.jsonl").read_bytes().startswith(audit)
 
-        # A removed site cannot come back, not even after a restart of the server.
+        life.wait(lambda: list(life.sites().values()) == [True] * 3)
+
+        # A removed site gets no question more, also in the run under way.
+        words = ["run", "fedavg", "--rounds", "2000", *SMALL, "--wait", "20"]
+        where = ["--out", str(tmp_path / "long"), "--kit", str(life.kit("admin"))]
+        before = life.logs()
+        run = started.start("run", [*ATOLL, "federate", *words, *where], tmp_path / "run.log")
+        life.wait(lambda: life.logs() > before)
+        life.wait(lambda: life.asked()[-1:] == [{"bank-1", "bank-2", "bank-3"}])
         assert "it keeps its data" in life.admin("remove", "bank-3", "--yes")
-        life.stop("bank-3")
-        life.stop("server")
+        life.wait(lambda: life.asked()[-1:] == [{"bank-1", "bank-2"}])
+        assert run.poll() is None
+        run.terminate()
+        run.wait(timeout=240)
+
+        # A copy of a kit on another machine has to leave; the first one stays.
+        twin = shutil.copytree(life.kit("bank-2"), tmp_path / "twin")
+        (twin / "atoll" / ".process").unlink()
+        assert life.start("bank-2", kit=twin).wait(timeout=240) == 2
+        assert "stop the other process that uses its kit" in life.said("twin")
+
+        # It cannot come back, not even after a restart of the server.
+        for party in ("bank-3", "server"):
+            life.stop(party)
         life.start("server")
         life.wait(lambda: life.sites() == {"bank-1": True, "bank-2": True})
         assert "ends in" not in life.said("bank-1")
-        assert life.start("bank-3").wait(timeout=90) == 2
+        assert life.start("bank-3").wait(timeout=240) == 2
         assert "bank-3 was removed from the federation" in life.said("bank-3")
         assert life.run(3) == two
     assert processes(tmp_path) == {}
@@ -136,12 +161,12 @@ def test_a_server_is_started_once(tmp_path):
         life.start("server")
         life.wait((life.kit("server") / "log.json").exists)
         words = [*ATOLL, "federate", "server", "--kit", str(life.kit("server"))]
-        second = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        second = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
         assert second.returncode == 2
         assert "is in use by process" in second.stderr
         copy = shutil.copytree(life.kit("server"), tmp_path / "copy")
         words = [*ATOLL, "federate", "server", "--kit", str(copy)]
-        second = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        second = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
         assert second.returncode == 2
         assert "cannot be used (Address already in use)" in second.stderr
     assert processes(tmp_path) == {}

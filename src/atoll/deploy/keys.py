@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 import zipfile
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import write_atomically
@@ -124,34 +124,32 @@ def _party(about: AboutKit) -> dict[str, str]:
 
 def read_request(file: Path) -> Letter:
     """Whose request it is, and the fingerprint of the file."""
-    content = _read(file, "request.json", "a request of `atoll federate request` or `renew`")
-    digest = hashlib.sha256(file.read_bytes()).digest()
-    return Letter(content["name"], KINDS[content["kind"]], _print(digest))
+    name, kind, _ = _read(file, "a request of `atoll federate request` or `renew`", "request.json")
+    return Letter(name, kind, _print(hashlib.sha256(file.read_bytes()).digest()))
 
 
 def read_approval(file: Path) -> Letter:
     """Whose certificate it is, and the fingerprint of the root that signed it."""
     what = "an approval of `atoll federate approve`"
-    content = _read(file, "signed.json", what)
-    with zipfile.ZipFile(file) as archive:
-        pem = archive.read("rootCA.pem")
-    return Letter(content["name"], KINDS[content["kind"]], _print_of(pem))
+    name, kind, (pem,) = _read(file, what, "signed.json", "rootCA.pem")
+    return Letter(name, kind, _print_of(pem))
 
 
-def _read(file: Path, member: str, what: str) -> dict[str, Any]:
+def _read(file: Path, what: str, about: str, *more: str) -> tuple[str, str, list[bytes]]:
+    """Name and kind of a letter's party, as text that is safe to print, and some of its files."""
     try:
         with zipfile.ZipFile(file) as archive:
             if any(part.file_size > LARGEST for part in archive.infolist()):
-                raise ValueError
-            content = json.loads(archive.read(member))
-        if not isinstance(content["name"], str) or content["kind"] not in KINDS:
-            raise ValueError
+                raise ValueError("a letter is small")
+            content, rest = json.loads(archive.read(about)), [archive.read(name) for name in more]
+        name, kind = str(content["name"]), KINDS[content["kind"]]
+        if not re.fullmatch(r"[\w@.-]{1,255}", name, re.ASCII):
+            raise ValueError("not a name")
     except OSError as error:
         raise ConfigError(f"'{file}' cannot be read ({error.strerror}); give {what}") from None
-    except (ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except Exception:  # the reader of archives raises many kinds
         raise ConfigError(f"'{file}' is damaged or of another kind; give {what}") from None
-    assert isinstance(content, dict)
-    return content
+    return name, kind, rest
 
 
 def approve(
@@ -168,9 +166,9 @@ def approve(
         raise ConfigError(f"'{federation}' holds no root of a federation; {hint}")
     if days < 1:
         raise ConfigError(f"a certificate of {days} days is none; give 1 or more")
-    if asked.kind != kind:
-        hint = f"approve it with --kind {asked.kind} only if it is your own"
-        raise ConfigError(f"'{file}' asks for the certificate of the {asked.kind}; {hint}")
+    if asked.kind != kind or (kind == "admin" and asked.name != ADMIN):
+        hint = f"approve it with --kind {asked.kind} only if it is your own kit's"
+        raise ConfigError(f"'{asked.name}' asks for the certificate of the {asked.kind}; {hint}")
     desk = federation / "admin" / "kit.json"
     about = about_kit(desk.parent) if desk.exists() else None
     if asked.kind == "site":

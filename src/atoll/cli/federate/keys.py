@@ -157,7 +157,7 @@ def remove(name: str, kit: Path, yes: bool) -> None:
 
     Its name cannot come back, because its certificate cannot be taken away. The site keeps its
     data, its private states, its audit log and the models it received. Running jobs are stopped,
-    because a job keeps its sites; `run --resume` continues them without NAME.
+    because a job keeps its sites. An open `run`, or `run --resume`, continues them without NAME.
     """
     about = open_kit(kit, "admin")
     with open_admin(kit, about["name"]) as admin:
@@ -168,7 +168,7 @@ def remove(name: str, kit: Path, yes: bool) -> None:
         for job in admin.jobs():
             if not job["status"].startswith("FINISHED"):
                 admin.abort(job["job_id"])
-                click.echo(f"stopped {job['job_name']}; `atoll federate run --resume` continues it")
+                click.echo(f"stopped {job['job_name']}; `run --resume` continues it without {name}")
     content = {**about_kit(kit), "sites": [site for site in about["sites"] if site != name]}
     removed = [*about.get("removed", []), name]
     write_atomically(kit / "kit.json", json.dumps({**content, "removed": removed}).encode())
