@@ -243,7 +243,9 @@ def certify(kits: Path, days: tuple[int, int], role: str | None = None) -> None:
     """Give the federation a new root, and the server a certificate for some days from now."""
     now, root, key = datetime.now(UTC), *(rsa.generate_private_key(65537, 2048) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
-    parts = [x509.NameAttribute(NameOID.COMMON_NAME, "server")]
+    connection = json.loads((kits / "site-1" / "startup" / "fed_client.json").read_text())
+    server = connection["servers"][0]["identity"]
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, server)]
     parts += [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role else []
     for name, public, place in (
         (issuer, root, "rootCA.pem"),

@@ -118,3 +118,14 @@ def test_a_certificate_that_cannot_be_used_is_refused_in_one_sentence(tmp_path):
     (kit / "startup" / "server.crt").write_text("damaged")
     with pytest.raises(ConfigError, match="lacks a readable certificate"):
         check_certificates(kit)
+
+
+def test_a_restored_server_stores_into_its_new_place(tmp_path):
+    kit = provision(tmp_path / "kits", ["bank-a"])["server"]
+    server_command(kit)
+    copy = kit.rename(tmp_path / "copy")
+    server_command(copy)
+    text = (copy / "local" / "resources.json").read_text()
+    assert text.count(f'"{copy}/atoll/store/') == 2
+    assert str(kit) not in text
+    assert "/tmp/nvflare" not in text

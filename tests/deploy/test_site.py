@@ -25,6 +25,7 @@ from atoll.deploy.site import Account, Job, Site, States, owners
 from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.engines.codec import decode, encode, save_checkpoint
 from atoll.engines.fleet import Packet
+from atoll.engines.prepare import prepared
 from atoll.experiment.build import build_method
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.metrics import Evaluator
@@ -543,3 +544,40 @@ def test_two_jobs_of_a_run_do_not_use_its_folder_at_once(tmp_path, monkeypatch):
     assert two.answer(other).head == {}
     one.close()
     assert two.answer(first).head == {}
+
+
+def places(tree):
+    return {leaf.device.type for leaf in leaves(tree)}
+
+
+@pytest.mark.parametrize("dp", [None, DP])
+def test_a_step_runs_on_the_owners_device_and_its_reply_is_on_the_cpu(dp, tmp_path, monkeypatch):
+    """No GPU is needed: the place of every tensor is that which the site asked for."""
+    site = make_site(tmp_path)
+    asked = []
+    monkeypatch.setattr("atoll.deploy.site.prepared", lambda graphs, views, device, **more: (
+        asked.append(device) or prepared(graphs, views, **more)))  # fmt: skip
+    site.device = torch.device("cuda")
+    begin(site, dp=dp)
+    assert asked == [torch.device("cuda")]
+    moved, real = [], torch.Tensor.to
+
+    def to(leaf, place, *more):
+        moved.append((leaf.shape, place))
+        return leaf if place == torch.device("cuda") else real(leaf, place, *more)
+
+    message = model_for(site)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    assert ask(site, message).head == {}
+    monkeypatch.undo()
+    there = [shape for shape, place in moved if place == torch.device("cuda")]
+    assert there[: len(leaves(message))] == [leaf.shape for leaf in leaves(message)]
+    assert there[-1] == torch.Size([])  # the key
+    assert places(site.job.state) <= {"cpu"}
+
+
+def test_a_server_cannot_choose_the_device(tmp_path):
+    site = make_site(tmp_path)
+    config = config_text(make_config(method="fedavg", rounds=1, device="cuda"))
+    assert site.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head == {}
+    assert places(list(site.job.graph.views.values())) == {"cpu"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -75,4 +77,33 @@ def test_one_party_is_upgraded_at_a_time(older, tmp_path):
         assert delivered(demo) == sorted(demo.sites * 2)
     finally:
         demo.processes.end()
+    assert processes(folder) == {}
+
+
+def events(kit: Path, logs: str = "atoll/runs/*/audit.jsonl") -> list[dict[str, str]]:
+    (log,) = kit.glob(logs)
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_a_server_is_restored_from_a_copy_of_its_kit(tmp_path):
+    """The machine of the server is lost in the middle of a run; its copy continues elsewhere."""
+    federation, folder = lagoon(), tmp_path / "trial"
+    folder.mkdir()
+    with Demo(federation, folder / "fed") as demo:
+        trial = Trial(demo, federation, folder)
+        run, out = begun(trial)
+        trial.kill("server", "parent", "job")
+        run.communicate(timeout=60)
+        copy, lost = folder / "elsewhere" / "server", demo.kits["server"]
+        shutil.copytree(lost, copy)
+        shutil.rmtree(lost)
+        reached = sum(event["event"] == "round" for event in events(copy))
+        demo.kits["server"] = copy
+        demo.start("server")
+        trial.wait(lambda: list(trial.connected().values()) == [True] * len(demo.sites))
+        run, _ = trial.start("--resume", str(out))
+        assert trial.finish(run)["metrics"] == serial("fedath", federation, rounds=ROUNDS)
+        assert not lost.exists()
+        # It continued; it did not begin again.
+        assert sum(e["event"] == "round" for e in trial.events()) == ROUNDS > reached > 0
     assert processes(folder) == {}

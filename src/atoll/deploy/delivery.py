@@ -40,7 +40,7 @@ from atoll.core.files import write_atomically
 from atoll.deploy.audit import Audit
 from atoll.deploy.coordinator import Order
 from atoll.deploy.heads import Delivery, read_head
-from atoll.deploy.kits import about_kit
+from atoll.deploy.kits import about_kit, state_folder
 from atoll.deploy.policy import Refusal
 from atoll.deploy.site import Site, States
 from atoll.engines.codec import encode, load_checkpoint
@@ -220,7 +220,7 @@ def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
 
 def receive(site: Site, packet: Packet) -> Packet:
     """Check a model that the server sends, and keep it; the same one again changes nothing."""
-    head, kit = read_head(Delivery, packet.head), site.folder.parent
+    head, kit = read_head(Delivery, packet.head), site.kit
     site.policy.check_model(len(packet.body))
     run, texts = head.run, (head.manifest, head.signature, head.certificate)
     sealed = Sealed(*texts)
@@ -312,7 +312,7 @@ def verify_model(folder: Path, kit: Path) -> Manifest:
         texts = [(folder / name).read_text() for name in (MANIFEST, SIGNATURE, CERTIFICATE)]
     except (OSError, UnicodeDecodeError) as error:
         raise WireError(f"'{folder}' holds no delivered model ({error})") from error
-    manifest = Sealed(*texts).opened(kit, Audit(kit / "atoll" / "audit.jsonl"))
+    manifest = Sealed(*texts).opened(kit, Audit(state_folder(kit) / "audit.jsonl"))
     for name, file in manifest.files.items():
         path = folder / name
         if not FILE.fullmatch(name) or not path.is_file() or _file(path.read_bytes()) != file:

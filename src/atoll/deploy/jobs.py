@@ -18,6 +18,7 @@ from atoll.deploy.site_data import read_site_data
 from atoll.deploy.watchdog import Watchdog
 from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
 from atoll.engines.fleet import Packet
+from atoll.experiment.hardware import choose_device
 from atoll.experiment.result import Result
 
 RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.jsonl", "roster.json")
@@ -59,7 +60,9 @@ class Participant(SiteExecutor):
         schema, policy = (None if path is None else Path(path) for path in paths)
         given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}
         data = read_site_data(Path(settings["data"]), schema=schema, **given)
-        self.watchdog = Watchdog(Site(data, read_policy(policy), state_folder(kit)))
+        device = choose_device(settings.get("device", "cpu"))
+        site = Site(data, read_policy(policy), state_folder(kit), device, kit)
+        self.watchdog = Watchdog(site)
         return self.watchdog.answer
 
     def sent(self) -> None:

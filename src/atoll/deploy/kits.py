@@ -261,7 +261,9 @@ def server_command(kit: Path) -> list[str]:
     # The server stores into the kit; /tmp/nvflare, FLARE's default, is shared by all servers.
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
-    file.write_text(re.sub(r'"/tmp/nvflare/', f'"{store}/', file.read_text()))
+    # A kit that was restored elsewhere names the store of its old place.
+    old = r'"(?:/tmp/nvflare|[^"]*/atoll/store)/'
+    write_atomically(file, re.sub(old, lambda _: f'"{store}/', file.read_text()).encode())
     # It listens on other addresses only if it serves other machines.
     more = ["host=127.0.0.1"] if on_loopback(about_kit(kit)) else []
     return _command("server.server_train", kit, "fed_server.json", more)

@@ -65,7 +65,8 @@ class SiteNoise:
         sizes = [leaf.numel() for leaf in flat]
         numbers = torch.split(torch.from_numpy(normals(seed, sum(sizes))), sizes)
         pairs = zip(numbers, flat, strict=True)
-        return unflatten([part.reshape(leaf.shape) for part, leaf in pairs], spec)
+        # Drawn here in float64 for any device, and added there without rounding it before.
+        return unflatten([part.reshape(leaf.shape).to(leaf.device) for part, leaf in pairs], spec)
 
 
 def normals(seed: bytes, count: int) -> np.ndarray:

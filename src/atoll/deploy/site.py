@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll import __version__
 from atoll.core.batching import batching_of
@@ -27,7 +28,16 @@ from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
-from atoll.core.tree import Empty, Tree, all_finite, leaves, named_leaves, num_bytes, structure
+from atoll.core.tree import (
+    Empty,
+    Tree,
+    all_finite,
+    leaves,
+    named_leaves,
+    num_bytes,
+    structure,
+    tree_map,
+)
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
@@ -76,8 +86,17 @@ def owners(method: Method) -> dict[str, Any]:
 class Site:
     """One owner's side of a federation; the folder holds private states and the audit log."""
 
-    def __init__(self, data: SiteData, policy: Policy, folder: Path) -> None:
+    def __init__(
+        self,
+        data: SiteData,
+        policy: Policy,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        kit: Path | None = None,  # by default the folder that contains the other
+    ) -> None:
+        self.kit = folder.parent if kit is None else kit
         self.data, self.policy, self.folder = data, policy, folder
+        self.device = torch.device(device)  # for steps; no packet has a say in it
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
         clear_left_over(folder)
@@ -215,7 +234,8 @@ class Job:
         self.owners = owners(method)
         self.model = None if config.dp is None else _first_model(method, site.data)
         batching = batching_of(config.batch_size or 0)
-        (self.graph,) = prepared([site.data.graph], dict(method.views), batching=batching)
+        views = dict(method.views)
+        (self.graph,) = prepared([site.data.graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event=SENT, run=run)
@@ -250,7 +270,7 @@ class Job:
             step = replace(step, owner=owner)
         try:
             with torch.no_grad():
-                reply, state = step(self.graph, message, self.state, torch.tensor(head.key))
+                reply, state = self._run(step, message, torch.tensor(head.key))
         except AtollError as error:
             if self.privacy is None:
                 raise
@@ -292,6 +312,12 @@ class Job:
         if self.model is not None and type(message) is not Empty and _form(model) != self.model:
             raise WireError("a private run has messages of its model's own shapes and types alone")
         return message
+
+    def _run(self, step: Step, message: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """Run a step on the site's device; its reply and the state are on the CPU."""
+        given: Tree = tree_map(lambda leaf: leaf.to(self.site.device), (message, self.state, key))
+        answer: tuple[Tree, Tree] = tree_map(torch.Tensor.cpu, step(self.graph, *given))
+        return answer
 
     def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
         """Whether training diverged, by the private state if nothing leaves or noise is added."""

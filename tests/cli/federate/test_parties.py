@@ -19,6 +19,7 @@ import pytest
         (["server", "--kit", "."], "is not a kit"),
         (["site", "--kit", "site", "--data", "no"], "there is no"),
         (["server", "--kit", "site"], "needs the server's kit"),
+        (["site", "--kit", "site", "--data", "no", "--device", "tpu"], "unknown device 'tpu'"),
         (["server", "--kit", ".", "--metrics", "0"], "0 is not in the range"),
     ],
 )
@@ -32,3 +33,9 @@ def test_a_data_set_is_divided_into_one_file_per_site(cli) -> None:
     assert [Path(line).parent.name for line in lines] == ["sites", "sites"]
     assert all(Path(line).exists() for line in lines)
     assert all(Path(line).stat().st_mode & 0o077 == 0 for line in (*lines, "sites"))
+
+
+def test_a_missing_gpu_is_reported_at_the_start(refusal, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said = refusal("site", "--kit", "site", "--data", "no", "--device", "cuda")
+    assert "torch finds no GPU; use --device cpu" in said

@@ -25,6 +25,7 @@ from atoll.deploy.kits import provision as make
 DATA = "Your graph: tables, .pt, .graphml, or a client file."
 POLICY = "What you allow (TOML).  [default: every method, no disclosures]"
 SPLIT = "How your nodes become training, validation and test nodes."
+DEVICE = "Where your steps run: cpu, cuda or auto."
 DRY_RUN = "Show what METHOD would send from here, and do not join."
 
 
@@ -86,6 +87,7 @@ def server(kit: Path, metrics: int | None) -> None:
     option("--classes A,B,...", "All classes of the federation, where you may lack some."),
     option("--split NAME", SPLIT, default="stratified"),
     options.SEED,
+    option("--device NAME", DEVICE, default="cpu"),
     option("--dry-run METHOD", DRY_RUN, name="method"),
     options.SETTINGS,
     options.DP,
@@ -100,6 +102,7 @@ def site(
     classes: str | None,
     split: str,
     seed: int | None,
+    device: str,
     metrics: int | None,
     as_json: bool,
     **given: object,
@@ -107,8 +110,10 @@ def site(
     """Take part with your own data until Ctrl-C."""
     from atoll.deploy.policy import read_policy
     from atoll.deploy.site_data import read_site_data
+    from atoll.experiment.hardware import choose_device
 
     about = about_kit(kit)
+    choose_device(device)  # a missing GPU is reported here and not in a log
     names = [name.strip() for name in classes.split(",")] if classes else []
     rules = read_policy(policy)
     # Reading the data now reports their faults here and not in a log.
@@ -126,7 +131,13 @@ def site(
     check_kind(kit, about, "site")
     warn_of_end(kit)
     write_settings(
-        kit, data, policy=policy, schema=schema, classes=names, split=split, seed=seed or 0
+        *(kit, data),
+        policy=policy,
+        schema=schema,
+        classes=names,
+        split=split,
+        seed=seed or 0,
+        device=device,
     )
     click.echo(f"{about['name']}: joining {about['host']}:{about['port']} with {data}")
     foreground(about["name"], site_command(kit), kit, metrics)
