@@ -17,6 +17,35 @@ from tests.e2e.test_federation import ATOLL, ROUNDS, SMALL, Trial, begun, lagoon
 
 pytestmark = pytest.mark.federation
 
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+
+int clock_gettime(clockid_t which, struct timespec *now) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(which, now);
+    if (!failed && which == CLOCK_REALTIME) now->tv_sec += 10 * 86400;
+    return failed;
+}
+
+time_t time(time_t *now) {
+    struct timespec read;
+    clock_gettime(CLOCK_REALTIME, &read);
+    if (now) *now = read.tv_sec;
+    return read.tv_sec;
+}
+
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec read;
+    clock_gettime(CLOCK_REALTIME, &read);
+    now->tv_sec = read.tv_sec;
+    now->tv_usec = read.tv_nsec / 1000;
+    return 0;
+}
+"""
+"""A clock ten days ahead, for a process that loads it; libfaketime stops locks of Python."""
 BEFORE = "2d52c7d"  # the last commit whose sites compared versions of the package
 
 
@@ -106,4 +135,36 @@ def test_a_server_is_restored_from_a_copy_of_its_kit(tmp_path):
         assert not lost.exists()
         # It continued; it did not begin again.
         assert sum(e["event"] == "round" for e in trial.events()) == ROUNDS > reached > 0
+    assert processes(folder) == {}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a wrong clock")
+def test_a_site_whose_clock_is_ten_days_ahead_takes_part(tmp_path):
+    """Neither rounds nor signs of life nor the delivery compare the clocks of two machines."""
+    (tmp_path / "clock.c").write_text(CLOCK)
+    words = ["cc", "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    federation, folder = lagoon(), tmp_path / "trial"
+    folder.mkdir()
+    demo = Demo(federation, folder / "fed")
+    try:
+        for name in ("server", "site-1", "site-2"):
+            demo.start(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LD_PRELOAD", str(tmp_path / "clock.so"))
+            demo.start("site-3")
+        trial = Trial(demo, federation, folder)
+        run, _ = trial.start("fedath", "--rounds", str(ROUNDS), *SMALL)
+        found = trial.finish(run)
+        assert found["metrics"] == serial("fedath", federation, rounds=ROUNDS)
+        assert "site-3" not in found["said"]
+        assert delivered(demo) == sorted(demo.sites)
+        log = "atoll/audit.jsonl"
+        first, third = (
+            {event["time"][:10] for event in events(demo.kits[name], log)}
+            for name in ("site-1", "site-3")
+        )
+        assert max(first) < min(third)
+    finally:
+        demo.processes.end()
     assert processes(folder) == {}
