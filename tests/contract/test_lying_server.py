@@ -71,6 +71,10 @@ class Server:
         whole = encode(self.model if message is None else message) if body is None else body
         return self.say({**head, **change}, whole)
 
+    def deliver(self, **change: Any) -> Packet:
+        head = {"do": "deliver", "run": "lie", "manifest": "{}", "signature": "AAAA"}
+        return self.say({**head, "certificate": "none", **change}, b"x" * 1000)
+
     def score(self, **change: Any) -> Packet:
         return self.ask(owner="evaluator", step="score", **change)
 
@@ -232,6 +236,12 @@ LIES: dict[str, Lie] = {
     "numbers that overflow": asked(
         lambda model: tree_map(lambda leaf: leaf.sign() * 3e38, model), answered=1, charged=1
     ),
+    # Deliveries
+    "a model of a run that was not begun": Lie(lambda s: s.deliver()),
+    "a delivery with a long manifest": Lie(lambda s: s.deliver(manifest=LONG)),
+    "a delivery with a long certificate": Lie(lambda s: s.deliver(certificate=LONG)),
+    "a delivery with a strange signature": several(lambda s: s.deliver(signature=WEIRD[:99]), 0, 0),
+    "a delivery into another folder": several(lambda s: s.deliver(run="../x"), 0, 0),
     # Repetition: equal questions are one release, others are charged
     "one question three times": several(lambda s: [s.ask() for _ in range(3)], 3, 1),
     "one attempt with two questions": several(lambda s: [s.ask(attempt="a") for _ in "ab"], 2, 2),

@@ -224,6 +224,9 @@ def test_a_model_of_another_run_is_refused(trial):
     assert "of run 'run'" in trial.refused(Packet({**first.head, "run": "other"}, first.body))
     never = resigned(Packet({**first.head, "run": "new"}, first.body), server, run="new")
     assert "run 'new' was not begun here" in trial.refused(never)
+    seedless = resigned(Packet({**first.head, "run": "new"}, first.body), server, run="new",
+                        rounds={})  # fmt: skip
+    assert "has no seed" in trial.refused(seedless)
     mixed = resigned(Packet({**first.head, "run": "other"}, first.body), server, run="other")
     shutil.rmtree(trial.model(run="other"))
     assert "with another configuration" in trial.sites["site-1"].answer(mixed).head["reason"]

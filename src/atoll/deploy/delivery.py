@@ -250,6 +250,8 @@ def receive(site: Site, packet: Packet) -> Packet:
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:
     """Refuse the model of a run that this site did not take part in."""
+    if not manifest.rounds:
+        raise WireError(f"the model of run '{manifest.run}' has no seed")
     wanted = parse_config(manifest.config, "the configuration")
     for seed in manifest.rounds:
         events = audit.events(event="begin", run=f"{manifest.run}-{seed}")
