@@ -169,3 +169,32 @@ def test_a_run_continues_without_a_site_when_its_job_has_ended(tmp_path):
     supervisor.run()
     assert [job["deploy_map"]["site"] for job in desk.submitted.values()] == [["a"]]
     assert read_saved_order(tmp_path / "out").without == ("b",)
+
+
+@pytest.mark.parametrize("outcome", ["stopped", None])
+def test_a_job_that_another_administrator_stopped_stays_stopped(outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.deploy.supervise.PAUSE", 0.1)
+    desk = FakeSession(outcome, "finished")
+    desk.status = lambda job: (
+        desk.listed[int(job)].update(status="FINISHED:ABORTED") or ("FINISHED:ABORTED")
+    )
+    with pytest.raises(AtollError, match="the job was stopped, and the run is kept; continue with"):
+        supervised(desk, tmp_path)[0].run()
+    assert len(desk.submitted) == 1
+
+
+def test_a_job_that_another_administrator_continues_is_followed(tmp_path):
+    desk = FakeSession("stopped", "finished")
+    answers = iter(["FINISHED:ABORTED", "FINISHED:COMPLETED"])
+
+    def status(job):
+        desk.watched.append(job)
+        desk.listed[int(job)]["status"] = next(answers)
+        if job == "0":
+            desk.listed.append({"job_id": "1", "status": "RUNNING"})
+        return desk.listed[int(job)]["status"]
+
+    desk.status = status
+    supervised(desk, tmp_path)[0].run()
+    assert desk.watched == ["0", "1"]
+    assert len(desk.submitted) == 1

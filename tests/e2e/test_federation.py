@@ -269,11 +269,14 @@ def test_a_run_whose_administrator_was_killed_keeps_its_one_job(resumes, trial, 
 
 
 @pytest.mark.federation
-def test_a_result_that_nobody_fetched_is_fetched_and_two_resumes_share_one_job(trial, expected):
+def test_a_stopped_run_stays_stopped_and_two_resumes_share_one_job(trial, expected):
     run, out = begun(trial)
-    run.send_signal(signal.SIGINT)  # which stops the job
-    run.communicate(timeout=60)
-    assert run.returncode == 130
+    words = [*ATOLL, "federate", "stop", "--kit", str(trial.demo.kits["admin"])]
+    stopped = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert stopped.stdout.startswith("stopped atoll-")
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert f"the run is kept; continue with: atoll federate run --resume {out}" in said
     jobs = trial.jobs()
     both = [trial.start("--resume", str(out))[0] for _ in range(2)]
     assert [trial.finish(one)["metrics"] for one in both] == [expected] * 2

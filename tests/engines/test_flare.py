@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
+from pathlib import Path
+
 import pytest
 
-from atoll.core.errors import WireError
+from atoll.core.errors import ClientLost, WireError
 from atoll.engines.fleet import Packet
 
 pytest.importorskip("nvflare")
@@ -47,3 +51,31 @@ def test_anything_else_is_refused(head, body):
         from_shareable({"head": head, "body": body})
     with pytest.raises(WireError, match="it is not an Atoll packet"):
         from_shareable({"body": body})
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        ("error:client_registration", "the server refuses the kit k (error:client_registration)"),
+        ("cannot connect", "the server does not answer the kit k (cannot connect); start it"),
+    ],
+)
+def test_an_administrator_sees_one_sentence_and_no_traceback(
+    problem, sentence, monkeypatch, capsys
+):
+    from atoll.engines.flare import AdminSession
+
+    def connect(*_args, **_options):
+        print("connecting")
+        try:
+            raise RuntimeError(problem)
+        except RuntimeError:
+            traceback.print_exc()
+            raise
+
+    monkeypatch.setattr("nvflare.fuel.flare_api.flare_api.new_secure_session", connect)
+    monkeypatch.setattr(logging.getLogger(), "setLevel", lambda level: None)
+    with pytest.raises(ClientLost) as error:
+        AdminSession(Path("k"), "admin")
+    assert str(error.value).startswith(sentence)
+    assert capsys.readouterr() == ("", "")

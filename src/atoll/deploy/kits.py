@@ -158,6 +158,7 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
     resources["components"] = [p for p in resources["components"] if "log" not in p["id"]]
     for server in resources.get("servers", ()):
         server["heart_beat_timeout"] = 35  # sites give a sign of life every 10 s
+        server["check_engine_frequency"] = 0.5  # seconds until a job's end is noticed; 3 by default
     # `nvflare deploy prepare` deletes the first and uses the second.
     for name in ("resources.json", "resources.json.default"):
         (local / name).write_text(json.dumps(resources, indent=1))

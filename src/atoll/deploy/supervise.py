@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.engines.flare import AdminSession
 
 ORDER = "order"
+PAUSE = 5.0  # seconds until a stopped job counts as stopped for good
 RESTARTS = 3  # how often a job that ended without one more round is submitted again
 
 
@@ -102,6 +103,9 @@ class Supervisor:
                 return
             if ended["status"] == "failed":
                 raise AtollError(ended["reason"])
+            if ended["status"] == "aborted" and not self._running(wait=PAUSE):
+                again = f"continue with: atoll federate run --resume {self.out}"
+                raise AtollError(f"the job was stopped, and the run is kept; {again}")
             fruitless = 0 if self.reached > before else fruitless + 1
             if fruitless > RESTARTS:
                 raise ClientLost(
@@ -183,7 +187,11 @@ class Supervisor:
             status = self.session.status(self.job)
             if status.startswith("FINISHED"):
                 ended = self._fetch(status)
-                return {**ended, "reason": f"{', '.join(back)} is back"} if back else ended
+                if back:
+                    return {**ended, "reason": f"{', '.join(back)} is back"}
+                # Another administrator stopped it, or is about to continue it in a new job.
+                aborted = status == "FINISHED:ABORTED" and ended["status"] != "finished"
+                return {**ended, "status": "aborted"} if aborted else ended
             joined = joined or self.session.joined(self.job)
             if self.rejoin and progress and joined and not back:
                 # A process that is not the one the job began with has no part in the job.

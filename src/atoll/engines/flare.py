@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,13 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         return to_shareable(self.answer(packet))
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what FLARE prints: that it connects, and tracebacks of errors that it also raises."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
 class AdminSession:
     """An administrator's session with the server: submit, watch, stop, download."""
 
@@ -262,9 +269,12 @@ class AdminSession:
 
         logging.getLogger().setLevel(logging.CRITICAL)  # FLARE logs each try to connect
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
+            with _quiet():
                 self.session = new_secure_session(user, str(kit), timeout=timeout)
         except Exception as error:  # FLARE raises several kinds, some of them plain exceptions
+            if "registration" in str(error):
+                hint = "use the administrator's kit of this federation"
+                raise ClientLost(f"the server refuses the kit {kit} ({error}); {hint}") from error
             raise ClientLost(
                 f"the server does not answer the kit {kit} ({error}); start it with `atoll "
                 "federate server`, or check the address"
@@ -272,7 +282,8 @@ class AdminSession:
 
     def _ask(self, action: Callable[[], Any]) -> Any:
         try:
-            return action()
+            with _quiet():
+                return action()
         except Exception as error:
             raise ClientLost(f"the server does not answer any more: {error}") from error
 
@@ -316,7 +327,8 @@ class AdminSession:
 
     def _told(self, job: str, command: str) -> dict[str, object]:
         try:
-            return dict(self.session.do_app_command(job, command, {}) or {})
+            with _quiet():
+                return dict(self.session.do_app_command(job, command, {}) or {})
         except Exception:  # not running, just starting or just over: `status` tells
             return {}
 
