@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -272,9 +273,15 @@ def test_a_run_whose_administrator_was_killed_keeps_its_one_job(resumes, trial, 
 def test_a_stopped_run_stays_stopped_and_two_resumes_share_one_job(trial, expected):
     run, out = begun(trial)
     words = [*ATOLL, "federate", "stop", "--kit", str(trial.demo.kits["admin"])]
-    stopped = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    assert stopped.stdout.startswith("stopped atoll-")
-    _, said = run.communicate(timeout=60)
+    (job,) = trial.pids("site-1", "job")
+    os.kill(job, signal.SIGSTOP)  # so that the run cannot finish first
+    try:
+        stopped = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True)
+        assert stopped.stdout.startswith("stopped atoll-")
+        _, said = run.communicate(timeout=90)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # FLARE has ended it
+            os.kill(job, signal.SIGCONT)
     assert run.returncode == 2
     assert f"the run is kept; continue with: atoll federate run --resume {out}" in said
     jobs = trial.jobs()
