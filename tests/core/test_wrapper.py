@@ -87,6 +87,7 @@ CALLS = {
     "explain_edges": (1, 2, 3),
     "scored_as": (),
     "too_short": (1,),
+    "why_bound": (),
 }
 
 
@@ -98,7 +99,7 @@ class Plug(Wrapper):
 
 
 def test_all_hooks_are_called_here() -> None:
-    assert {*CALLS, "views"} == hooks(Method) - OWN
+    assert {*CALLS, "views", "reach"} == hooks(Method) - OWN
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -107,6 +108,7 @@ def test_a_hook_answers_as_the_base_does(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Spied, name, lambda self, *given: (name, given), raising=False)
     assert getattr(Plug(NET, base), name)(*CALLS[name]) == (name, CALLS[name])
     assert Plug(NET, base).views == {"views": 1}
+    assert Plug(NET, base).reach == NET.reach == 2
 
 
 def test_without_a_base_the_hooks_of_method_apply() -> None:

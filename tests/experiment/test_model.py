@@ -1,5 +1,7 @@
 """The model of the selected round is kept, and predicts what the run reported."""
 
+import json
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -8,12 +10,14 @@ import atoll
 from atoll.core.errors import AtollError
 from atoll.core.graph import with_views
 from atoll.core.tree import leaves
+from atoll.data.own.encoder import Encoder
 from atoll.engines import replay
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import RunFolder, read_run
 from atoll.experiment.observers import Observer
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.run import RunPlan, Stopped
+from tests.experiment.own_graphs import write_own
 from tests.experiment.test_run import rings
 
 SMALL = {"clients": 3, "rounds": 6, "seeds": 2, "set": {"hidden": 8}}
@@ -170,3 +174,16 @@ def test_own_tables_give_the_names_of_the_classes(tmp_path):
     (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
     atoll.run("fedavg", str(tmp_path), out=tmp_path / "run", clients=2, rounds=1)
     assert RunFolder(tmp_path / "run").model().about["class_names"] == ["late", "paid"]
+
+
+def test_own_tables_leave_their_encoder_and_the_names_of_clients(tmp_path):
+    path = write_own(tmp_path, "client")
+    atoll.run("fedavg", path, out=tmp_path / "run", rounds=1)
+    kept = json.loads((tmp_path / "run/model/seed-0/encoder.json").read_text())
+    source = atoll.load(path)
+    assert Encoder.from_plain(kept) == source.encoder
+    assert RunFolder(tmp_path / "run").model().about["client_names"] == ["a", "b"]
+    federation = atoll.partition(source)  # a file of the federation has the encoder, too
+    atoll.save(federation, tmp_path / "two.atoll")
+    assert atoll.load(str(tmp_path / "two.atoll")).encoder == federation.encoder == kept
+    assert "encoder" not in federation.about

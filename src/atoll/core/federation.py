@@ -61,6 +61,8 @@ class Federation:
     batching: Batching = WHOLE  # how clients cut training into steps, unless an experiment chooses
     # How the federation was made (partition, split, hashes), for the record.
     about: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    # How the columns of a user's own tables became features (`data.own.encoder`), as plain values.
+    encoder: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.graphs:

@@ -317,6 +317,15 @@ class Method(ABC):
         """Why it cannot be private as it is set; a method asks its settings where they matter."""
         return self.not_private
 
+    def why_bound(self) -> str:
+        """Why it predicts only the nodes it was trained on; "" if it can predict on any graph."""
+        return ""
+
+    @property
+    def reach(self) -> int | None:
+        """How many hops a prediction looks around a node; None for the whole graph."""
+        return getattr(self.net, "reach", None)
+
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another deployed model; to override where `deploy` computes."""
         old, new = leaves(self.deploy(server).tree), leaves(tree)

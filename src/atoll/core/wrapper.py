@@ -55,6 +55,11 @@ class Wrapper(Method):
     explain_edges = _forwarded(Method.explain_edges)
     scored_as = _forwarded(Method.scored_as)
     too_short = _forwarded(Method.too_short)
+    why_bound = _forwarded(Method.why_bound)
+
+    @property
+    def reach(self) -> int | None:
+        return self._hooks.reach
 
     def deploy(self, server: Tree) -> Message:
         return self._hooks.deploy(self.of_base(server))

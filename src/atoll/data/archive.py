@@ -61,6 +61,7 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
     same = ("name", "features", "classes", "metric", "numbers")
     more = {name: getattr(federation, name) for name in same}
     sizes, about = (batch_size_of(federation.batching),) * len(graphs), dict(federation.about)
+    about |= {} if federation.encoder is None else {"encoder": dict(federation.encoder)}
     more |= {"clients": len(graphs), "task": federation.task.name}
     header = Header(batch_sizes=sizes, about=about, **more)
     text = json.dumps(msgspec.structs.asdict(header))
@@ -196,7 +197,9 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
         raise _damaged(path, f"it has no array {error}") from None
     graphs = LazyGraphs(header.clients, parts.graph)
     chosen = graphs if lazy else tuple(graphs)
-    more = header.numbers, header.metric, batching_of(max(header.batch_sizes)), header.about
+    about = dict(header.about)
+    encoder = about.pop("encoder", None)
+    more = header.numbers, header.metric, batching_of(max(header.batch_sizes)), about, encoder
     return Federation(chosen, header.classes, header.name, *more)
 
 

@@ -76,11 +76,24 @@ def federate(
     if isinstance(source, Source):
         named = {"class_names": list(source.class_names)} if source.class_names else {}
         about |= {"edges_total": int(source.edges.shape[1]), **named}
+        if names := _owners(source, parts.recipe):
+            about["client_names"] = names
     else:
         names = [one.name for one in sets]
         about |= {"sets": names, "graphs": list(parts.sizes), "batch_size": batch_size}
     classes = max(one.classes for one in sets)
-    return Federation(graphs, classes, source.name, (), sets[0].metric, batching, about)
+    known = source.encoder if isinstance(source, Source) else None
+    encoder = None if known is None else known.plain()
+    return Federation(graphs, classes, source.name, (), sets[0].metric, batching, about, encoder)
+
+
+def _owners(source: Source, recipe: str) -> list[str]:
+    """The clients' names, in their order, where a column of texts or of own tables has them."""
+    values = source.columns.get(recipe.removeprefix("column:"))
+    if values is None or (source.encoder is None and values.dtype.kind not in "UO"):
+        return []
+    plain = values.astype(str) if values.dtype == object else values
+    return [str(name) for name in np.unique(plain).tolist()]
 
 
 def _graphs(source: Data, parts: Parts, roles: Parts) -> tuple[Graph, ...]:

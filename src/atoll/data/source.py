@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
 
 from atoll.core.errors import DataError
+
+if TYPE_CHECKING:
+    from atoll.data.own.encoder import Encoder
 
 TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
@@ -80,6 +84,7 @@ class Source(_Labelled):
     columns: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
     metric: str = "accuracy"  # or "auc": the usual score of this data set
     class_names: tuple[str, ...] = ()  # in the order of the class numbers; empty if unknown
+    encoder: Encoder | None = None  # how the columns of a user's own tables became features
 
     @property
     def num_nodes(self) -> int:

@@ -2,7 +2,8 @@
 
 - `model.toml`: method, network, hyper-parameters, class names, the selected round, versions;
 - `deployed.safetensors`: the tensors that the server deploys, for all clients or for each;
-- `private.safetensors`, where predicting needs it: tensors that only their owner has, by client.
+- `private.safetensors`, where predicting needs it: tensors that only their owner has, by client;
+- `encoder.json`, where the data were a user's own: how columns become features.
 """
 
 from __future__ import annotations
@@ -176,8 +177,12 @@ def write_model(
     rounds: list[int] = model.rounds.tolist()
     evaluate, deployed = config.evaluate or "deployed", method.scored_as()
     text = json.dumps(asdict(method), default=str)
-    names = getattr(federation, "about", {}).get("class_names")  # a roster of sites has none
-    content = {
+    made = getattr(federation, "about", {})  # a roster of sites has none
+    names = {name: made[name] for name in ("class_names", "client_names") if name in made}
+    if (encoder := getattr(federation, "encoder", None)) is not None:
+        content = json.dumps(encoder, indent=1, ensure_ascii=False).encode()
+        write_atomically(folder / "encoder.json", content)
+    about = {
         "round": rounds[0] if len(set(rounds)) == 1 else rounds,
         "clients": len(rounds),
         "one_per_client": each,
@@ -190,12 +195,12 @@ def write_model(
         "net": type(method.net).__name__,
         "features": federation.features,
         "classes": federation.classes,
-        **({"class_names": list(names)} if names else {}),
+        **names,
         # TOML has no word for None: such keys are left out.
         "hyperparameters": json.loads(text, object_hook=_without_none),
         "versions": environment(),
     }
-    write_atomically(folder / "model.toml", tomli_w.dumps(content).encode())
+    write_atomically(folder / "model.toml", tomli_w.dumps(about).encode())
 
 
 def _without_none(found: dict[str, object]) -> dict[str, object]:

@@ -203,6 +203,10 @@ class AdaFGL(Training):
         mixed = mix_heads(trust, (outputs[0] + belief) / 2, outputs[1:].mean(0))
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
 
+    @property
+    def reach(self) -> None:
+        return None  # S compares all pairs of nodes
+
     def why_not_private(self) -> str:
         best = "with keep=best its clients also send how many validation nodes they got right"
         return best if self.keep == "best" else ""

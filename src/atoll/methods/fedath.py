@@ -98,6 +98,11 @@ class FedATH(Averaging):
     def views(self) -> Mapping[str, View]:
         return {**self.net.views, **self.scorer.views}
 
+    @property
+    def reach(self) -> int | None:
+        # Batch normalisation of the evaluator "gnn" reads every edge.
+        return None if self.evaluator == "gnn" else self.net.reach
+
     def start(self, key: Tensor) -> Tree:
         return {name: self._fresh(name, key) for name in SHARED[self.share]}
 

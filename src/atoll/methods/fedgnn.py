@@ -207,6 +207,9 @@ class FedGNN(Training):
         model = self.hidden(model, received.model, fold(key, "privacy"))
         return Update(model, graph.size(self.weight_by)), replace(own, moments=moments)
 
+    def why_bound(self) -> str:
+        return "its clients predict with rows that others sent for the nodes they were trained on"
+
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:

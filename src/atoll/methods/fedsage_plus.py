@@ -201,6 +201,10 @@ class FedSagePlus(Averaging):
             rows = put(rows, clients.positions, others)
             shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
 
+    @property
+    def reach(self) -> None:
+        return None  # its generator looks further than its classifier
+
     def derived_from(self, state: Tree) -> Tree:
         return (state.generator, state.seed) if isinstance(state, Mended) else None
 

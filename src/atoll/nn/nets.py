@@ -46,6 +46,11 @@ class Layered(ABC):
         return [self.features, *[self.hidden] * (self.layers - 1), self.classes]
 
     @property
+    def reach(self) -> int:
+        """How many hops away the logits of a node look."""
+        return self.layers
+
+    @property
     def embeds(self) -> bool:
         """Whether there is a hidden layer."""
         return self.layers > 1
@@ -84,6 +89,10 @@ class Layered(ABC):
 @dataclass(frozen=True)
 class MLP(Layered):
     """Multi-layer perceptron, to show how much the graph adds: H W + b."""
+
+    @property
+    def reach(self) -> int:
+        return 0
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -247,6 +256,10 @@ class SGC:
     features: int
     classes: int
     hops: Annotated[OneOrMore, "products with the adjacency"] = 2
+
+    @property
+    def reach(self) -> int:
+        return self.hops
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -9,19 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import scipy.sparse as sp
 from pyarrow import types
 
 from atoll.core.errors import DataError
-from atoll.data.own.schema import Loading, NodeRoles, quoted
+from atoll.data.own.schema import quoted
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "?", "-"}
 """Marks that people write for "no value"; a label must not become a class of that name."""
 NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|NaN|inf|Inf))$"
-Feature = tuple[list[str], sp.csr_array]
-"""The names and the columns in the feature matrix that one column of a table becomes."""
 SPARSE_BELOW = 0.25
 """Share of non-zero features under which a CSR array is the smaller form by half or more."""
 
@@ -54,18 +51,6 @@ class Column:
             advice = f'leave the column out with ignore = ["{self.name}"] in schema.toml'
             raise self.error(first(self.values.is_null()), f"{problem}, or {advice}")
         return self
-
-
-@dataclass(frozen=True, eq=False)
-class Nodes:
-    """The arrays of a node table; the fields are those of `Source` and `OwnReport`."""
-
-    x: np.ndarray | sp.csr_array
-    y: np.ndarray
-    classes: tuple[str, ...]
-    features: tuple[str, ...]
-    split: np.ndarray | None
-    columns: dict[str, np.ndarray]
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -143,14 +128,15 @@ def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
     return names if len(distinct) == len(column) else np.asarray(names[lookup(column, distinct)])
 
 
-def _sorted_values(column: pa.ChunkedArray) -> pa.Array:
+def sorted_values(column: pa.ChunkedArray) -> pa.Array:
+    """The distinct values of a column, in ascending order."""
     distinct = pc.unique(column).drop_null()
     return distinct.take(pc.sort_indices(distinct))
 
 
-def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers, -1 where no label is given, and the classes' names in sorted order."""
-    column, name = labels.values, labels.name
+def label_values(labels: Column) -> pa.ChunkedArray:
+    """Labels as text or whole numbers, nothing where there is none; a fraction is refused."""
+    column = labels.values
     if types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
         fraction = pc.not_equal(column, pc.floor(column))
@@ -158,10 +144,16 @@ def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[s
             problem = f"holds the fraction {column[first(fraction)].as_py()}"
             advice = "a label is a class (text or a whole number)"
             raise labels.error(first(fraction), f"{problem}; {advice}")
-        column = column.cast(pa.int64(), safe=False)
-    elif not is_text(column.type) and not types.is_integer(column.type):
-        column = column.cast(pa.large_string())
-    distinct = _sorted_values(column)
+        return column.cast(pa.int64(), safe=False)
+    if not is_text(column.type) and not types.is_integer(column.type):
+        return column.cast(pa.large_string())
+    return column
+
+
+def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers, -1 where no label is given, and the classes' names in sorted order."""
+    column, name = label_values(labels), labels.name
+    distinct = sorted_values(column)
     names = tuple(str(value) for value in distinct.to_pylist())
     marks = [value for value in names if value.lower() in MISSING]
     if marks and is_text(column.type):
@@ -190,70 +182,3 @@ def split_roles(given: Column) -> np.ndarray:
         raise given.error(first(pc.equal(column, wrong[0])), f"holds {quoted(wrong[0])}; {advice}")
     roles = np.array([*(ROLE_WORDS[word] for word in words), UNUSED], dtype=np.int8)
     return np.asarray(roles[lookup(column, distinct)])  # -1 takes the last
-
-
-def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading) -> Nodes:
-    """Turn a node table into arrays: labels, roles, owners, and features in the table's order."""
-    columns = {name: Column(table[name], name, rows) for name in table.column_names}
-    most = loading.options.max_categories
-    y, classes = encode_labels(columns[roles.label], most)
-    split = None if roles.split is None else split_roles(columns[roles.split])
-    owners = {name: as_numpy(columns[name].complete().values) for name in roles.owners}
-    chosen = [column.complete() for name, column in columns.items() if name in roles.features]
-    features = [_feature(column, roles, loading) for column in chosen]
-    if not features:
-        advice = "add at least one, for example each node's degree"
-        raise DataError(f"{rows.name} has no feature column; {advice}")
-    names = tuple(name for found, _ in features for name in found)
-    x = sp.hstack([matrix for _, matrix in features], format="csr")
-    dense = x.nnz >= SPARSE_BELOW * x.shape[0] * x.shape[1]
-    return Nodes(x.toarray() if dense else x, y, classes, names, split, owners)
-
-
-def _feature(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
-    values, name, kind = column.values, column.name, column.values.type
-    if name in roles.categories:
-        return _categories(column, loading)
-    if is_number(kind):
-        return _numbers(column)
-    if not is_text(kind):
-        raise DataError(
-            f"{column.rows.name}, column '{name}' is of type {kind}; a feature is a number or a "
-            f"text: turn it into numbers, or list it under ignore or categories in schema.toml"
-        )
-    matches = pc.match_substring_regex(pc.unique(values), NUMBER)
-    numeric = pc.mean(matches.cast(pa.float64())).as_py()
-    if numeric < 1 and (name in roles.numbers or numeric >= 0.5):
-        row = first_text(values)
-        why = "schema.toml says" if name in roles.numbers else "most of its values are numbers and"
-        problem = f"holds {quoted(values[row].as_py())}, but {why} the column is a number"
-        advice = "correct it, or list it under categories in schema.toml"
-        raise column.error(row, f"{problem}; {advice}")
-    return _numbers(column) if name in roles.numbers else _categories(column, loading)
-
-
-def _categories(column: Column, loading: Loading) -> Feature:
-    texts, most = column.values.cast(pa.large_string()), loading.options.max_categories
-    distinct = _sorted_values(texts)
-    if len(distinct) > most:
-        problem = f"column '{column.name}' holds {len(distinct)} different texts"
-        advice = "list it under ignore in schema.toml, or raise max_categories"
-        most_words = f"at most {most} can become categories"
-        raise DataError(f"{column.rows.name}, {problem}; {most_words}; {advice}")
-    size, count = len(texts), len(distinct)
-    loading.report.note(f"column '{column.name}' became {count} columns, one per category")
-    entries = np.ones(size, np.float32), lookup(texts, distinct), np.arange(size + 1)
-    names = [f"{column.name}={value}" for value in distinct.to_pylist()]
-    return names, sp.csr_array(entries, shape=(size, count))
-
-
-def _numbers(column: Column) -> Feature:
-    wide = np.asarray(column.values.cast(pa.float64(), safe=False))
-    with np.errstate(over="ignore"):  # a value beyond float32 is refused below, with its place
-        values = wide.astype(np.float32)
-    bad = ~np.isfinite(values)
-    if bad.any():
-        row = first(bad)
-        advice = "a feature is a finite number that float32 can hold: replace these values"
-        raise column.error(row, f"holds {wide[row]} ({int(bad.sum())} such rows in all); {advice}")
-    return [column.name], sp.csr_array(values[:, None])

@@ -40,6 +40,8 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
         return ends
     if loading.options.dangling == "error":
         advice = "add the nodes, or leave such edges out with --own dangling=drop"
+        if loading.encoder is not None:
+            advice = "add the nodes, or join the training graph with --joined if they are there"
         raise DataError(f"{sentence(first(~good))} ({missing} such edges in all); {advice}")
     loading.report.dangling_edges += missing
     return ends.only(good)
@@ -126,13 +128,23 @@ def _sort(keys: np.ndarray, weight: np.ndarray | None) -> Weighted:
     return keys[order], weight[order]
 
 
-def read_edges(parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], loading: Loading) -> Ends:
-    """The edges of all parts, as indices over the nodes of all parts."""
+def read_edges(
+    parts: Sequence[Part],
+    ids: Sequence[pa.ChunkedArray],
+    loading: Loading,
+    places: Sequence[np.ndarray] | None = None,
+) -> Ends:
+    """The edges of all parts, as indices over the nodes of all parts, or as the given places."""
     found: list[Ends] = []
     start = 0
-    for part, own in zip(parts, ids, strict=True):
+    for number, (part, own) in enumerate(zip(parts, ids, strict=True)):
         ends = _part_edges(part, own, loading)
-        found.append(Ends(ends.source + start, ends.target + start, ends.weight))
+        if places is not None:
+            at = places[number]
+            ends = Ends(at[ends.source], at[ends.target], ends.weight)
+        elif start:
+            ends = Ends(ends.source + start, ends.target + start, ends.weight)
+        found.append(ends)
         start += len(own)
     pa.default_memory_pool().release_unused()  # NumPy needs the memory that Arrow keeps
     weights = [ends.weight for ends in found if ends.weight is not None]

@@ -18,8 +18,9 @@ import torch
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own import columns
 from atoll.data.own import schema as schemas
-from atoll.data.own.columns import Column, Nodes, Rows
+from atoll.data.own.columns import Column, Rows
 from atoll.data.own.edges import Ends, check_weights, clean_edges, no_dangling, read_edges
+from atoll.data.own.encoder import Nodes, encode_nodes
 from atoll.data.own.schema import OWNERS, Loading, OwnOptions, OwnReport, Schema
 from atoll.data.own.tables import find_parts, read_nodes
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, compact
@@ -91,7 +92,8 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     if edges.shape[1] == 0:
         report.note("the graph has no edges")
     source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, nodes.columns)
-    return replace(source, class_names=nodes.classes).checked(), report
+    named = replace(source, class_names=nodes.classes, encoder=nodes.encoder)
+    return named.checked(), report
 
 
 def from_networkx(
@@ -117,7 +119,7 @@ def from_networkx(
     values = {str(key): [d.get(key) for _, d in graph.nodes(data=True)] for key in keys}
     table = columns.from_lists({key: values[key] for key in values if key in roles.used}, name)
     rows = Rows(name, lambda row: f"{name} node {ids[row]!r}")
-    nodes = columns.encode_nodes(table, roles, rows, loading)
+    nodes = encode_nodes(table, roles, rows, loading)
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
     if graph.is_directed() and not loading.directed:

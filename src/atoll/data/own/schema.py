@@ -7,10 +7,13 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import TASKS
+
+if TYPE_CHECKING:
+    from atoll.data.own.encoder import Encoder
 
 # Without a schema these names give columns their roles, in any case; other columns are features.
 CONVENTION = {
@@ -102,6 +105,7 @@ class Loading:
     schema: Schema = Schema()
     options: OwnOptions = OwnOptions()
     report: OwnReport = field(default_factory=OwnReport)
+    encoder: Encoder | None = None  # of a trained model, which new tables are encoded for
 
     @property
     def directed(self) -> bool:
@@ -114,7 +118,7 @@ class NodeRoles:
     """The role of each column of a node table; a schema names `numbers` and `categories`."""
 
     id: str | None
-    label: str
+    label: str | None  # only new tables, which are to be predicted, may have none
     split: str | None
     owners: tuple[str, ...]
     numbers: tuple[str, ...]

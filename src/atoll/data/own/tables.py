@@ -15,8 +15,9 @@ import pyarrow.parquet
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own import columns as convert
-from atoll.data.own.columns import Column, Nodes, Rows
-from atoll.data.own.schema import Loading, OwnReport, node_roles, quoted, quoted_list
+from atoll.data.own.columns import Column, Rows
+from atoll.data.own.encoder import Nodes, encode_nodes
+from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
 
 
 @dataclass(frozen=True)
@@ -220,11 +221,11 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
     """The nodes of all parts as one table, and the ids of each part."""
     # Categories and classes are fitted over all parts, so that they mean the same to each client.
     columns, name = parts[0].nodes.columns(), parts[0].nodes.name
-    roles = node_roles(columns, loading, name)
+    roles = _roles(parts[0], loading)
     names = [column for column in columns if column in roles.used]
     tables, ids, kept = [], [], []
     for part in parts:
-        own = set(node_roles(part.nodes.columns(), loading, part.nodes.name).used)
+        own = set(_roles(part, loading).used)
         if different := sorted(own ^ set(roles.used)):
             has, lacks = (part, parts[0]) if different[0] in own else (parts[0], part)
             found = f"has the column '{different[0]}' and {lacks.nodes.name} has not"
@@ -250,11 +251,18 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
         return parts[part].nodes.where(int(kept[part][row - starts[part]]))
 
     merged = _concatenate(tables, parts)
-    nodes = convert.encode_nodes(merged, roles, Rows(name, where), loading)
+    nodes = encode_nodes(merged, roles, Rows(name, where), loading)
     _add_names(nodes, parts, ids, loading.report)
     del merged, tables, table, rest
     pa.default_memory_pool().release_unused()  # NumPy needs the memory that Arrow keeps
     return nodes, ids
+
+
+def _roles(part: Part, loading: Loading) -> NodeRoles:
+    columns, name = part.nodes.columns(), part.nodes.name
+    if loading.encoder is not None:
+        return loading.encoder.roles(columns, name)
+    return node_roles(columns, loading, name)
 
 
 def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.ndarray]:
