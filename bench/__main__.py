@@ -17,11 +17,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from bench import scale as scaling
 from bench import simulators
 from bench.compare import RAW, Row, Work, compare, machine, report, table
+from bench.faults import faults
 from bench.gpu import gpu
 from bench.peer_env import DEFAULT, peer_python
 from bench.peer_runner import METHODS
 from bench.processes import RunError
 from bench.roofline import floor, machine_peaks, round_of_fedavg
+from bench.soak import sites, soak
 from bench.tables import tables
 from bench.tables_page import tables_page
 
@@ -305,7 +307,10 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
+main.add_command(faults)
 main.add_command(gpu)
+main.add_command(sites)
+main.add_command(soak)
 main.add_command(tables)
 main.add_command(tables_page)
 

@@ -1,0 +1,138 @@
+"""Rounds for an hour in a live federation, and many sites on one machine: memory, threads, files.
+
+`python -m bench soak --minutes 60 --sites 5` samples every process of the federation; the resources
+of a healthy one stay flat. `python -m bench sites --sites 20` measures seconds per round and memory
+per site.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from bench.live import Live, until
+
+COLUMNS = ("seconds", "party", "process", "memory_mb", "threads", "descriptors", "log_kb", "round")
+
+
+def sample(live: Live, began: float) -> Iterator[tuple[object, ...]]:
+    """One row for each process of each party."""
+    reached, passed = live.reached(), round(time.monotonic() - began, 1)
+    for name in ("server", *live.sites):
+        logs = [p for p in live.kits[name].rglob("*") if ".log" in p.name or "log" in p.suffix]
+        texts = [*logs, *live.kits[name].glob("log*.txt*"), *live.kits[name].rglob("*.jsonl")]
+        size = sum(path.stat().st_size for path in set(texts) if path.is_file()) / 1024
+        for kind in ("parent", "job"):
+            for pid in live.pids(name, kind):
+                try:
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    files = len(os.listdir(f"/proc/{pid}/fd"))
+                except OSError:  # it has just ended
+                    continue
+                found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+                memory = int(found.get("VmRSS", "0").split()[0]) / 1024
+                threads = int(found["Threads"])
+                yield passed, name, kind, round(memory, 1), threads, files, round(size, 1), reached
+
+
+def draw(rows: list[dict[str, str]], picture: Path) -> None:
+    """One panel for each resource, one line for each process."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    panels = ("memory_mb", "threads", "descriptors", "log_kb")
+    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
+    for axis, column in zip(axes.flat, panels, strict=True):
+        for party in sorted({row["party"] for row in rows}):
+            for kind, style in (("parent", ":"), ("job", "-")):
+                mine = [r for r in rows if r["party"] == party and r["process"] == kind]
+                at = [float(row["seconds"]) / 60 for row in mine]
+                label = party if kind == "job" else None
+                axis.plot(at, [float(row[column]) for row in mine], style, lw=1, label=label)
+        axis.set_title(column.replace("_", " "))
+        axis.set_ylim(bottom=0)
+    axes[0][0].legend(fontsize=7, ncols=2)
+    for axis in axes[1]:
+        axis.set_xlabel("minutes")
+    figure.suptitle("One hour of rounds: jobs (lines) and parents (dotted)")
+    figure.savefig(picture, dpi=120)
+
+
+@click.command()
+@click.option("--minutes", default=60.0, show_default=True)
+@click.option("--sites", default=5, show_default=True)
+@click.option("--out", default="soak.csv", type=click.Path(path_type=Path), show_default=True)
+def soak(*, minutes: float, sites: int, out: Path) -> None:
+    """Rounds without an end, with samples of every process, as CSV and as a picture."""
+    folder = Path(tempfile.mkdtemp(prefix="atoll-soak-"))
+    live = Live(sites, folder)
+    try:
+        until(lambda: live.connected() == sites, 180)
+        words = ("fedavg", "--rounds", "9999", "--set", "hidden=8")
+        admin = live.run(folder / "out", *words)
+        until(lambda: live.reached() >= 1, 180)
+        began = time.monotonic()
+        with out.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(COLUMNS)
+            while time.monotonic() - began < 60 * minutes and admin.poll() is None:
+                table.writerows(sample(live, began))
+                file.flush()
+                time.sleep(10)
+        admin.kill()
+    finally:
+        live.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    draw(rows, out.with_suffix(".png"))
+    click.echo(f"{rows[-1]['round']} rounds in {float(rows[-1]['seconds']) / 60:.1f} minutes")
+
+
+@click.command()
+@click.option("--sites", default=20, show_default=True)
+@click.option("--rounds", default=10, show_default=True)
+@click.option("--out", default="sites.json", type=click.Path(path_type=Path), show_default=True)
+def sites(*, sites: int, rounds: int, out: Path) -> None:
+    """Seconds per round and memory per site of a federation on this machine."""
+    folder = Path(tempfile.mkdtemp(prefix="atoll-sites-"))
+    live = Live(sites, folder)
+    try:
+        until(lambda: live.connected() == sites, 600)
+        words = ("fedavg", "--rounds", str(rounds), "--set", "hidden=8", "--wait", "300")
+        admin = live.run(folder / "out", *words)
+        times, memory = dict[int, float](), list[tuple[object, ...]]()
+        while admin.poll() is None:
+            now = live.reached()
+            times.setdefault(now, time.monotonic())
+            if now >= rounds // 2 and not memory:
+                memory = list(sample(live, 0.0))
+            time.sleep(0.1)
+        ended = json.loads((folder / "out" / "result.json").read_text())
+    finally:
+        live.close()
+    seen = [times[r + 1] - times[r] for r in times if r >= 0 and r + 1 in times]
+    each: dict[str, float] = {}
+    for row in memory:
+        each[str(row[1])] = each.get(str(row[1]), 0.0) + float(str(row[3]))
+    found = {
+        "sites": sites,
+        "seconds_per_round": round(statistics.median(seen), 3),
+        "site_mb": round(statistics.median(v for k, v in each.items() if k != "server")),
+        "server_mb": round(each["server"]),
+        "metrics": ended["metrics"],
+    }
+    out.write_text(json.dumps(found, indent=1))
+    click.echo(json.dumps(found))
+    shutil.rmtree(folder, ignore_errors=True)
