@@ -21,27 +21,31 @@ import click
 
 from bench.live import Live, until
 
-COLUMNS = ("seconds", "party", "process", "memory_mb", "threads", "descriptors", "log_kb", "round")
+COLUMNS = (
+    *("seconds", "round", "party", "process"),
+    *("memory_mb", "threads", "descriptors", "log_kb", "audit_kb"),
+)
 
 
 def sample(live: Live, began: float) -> Iterator[tuple[object, ...]]:
     """One row for each process of each party."""
     reached, passed = live.reached(), round(time.monotonic() - began, 1)
     for name in ("server", *live.sites):
-        logs = [p for p in live.kits[name].rglob("*") if ".log" in p.name or "log" in p.suffix]
-        texts = [*logs, *live.kits[name].glob("log*.txt*"), *live.kits[name].rglob("*.jsonl")]
-        size = sum(path.stat().st_size for path in set(texts) if path.is_file()) / 1024
+        files = [path for path in live.kits[name].rglob("*") if path.is_file()]
+        audits = [path for path in files if path.name == "audit.jsonl"]
+        logs = [path for path in files if "log" in path.name and path not in audits]
+        sizes = [round(sum(p.stat().st_size for p in part) / 1024, 1) for part in (logs, audits)]
         for kind in ("parent", "job"):
             for pid in live.pids(name, kind):
                 try:
                     status = Path(f"/proc/{pid}/status").read_text()
-                    files = len(os.listdir(f"/proc/{pid}/fd"))
+                    handles = len(os.listdir(f"/proc/{pid}/fd"))
                 except OSError:  # it has just ended
                     continue
                 found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
                 memory = int(found.get("VmRSS", "0").split()[0]) / 1024
                 threads = int(found["Threads"])
-                yield passed, name, kind, round(memory, 1), threads, files, round(size, 1), reached
+                yield passed, reached, name, kind, round(memory, 1), threads, handles, *sizes
 
 
 def draw(rows: list[dict[str, str]], picture: Path) -> None:
@@ -51,9 +55,9 @@ def draw(rows: list[dict[str, str]], picture: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    panels = ("memory_mb", "threads", "descriptors", "log_kb")
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
-    for axis, column in zip(axes.flat, panels, strict=True):
+    panels = COLUMNS[4:]
+    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), sharex=True, layout="constrained")
+    for axis, column in zip(axes.flat, panels, strict=False):
         for party in sorted({row["party"] for row in rows}):
             for kind, style in (("parent", ":"), ("job", "-")):
                 mine = [r for r in rows if r["party"] == party and r["process"] == kind]
@@ -62,8 +66,9 @@ def draw(rows: list[dict[str, str]], picture: Path) -> None:
                 axis.plot(at, [float(row[column]) for row in mine], style, lw=1, label=label)
         axis.set_title(column.replace("_", " "))
         axis.set_ylim(bottom=0)
-    axes[0][0].legend(fontsize=7, ncols=2)
-    for axis in axes[1]:
+    axes[1][2].axis("off")
+    axes[1][2].legend(*axes[0][0].get_legend_handles_labels(), loc="center")
+    for axis in (*axes[1][:2], axes[0][2]):
         axis.set_xlabel("minutes")
     figure.suptitle("One hour of rounds: jobs (lines) and parents (dotted)")
     figure.savefig(picture, dpi=120)
@@ -125,7 +130,7 @@ def sites(*, sites: int, rounds: int, out: Path) -> None:
     seen = [times[r + 1] - times[r] for r in times if r >= 0 and r + 1 in times]
     each: dict[str, float] = {}
     for row in memory:
-        each[str(row[1])] = each.get(str(row[1]), 0.0) + float(str(row[3]))
+        each[str(row[2])] = each.get(str(row[2]), 0.0) + float(str(row[4]))
     found = {
         "sites": sites,
         "seconds_per_round": round(statistics.median(seen), 3),
