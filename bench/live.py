@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import atoll
-from atoll.deploy.kits import provision, server_command, site_command, write_settings
+from atoll.deploy.kits import provision
 from atoll.deploy.local import Processes, free_port
 from atoll.deploy.site_data import write_clients
 
@@ -55,10 +55,9 @@ class Live:
         self.kits = provision(folder / "kits", self.sites, host=HOST, port=free_port())
         self.kits["admin"] = folder / "kits" / "admin"
         files = write_clients(make_federation(clients), folder / "data")
-        for name, file in zip(self.sites, files, strict=True):
-            policy = folder / f"policy-{name}.toml"
-            policy.write_text('disclose = "declared"\n')
-            write_settings(self.kits[name], file, policy=policy)
+        self.data = dict(zip(self.sites, files, strict=True))
+        self.policy = folder / "policy.toml"
+        self.policy.write_text('disclose = "declared"\n')
         self._link()
         for name in ("server", *self.sites):
             disk = self.kits[name] / "atoll"
@@ -87,11 +86,12 @@ class Live:
 
     def start(self, name: str) -> None:
         """Start a party, or start it again."""
-        kit, log = self.kits[name], self.folder / "logs" / f"{name}.log"
-        command = server_command(kit) if name == "server" else site_command(kit)
+        command = [*ATOLL, "server", "--kit", str(self.kits[name])]
         if name in self.spaces:
-            command = ["nsenter", "-t", self.spaces[name], "-n", *command]
-        self.processes.start(name, command, log)
+            space = ["nsenter", "-t", self.spaces[name], "-n"]
+            own = ["--data", str(self.data[name]), "--policy", str(self.policy)]
+            command = [*space, *ATOLL, "site", "--kit", str(self.kits[name]), *own]
+        self.processes.start(name, command, self.folder / "logs" / f"{name}.log")
 
     def cut(self, name: str, *, down: bool) -> None:
         """Take a site's link down, or up again."""
@@ -112,7 +112,7 @@ class Live:
 
     def pids(self, name: str, kind: str) -> list[int]:
         """The processes of a party: its "parent", or that of its running "job"."""
-        found = {pid: words for pid, words in commands(self.kits[name]) if "nvflare" in words}
+        found = dict(commands(self.kits[name]))
         jobs = {p for p, words in found.items() if "runner_process" in words or "worker_" in words}
         return sorted(jobs if kind == "job" else set(found) - jobs)
 

@@ -179,7 +179,7 @@ def lost_session(recent: NewLines) -> bool:
 
 def bound_log(log: Path) -> None:
     """Keep a growing log small: the program that writes it does not rotate it."""
-    if log.stat().st_size > LOG_BYTES:
+    if log.exists() and log.stat().st_size > LOG_BYTES:
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)
 

@@ -29,6 +29,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.sec.audit import AuditService
 
 from atoll.core.errors import AtollError, ClientLost, WireError
 from atoll.engines.fleet import (
@@ -188,6 +189,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         """The server's program; the folder `kit` outlives the job, `out` can be downloaded."""
 
     def start_controller(self, fl_ctx: FLContext) -> None:
+        AuditService.close()  # FLARE's log of every task has no limit; Atoll's audit log has more
         engine = fl_ctx.get_engine()
         joined = {client.name: process_name(client.token) for client in engine.get_clients()}
         engine.register_app_command(PROGRESS, lambda *_args, **_more: dict(self.progress))
@@ -242,6 +244,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             if self.answer is None:
+                AuditService.close()  # as on the server
                 root = fl_ctx.get_engine().get_workspace().get_root_dir()
                 self.answer = self.open(Path(root))
             packet = from_shareable(shareable)

@@ -192,6 +192,7 @@ def foreground(name: str, command: list[str], kit: Path, metrics: int | None) ->
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=2)
                 bound_log(log)
+                bound_log(kit / "audit.log")  # FLARE's, of every question to the server
                 if name != "server" and lost_session(recent):
                     click.echo(f"{name}: the server does not answer any more; joining again")
                     processes.end()
