@@ -21,6 +21,7 @@ from bench.faults import faults
 from bench.gpu import gpu
 from bench.peer_env import DEFAULT, peer_python
 from bench.peer_runner import METHODS
+from bench.predict import predict
 from bench.processes import RunError
 from bench.roofline import floor, machine_peaks, round_of_fedavg
 from bench.soak import sites, soak
@@ -309,6 +310,7 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
 
 main.add_command(faults)
 main.add_command(gpu)
+main.add_command(predict)
 main.add_command(sites)
 main.add_command(soak)
 main.add_command(tables)

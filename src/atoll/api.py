@@ -1,6 +1,7 @@
 """The Python face: the verbs of the command line, and the view of a result.
 
-A result is a value below the views, so `Result.plot` is attached here, in the top layer.
+A result is a value below views and predictions, so `Result.plot` and `Result.predict` are attached
+here, in the top layer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.config import owner_column
 from atoll.experiment.folder import read_result
+from atoll.experiment.predict import Predictions
+from atoll.experiment.predict import predict as predict_new
+from atoll.experiment.problem import Data
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.experiment.result import Result
 from atoll.experiment.run import resume, run
@@ -39,7 +43,27 @@ def plot(result: Result, kind: str = "convergence") -> Figure:
     return plot_result(result, kind)
 
 
+def predict(result: Result, data: str | Path | Data, **options: Any) -> Predictions:
+    """The classes of new nodes by the model of a saved result; see `atoll.experiment.predict`.
+
+    Args:
+        result: It was saved (`out=`), because its folder has the model.
+        data: A folder of tables like those of the training, or an object of Python.
+        **options: joined, client, seed, device, block and method, as in `atoll predict`.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, out="used-run")
+        >>> result.predict("lagoon").probabilities.shape
+        (3000, 6)
+    """
+    if result.out is None:
+        raise ConfigError("this result was not saved, so it has no model; run with out=FOLDER")
+    return predict_new(result.out, data, **options)
+
+
 Result.plot = plot
+Result.predict = predict
 
 
 def load(

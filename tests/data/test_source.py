@@ -70,3 +70,27 @@ def test_undirected_graphs_have_both_directions_once() -> None:
     made = messy.undirected_simple().edges
     assert set(map(tuple, made.T.tolist())) == set(map(tuple, source.edges.T.tolist()))
     assert made.shape == source.edges.shape
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_simple_undirected_graph_is_returned_without_work(weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 40, (2, 200))
+    weight = rng.random(200).astype(np.float32) if weighted else None
+    start = Source("g", np.ones((40, 1), np.float32), edges, np.zeros(40, np.int64), 1, weight)
+    simple = start.undirected_simple()
+    assert simple is not start
+    assert simple.undirected_simple() is simple
+    for other in (
+        simple.edges[:, ::-1],  # another order
+        simple.edges[:, 1:],  # one direction is missing
+        np.sort(np.concatenate([simple.edges, [[0], [0]]], axis=1)),  # a loop
+        np.repeat(simple.edges, 2, axis=1),  # duplicates
+    ):
+        size = other.shape[1]
+        weight = None if simple.weight is None else np.resize(simple.weight, size)
+        changed = replace(simple, edges=np.ascontiguousarray(other), weight=weight)
+        assert changed.undirected_simple() is not changed
+    if simple.weight is not None:
+        uneven = replace(simple, weight=np.arange(simple.weight.size, dtype=np.float32))
+        assert uneven.undirected_simple() is not uneven

@@ -14,6 +14,7 @@ from atoll.cli.common import AtollSubgroup
 from atoll.cli.compare import compare
 from atoll.cli.data import data, partition
 from atoll.cli.federate import federate
+from atoll.cli.predict import predict
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import demo, run, watch
@@ -21,7 +22,7 @@ from atoll.cli.tune import tune
 from atoll.core.errors import AtollError
 
 ANALYSES = (inspect, contribution, clusters, tune_clusters, explain, similarity)
-COMMANDS = (run, demo, watch, compare, tune, reproduce, report, federate)
+COMMANDS = (run, demo, watch, predict, compare, tune, reproduce, report, federate)
 
 
 class AtollGroup(AtollSubgroup):

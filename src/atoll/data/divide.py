@@ -164,11 +164,15 @@ class InducedSubgraphs:
         )
 
     def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
-        part = self.part(ids)
-        x, edges, y = _features(part.x), torch.from_numpy(part.edges), torch.from_numpy(part.y)
-        weight = None if part.weight is None else torch.from_numpy(part.weight)
-        own = torch.from_numpy(ids.astype(np.int32))
-        return make_graph(x, edges, y, *_masks(roles, part.y), edge_weight=weight, ids=own)
+        return graph_of(self.part(ids), ids, roles)
+
+
+def graph_of(part: Source, ids: np.ndarray, roles: np.ndarray) -> Graph:
+    """One client's graph as tensors; `ids` are its nodes' numbers in the undivided graph."""
+    x, edges, y = _features(part.x), torch.from_numpy(part.edges), torch.from_numpy(part.y)
+    weight = None if part.weight is None else torch.from_numpy(part.weight)
+    own = torch.from_numpy(ids.astype(np.int32))
+    return make_graph(x, edges, y, *_masks(roles, part.y), edge_weight=weight, ids=own)
 
 
 def _masks(roles: np.ndarray, y: np.ndarray) -> list[torch.Tensor]:

@@ -92,12 +92,27 @@ class Source(_Labelled):
 
     def undirected_simple(self) -> Source:
         """The same graph with every edge in both directions, without self-loops and duplicates."""
-        if self.num_nodes == 0 or self.edges.shape[1] == 0:
+        if self.num_nodes == 0 or self.edges.shape[1] == 0 or self._is_undirected_simple():
             return self
         edges, first = both_directions(self.edges, self.num_nodes)
         # The two directions of an undirected edge carry one weight: the first one given.
         weight = None if self.weight is None else self.weight[first]
         return replace(self, edges=edges, weight=weight)
+
+    def _is_undirected_simple(self) -> bool:
+        """Whether edges are in ascending order, each once in both directions, without loops."""
+        (begins, ends), n = self.edges, self.num_nodes
+        if begins[0] > begins[-1] or (begins == ends).any() or max(n, ends.size) >= 1 << 31:
+            return False
+        step = np.diff(begins)
+        if (step < 0).any() or ((step == 0) & (np.diff(ends) <= 0)).any():
+            return False
+        values = np.ones(ends.size, np.int8) if self.weight is None else self.weight
+        first = np.searchsorted(begins, np.arange(n + 1))
+        rows = sp.csr_array((values, ends.astype(np.int32), first.astype(np.int32)), shape=(n, n))
+        columns = rows.tocsc()  # the rows of the transpose
+        same = ("indptr", "indices", "data")
+        return all(np.array_equal(getattr(rows, part), getattr(columns, part)) for part in same)
 
     def checked(self) -> Source:
         """Refuse a graph that no method could use; each refusal is one sentence."""

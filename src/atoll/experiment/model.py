@@ -29,6 +29,7 @@ from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
 from atoll.core.private_layers import private_names
 from atoll.core.tree import Tree, num_bytes, tree_map, unstack
+from atoll.data.own.encoder import Encoder
 from atoll.engines.codec import decode, encode, pack_states, unpack_states
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
@@ -179,7 +180,8 @@ def write_model(
     text = json.dumps(asdict(method), default=str)
     made = getattr(federation, "about", {})  # a roster of sites has none
     names = {name: made[name] for name in ("class_names", "client_names") if name in made}
-    if (encoder := getattr(federation, "encoder", None)) is not None:
+    encoder = getattr(federation, "encoder", None)
+    if encoder is not None:
         content = json.dumps(encoder, indent=1, ensure_ascii=False).encode()
         write_atomically(folder / "encoder.json", content)
     about = {
@@ -188,6 +190,7 @@ def write_model(
         "one_per_client": each,
         "private_parts": bool(model.private),
         **{name: getattr(config, name) for name in ("method", "data", "protocol")},
+        "encoder": encoder is not None,
         "task": federation.task.name,
         "metric": federation.metric,
         "deployed": deployed,
@@ -219,18 +222,33 @@ def encode_private(private: Sequence[Tree]) -> bytes:
 def read_model(folder: Path) -> SelectedModel:
     """A model that `write_model` wrote."""
 
-    def read(name: str) -> Tree:
+    def read(name: str, needed: bool) -> Tree:
         path = folder / f"{name}.safetensors"
-        return decode(path.read_bytes(), limit=1 << 40, finite=False) if path.exists() else None
+        if not needed and not path.exists():
+            return None
+        return decode(path.read_bytes(), limit=1 << 40, finite=False)
 
     try:
         about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
-        deployed, picked = read("deployed"), about["round"]
+        deployed, picked = read("deployed", needed=True), about["round"]
         each = [deployed] if not about["one_per_client"] else list(deployed.values())
         rounds = [picked] * int(about["clients"]) if isinstance(picked, int) else picked
-        private = read("private")  # a site adds its own to a model that was delivered without
-        own = list(private.values()) if about["private_parts"] or private is not None else ()
+        # A site adds its own to a model that was delivered without.
+        private = read("private", needed=about["private_parts"])
+        own = () if private is None else list(private.values())
     except (OSError, KeyError, ValueError, AttributeError, WireError) as error:
         problem = f"cannot be read ({type(error).__name__}: {error})"
         raise DataError(f"the model in '{folder}' {problem}; copy the folder whole") from error
     return SelectedModel(np.array(rounds), each, own, about)
+
+
+def read_encoder(folder: Path) -> Encoder | None:
+    """The encoder of the tables that a model was trained on; None if it had no tables."""
+    try:
+        about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
+        if not about.get("encoder", False):
+            return None
+        return Encoder.from_plain(json.loads((folder / "encoder.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        problem = f"has an encoder that cannot be read ({type(error).__name__}: {error})"
+        raise DataError(f"the model in '{folder}' {problem}; copy the folder whole") from error

@@ -32,6 +32,8 @@ from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from atoll.experiment.predict import Predictions
+
 CONFIG, RESULT = "config.toml", "result.json"
 Columns = Mapping[str, np.ndarray]
 MAX_CSV_ROWS = 200_000  # a longer table becomes Parquet, a tenth of the size
@@ -100,6 +102,8 @@ class Result:
     privacy: Mapping[str, Any] | None = None
     plot: ClassVar[Callable[..., Figure]]
     """Draws the result (`atoll.api.plot`, which attaches itself here)."""
+    predict: ClassVar[Callable[..., Predictions]]
+    """Predicts new nodes with the saved model (`atoll.api.predict`)."""
 
     def __repr__(self) -> str:
         found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": None})

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from atoll.core.aggregate import RULES, Rule
 from atoll.core.hyper import hypers
-from atoll.core.method import task_of
+from atoll.core.method import Method, task_of
 from atoll.core.optim import OPTIMIZERS
 from atoll.core.task import NODES
 from atoll.data.public import registry
@@ -42,10 +42,10 @@ def method_table() -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Methods")
     table.title_justify = table.caption_justify = "left"
     table.caption = (
-        "for: nodes (n), graphs (g). scored: one global model, or the clients' own. "
-        "atoll methods NAME says more."
+        "for: nodes (n), graphs (g). scored: one global model, or the clients' own. new: predicts "
+        "nodes it was not trained on. atoll methods NAME says more."
     )
-    for column in ("name", "what it does", "for", "scored", "from"):
+    for column in ("name", "what it does", "for", "scored", "new", "from"):
         table.add_column(column, no_wrap=column not in ("what it does", "from"))
     for name, cls in METHODS.items():
         first = module_doc(cls).splitlines()[0]
@@ -55,8 +55,14 @@ def method_table() -> Table:
         # Authors from "Li et al., 2020)", venue from the end of the paper's line.
         authors = cited.rstrip(").").rpartition(", ")[0]
         origin = f"{authors}, {cls.paper.rpartition(', ')[2]}" if authors else "no paper"
-        table.add_row(name, escape(does), tasks, scored, escape(origin))
+        new = "no" if _smallest(cls).why_bound() else "yes"
+        table.add_row(name, escape(does), tasks, scored, new, escape(origin))
     return table
+
+
+def _smallest(cls: type[Method]) -> Method:
+    """A method with the smallest network that it takes."""
+    return cls(net=NETS[(*cls.nets, "gcn")[0]](features=1, classes=2))
 
 
 def module_doc(cls: type[object]) -> str:
@@ -98,8 +104,11 @@ def method_page(name: str) -> RenderableType:
     for preset, settings in cls.presets.items():
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
         page.add_row("preset", preset, "a named set of values", escape(words))
-    why = cls(net=NETS[net](features=1, classes=2)).why_not_private()
+    made = _smallest(cls)
+    why = made.why_not_private()
     private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
+    bound = made.why_bound()
+    private += f"\nNew nodes (atoll predict): {f'no: {bound}' if bound else 'yes'}"
     if "aggregate" not in hypers(cls):
         private += f"\nAggregation rules (--set aggregate): none, because {cls.not_averaging}"
     about = Text(f"\nPaper: {cls.paper}\n{private}\n")

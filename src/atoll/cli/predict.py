@@ -1,0 +1,54 @@
+"""`atoll predict`: the model of a finished run, used on new data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from atoll.cli import common, options
+from atoll.cli.options import PATH, command, option
+
+
+@command(
+    "Predict new nodes with a run's model.",
+    click.Argument(["run"], metavar="RUN", type=PATH),
+    option("--data NEW", "A folder of tables like those of the training.", required=True),
+    option("--out FILE", "A table to write: .parquet or .csv.", PATH, required=True),
+    option("--joined", "NEW holds new nodes of the training graph; its edges may name old nodes."),
+    option("--client NAME", "Owner of all new nodes.  [default: their owner column or folder]"),
+    option("--seed N", "Which seed's model.  [default: the first]", int),
+    option("--device NAME", "auto, cpu or cuda.", default="auto"),
+    option("--block N", "Nodes at a time.  [default: all that fit]", click.IntRange(min=1)),
+    options.QUIET,
+    example="atoll predict my-run --data next-week/ --joined --out scores.parquet",
+)
+def predict(
+    run: Path,
+    data: str,
+    out: Path,
+    joined: bool,
+    client: str | None,
+    seed: int | None,
+    device: str,
+    block: int | None,
+    quiet: bool,
+) -> None:
+    """Write id, client, class and the probability of each class for the nodes in NEW."""
+    import numpy as np
+
+    from atoll.experiment.predict import check_table
+    from atoll.experiment.predict import predict as predicted
+
+    check_table(out)
+    found = predicted(
+        run, data, joined=joined, client=client, seed=seed, device=device, block=block
+    )
+    found.write(out)
+    if not quiet:
+        console = common.make_console()
+        common.print_notes(console, found.notes)
+        names, counts = np.unique(found.labels, return_counts=True)
+        parts = (f"{count:,} {name}" for name, count in zip(names, counts, strict=True))
+        common.print_text(console, f"{len(found.ids):,} predicted: {', '.join(parts)}", style="")
+        common.print_written(console, [out])

@@ -1,0 +1,439 @@
+"""Predictions of a finished run's model for new data: a separate graph, or new nodes of the old.
+
+The model of the selected round is put back into the run's engine, so that old nodes get the logits
+that they had in training, bit for bit. A graph that is too large for one piece is cut into blocks
+of nodes, each with everything that its predictions look at.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.core.federation import Federation
+from atoll.core.files import write_atomically
+from atoll.core.graph import Graph
+from atoll.core.message import Message, ToAll, ToEach
+from atoll.core.method import Method, client_step
+from atoll.core.tree import Tree, record, stack, tree_map
+from atoll.data.archive import is_federation_file, load_federation
+from atoll.data.divide import PREPARATIONS, InducedSubgraphs, graph_of, joined_graphs
+from atoll.data.load import is_own, load, parse_own_options
+from atoll.data.own.encoder import Encoder
+from atoll.data.own.new_tables import load_new
+from atoll.data.source import UNUSED, GraphGroup, GraphSet, Source
+from atoll.engines.base import choose_engine
+from atoll.engines.clients import Simulation
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig
+from atoll.experiment.folder import RunFolder
+from atoll.experiment.hardware import available_memory, choose_device, tuned_process
+from atoll.experiment.model import SelectedModel, read_encoder
+from atoll.experiment.privacy import with_privacy
+from atoll.experiment.problem import Data
+from atoll.experiment.protocols import protocol
+
+BLOCK = 1 << 16  # nodes of a block where a graph does not fit in one piece
+EDGE_BYTES = 150  # of memory for an edge of a graph that is predicted in one piece, at most
+OWN = "a client keeps its predictions: this reply never leaves it"
+
+
+@record
+class Logits:
+    """A client's logits, (rows, C); zero behind its last node or graph."""
+
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts with a method, on the clients of an engine."""
+
+    method: Method
+    rows: int  # of every reply, because replies are stacked
+
+    def derived_from(self, state: Tree) -> Tree:
+        return self.method.derived_from(state)
+
+    def derive(self, graph: Graph, part: Tree) -> Tree:
+        return self.method.derive(graph, part)
+
+    @client_step(keeps_state=True, discloses={"logits": OWN})
+    def predict(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Logits:
+        """Logits of all that is classified, without dropout."""
+        found = graph.at_roots(self.method.predict(graph, message, state))
+        return Logits(functional.pad(found, (0, 0, 0, self.rows - found.shape[0])))
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The model's answer for each new node (or graph), in the order of the new data."""
+
+    ids: np.ndarray
+    clients: np.ndarray  # the owner of each; "" where the new data name none
+    logits: np.ndarray  # (N, C)
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # sentences about the new data
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probability of each class, (N, C) float64."""
+        return np.asarray(torch.from_numpy(self.logits).double().softmax(-1).numpy())
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The name of the likeliest class, (N,)."""
+        return np.asarray(np.array(self.classes)[self.logits.argmax(-1)])
+
+    def write(self, path: str | Path) -> Path:
+        """Write columns id, client, class and p_CLASS as `.parquet` or `.csv`."""
+        import pyarrow as pa
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        path, content, chances = check_table(path), io.BytesIO(), self.probabilities
+        columns = {"id": self.ids, "client": self.clients, "class": self.labels}
+        columns |= {f"p_{name}": chances[:, place] for place, name in enumerate(self.classes)}
+        table = pa.table(columns)
+        if path.suffix == ".csv":
+            pa.csv.write_csv(table, content)
+        else:
+            pa.parquet.write_table(table, content, compression="zstd")
+        write_atomically(path, content.getvalue())
+        return path
+
+
+def check_table(path: str | Path) -> Path:
+    """A file name that predictions can be written to."""
+    path = Path(path)
+    if path.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"'{path}' is no table; give a file that ends with .parquet or .csv")
+    return path
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one client has to predict."""
+
+    client: str
+    graph: Graph
+    rows: np.ndarray  # rows of its logits that are wanted
+    places: np.ndarray  # where they stand among all predictions
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A run's model with everything that is needed to use it."""
+
+    run: RunFolder
+    config: RunConfig
+    seed: int
+    model: SelectedModel
+    encoder: Encoder | None
+    method: Method
+    device: torch.device
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, folder: Path, seed: int | None, device: str, method: Method | None) -> Trained:
+        """Read it; a method that is bound to its training graph is refused."""
+        run = RunFolder(folder)
+        config, number = run.config, run.config.seed if seed is None else seed
+        model = run.model(number)
+        if method is None:
+            if "method" in config.objects:
+                hint = "give the same object: result.predict(data, method=...)"
+                raise ConfigError(f"the run in '{folder}' trained a method object; {hint}")
+            about: Mapping[str, Any] = model.about or {}
+            method = build_method(config, *(about[key] for key in ("features", "classes", "task")))
+        if why := method.why_bound():
+            hint = "train another method to predict new nodes: see `atoll methods`"
+            raise ConfigError(f"{config.method} cannot predict new nodes: {why}; {hint}")
+        encoder, chosen = read_encoder(run.model_folder(number)), choose_device(device)
+        found = cls(run, config, number, model, encoder, with_privacy(method, config.dp), chosen)
+        if (there := run.summary.get("device", chosen.type)) != chosen.type:
+            agree = "numbers agree to rounding, not bit for bit"
+            found.notes.append(f"trained on {there}, predicted on {chosen.type}: {agree}")
+        return found
+
+    @property
+    def about(self) -> dict[str, object]:
+        return dict(self.model.about or {})
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names, or their numbers."""
+        known = self.about.get("client_names")
+        count = len(self.model.rounds)
+        return list(map(str, known)) if isinstance(known, list) else [*map(str, range(count))]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        known = self.about.get("class_names")
+        count = self.method.net.classes
+        return tuple(map(str, known)) if isinstance(known, list) else (*map(str, range(count)),)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether there is one model that serves any client."""
+        return self.method.scored_as() == "global" and len(self.model.deployed) == 1
+
+    def place(self, client: str) -> int | None:
+        """A client's place in the training; None for another one, which the global model serves."""
+        if client in self.names:
+            return self.names.index(client)
+        if not self.is_global:
+            who = f"client '{client}' never trained" if client else "the new nodes name no client"
+            why = f"{self.config.method} has a model for each client and none for others"
+            hint = f"choose one with --client: {', '.join(self.names[:8])}"
+            raise ConfigError(f"{who}, and {why}; {hint}")
+        return None
+
+    def check_width(self, found: int, name: str) -> None:
+        """Refuse data with more or fewer features."""
+        if found != self.method.net.features:
+            has = f"has {found} features, and the model was trained on {self.method.net.features}"
+            raise DataError(f"'{name}' {has}; give data like those of the training")
+
+    def logits(self, parts: Sequence[Part], engine: str | None = None) -> list[np.ndarray]:
+        """The wanted logits of each part, all computed by the run's engine."""
+        graphs = tuple(part.graph for part in parts)
+        method, places = self.method, [self.place(part.client) for part in parts]
+        deployed, private = self.model.deployed, self.model.private
+        message: Message = ToAll(self._there(deployed[0]))
+        if len(deployed) > 1:
+            message = ToEach(self._there(stack([deployed[place or 0] for place in places])))
+        simulation = Simulation(
+            Federation(graphs, method.net.classes),
+            method,
+            engine=engine or choose_engine(self.config.engine)[0],
+            device=self.device,
+            chunk=self.config.chunk,
+        )
+        states = [None if not private or p is None else private[p] for p in places]
+        simulation.engine.import_states([self._there(state) for state in states])
+        step = Predictor(method, 1 + max(graph.num_nodes for graph in graphs)).predict
+        found = simulation.clients(0).map(step, message).logits.cpu().numpy()
+        return [rows[part.rows] for rows, part in zip(found, parts, strict=True)]
+
+    def _there(self, tree: Tree) -> Tree:
+        kind = torch.get_default_dtype()
+
+        def one(leaf: Tensor) -> Tensor:
+            return leaf.to(self.device, kind if leaf.is_floating_point() else leaf.dtype)
+
+        return tree_map(one, tree)
+
+
+@tuned_process()
+def predict(
+    folder: str | Path,
+    data: str | Path | Data,
+    *,
+    joined: bool = False,
+    client: str | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    block: int | None = None,
+    method: Method | None = None,
+) -> Predictions:
+    """Predict the classes of new nodes (or graphs) with the model of a finished run.
+
+    Args:
+        folder: The run's folder.
+        data: A folder of tables like those of the training, or other data with equally many
+            features: a name, a file of a federation, or an object of Python.
+        joined: The tables hold new nodes of the training graph, and edges that may name old nodes.
+            Otherwise they are a graph of their own, and every edge joins two of its nodes.
+        client: The owner of all new nodes; by default their owner column or folder names it.
+        seed: Of the run; by default its first.
+        device: "auto", "cpu" or "cuda".
+        block: Nodes that are predicted at a time; by default all that fit into memory.
+        method: The method object of a run that was started with one.
+    """
+    trained = Trained.of(Path(folder), seed, device, method)
+    found, start, notes = _load(trained, data, joined=joined)
+    if not isinstance(found, Source):
+        if joined or block:
+            raise ConfigError("joined and block are for one graph; leave them out")
+        return _predict_clients(trained, found, client)
+    trained.check_width(found.num_features, found.name)
+    if found.classes > trained.method.net.classes:
+        has = f"'{found.name}' has {found.classes} classes, more than training saw"
+        raise DataError(f"{has} ({trained.method.net.classes}); leave the others out")
+    owner = _owners(trained, found, start, client)
+    for name in protocol(trained.config.protocol).prepare:
+        if name != "largest-component":  # it would leave out new nodes
+            found = PREPARATIONS[name](found)
+    logits = _in_pieces(trained, found, owner, start, block)
+    numbers = np.arange(start, found.num_nodes)
+    ids = found.columns["id"][start:] if "id" in found.columns else numbers - start
+    notes = (*notes, *trained.notes)
+    return Predictions(ids, owner[start:], logits, trained.classes, notes)
+
+
+def _load(
+    trained: Trained, data: str | Path | Data, *, joined: bool
+) -> tuple[Data, int, tuple[str, ...]]:
+    """The new data, the number of old nodes before the new ones, and the loader's notes."""
+    config, encoder = trained.config, trained.encoder
+    if not isinstance(data, str | Path):
+        if isinstance(data, Source) and data.encoder != encoder:
+            hint = "give the path of the tables, so that the run's encoder reads them"
+            raise DataError(f"'{data.name}' was encoded by itself, not as in training; {hint}")
+        return data, 0, ()
+    name = str(data)
+    if is_federation_file(name):
+        return load_federation(name), 0, ()
+    if encoder is None or not is_own(name):
+        if joined:
+            raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
+        if encoder is not None:
+            raise DataError(
+                f"'{name}' has other columns than the training; give a folder of tables"
+            )
+        rules = protocol(config.protocol)
+        seed = trained.seed if rules.data_seed is None else rules.data_seed
+        clients = config.clients or rules.clients
+        source, notes = load(name, root=config.data_root, clients=clients, seed=seed)
+        return source, 0, tuple(notes)
+    options, old = parse_own_options(config.own), None
+    if joined:
+        if not Path(config.data).is_dir():
+            problem = f"--joined needs the training data, but there is no folder '{config.data}'"
+            raise DataError(f"{problem} here; start the command where the run was started")
+        old = load_new(Path(config.data), encoder, options)[0]
+    source, report = load_new(Path(name).expanduser(), encoder, options, old)
+    return source, 0 if old is None else old.num_nodes, report.messages
+
+
+def _owners(trained: Trained, source: Source, start: int, client: str | None) -> np.ndarray:
+    """The client of each node; old nodes have those of the training."""
+    column = (trained.config.partition or "").removeprefix("column:")
+    owner = np.full(source.num_nodes, "" if client is None else client, dtype=object)
+    known = source.columns.get(column)
+    if known is not None:
+        owner[:] = known.astype(str)
+        if client is not None:
+            owner[start:] = client
+    elif start:
+        path = trained.run.seed(trained.seed) / "partition.npz"
+        with np.load(path, allow_pickle=False) as parts:
+            for place, name in enumerate(trained.names):
+                owner[parts[f"client_{place}"]] = name
+    if start and client is None and not all(owner[start:]):
+        raise ConfigError("the new nodes name no owner to join; choose one with --client NAME")
+    return owner.astype(str)
+
+
+def _in_pieces(
+    trained: Trained, source: Source, owner: np.ndarray, start: int, block: int | None
+) -> np.ndarray:
+    """The logits of all nodes from `start` on, in one piece or in blocks of nodes."""
+    logits = np.zeros((source.num_nodes - start, trained.method.net.classes), trained_kind())
+    reach, names = trained.method.reach, np.unique(owner[start:])
+    for name in names:
+        trained.place(name)  # refuse a client without a model before anything is computed
+    if block is None:
+        fits = EDGE_BYTES * source.edges.shape[1] < available_memory() / 2
+        block = 0 if fits or reach is None else BLOCK
+    if block and reach is None:
+        looks = f"{trained.config.method} looks at the whole graph at once"
+        raise ConfigError(f"{looks}, so that it cannot predict in blocks; leave --block out")
+    parts = _client_parts(source, owner, names, start)
+    if not block:
+        pieces = list(parts)
+        for part, found in zip(pieces, trained.logits(pieces), strict=True):
+            logits[part.places] = found
+        return logits
+    for part in parts:
+        for piece in _blocks(part, block, (reach or 0) + 1):
+            logits[piece.places] = trained.logits([piece], engine="serial")[0]
+    return logits
+
+
+def trained_kind() -> type[np.floating]:
+    """The type of logits."""
+    return np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
+
+
+def _client_parts(
+    source: Source, owner: np.ndarray, names: np.ndarray, start: int
+) -> Iterator[Part]:
+    """The graph of each client that has new nodes."""
+    cut = None if len(names) == 1 and (owner == names[0]).all() else InducedSubgraphs(source)
+    for name in names:
+        ids = np.flatnonzero(owner == name)
+        roles, new = np.full(len(ids), UNUSED), ids >= start
+        graph = graph_of(source, ids, roles) if cut is None else cut.graph(ids, roles)
+        yield Part(str(name), graph, np.flatnonzero(new), ids[new] - start)
+
+
+def _blocks(part: Part, size: int, hops: int) -> Iterator[Part]:
+    """Some nodes at a time, with all nodes that are at most `hops` edges before them."""
+    graph = part.graph
+    x = graph.x.numpy() if isinstance(graph.x, Tensor) else sp.csr_array(graph.x.to_dense().numpy())
+    weight = graph.edge_weight.numpy()
+    whole = Source("block", x, graph.edges.numpy(), graph.y.numpy(), 1, weight)
+    n, (begins, ends) = graph.num_nodes, whole.edges
+    before = sp.csr_array((np.ones(len(ends), np.int8), (ends, begins)), shape=(n, n))
+    cut = InducedSubgraphs(whole)
+    for first in range(0, len(part.rows), size):
+        own = part.rows[first : first + size]
+        seen = np.zeros(n, dtype=bool)
+        seen[own], near = True, own
+        for _ in range(hops):
+            near = np.unique(before[near].indices)
+            near = near[~seen[near]]
+            seen[near] = True
+        ids = np.flatnonzero(seen)
+        piece = cut.graph(ids, np.full(len(ids), UNUSED))
+        piece = replace(piece, ids=graph.ids[torch.from_numpy(ids)])
+        rows = np.searchsorted(ids, own)
+        yield Part(part.client, piece, rows, part.places[first : first + size])
+
+
+def _predict_clients(
+    trained: Trained, data: Federation | GraphSet | GraphGroup, client: str | None
+) -> Predictions:
+    """Predict all that the clients of divided data have, or the graphs of a set."""
+    graphs, names = list[Graph](), list[str]()
+    if isinstance(data, Federation):
+        graphs, names = list(data.graphs), list(data.about.get("client_names", ()))
+    else:
+        sets = data.sets if isinstance(data, GraphGroup) else (data,)
+        width, classes = trained.method.net.features, trained.method.net.classes
+        for one in sets:
+            if one.num_features > width or one.classes > classes:
+                trained.check_width(one.num_features, one.name)
+                raise DataError(f"'{one.name}' has more classes than the {classes} of training")
+            every = np.arange(one.num_graphs)
+            roles = np.full(len(every), UNUSED)
+            graphs.append(joined_graphs(one.undirected_simple(), every, roles, width, classes))
+    trained.check_width(graphs[0].num_features, data.name)
+    if client is not None or (len(graphs) == 1 < len(trained.names) and not names):
+        names = [client or ""] * len(graphs)
+    names = names or [*map(str, range(len(graphs)))]
+    sizes = [len(graph.at_roots(graph.y)) for graph in graphs]
+    ends = np.cumsum(sizes)
+    parts = [
+        Part(name, graph, np.arange(size), np.arange(end - size, end))
+        for name, graph, size, end in zip(names, graphs, sizes, ends, strict=True)
+    ]
+    logits = np.concatenate(trained.logits(parts))
+    ids = [graph.at_roots(graph.ids).numpy() for graph in graphs]
+    if trained.about["task"] != "node":
+        ids = [np.arange(size) for size in sizes]
+    owner = np.repeat(np.array(names), sizes)
+    notes = tuple(trained.notes)
+    return Predictions(np.concatenate(ids), owner, logits, trained.classes, notes)
