@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import sys
@@ -18,6 +19,7 @@ from atoll.deploy.kits import (
     ADMIN,
     CLASSES,
     COMM,
+    GATE,
     certificate_days,
     check_certificates,
     provision,
@@ -49,6 +51,17 @@ def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
         settings.write_text("{}")  # the owner's own settings stay
         command(kits[name])
         assert settings.read_text() == "{}"
+
+
+def test_every_start_of_a_site_has_the_gate(tmp_path):
+    kits = provision(tmp_path / "kits", ["bank-a"])
+    gate = kits["bank-a"] / "local" / "atoll__p_resources.json"
+    assert json.loads(gate.read_text()) == {"components": [GATE]}
+    gate.unlink()  # a kit of an earlier version
+    site_command(kits["bank-a"])
+    assert json.loads(gate.read_text()) == {"components": [GATE]}
+    module, _, name = str(GATE["path"]).rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
 
 
 def test_logs_are_lines_of_json_in_few_small_files(tmp_path):

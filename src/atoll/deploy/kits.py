@@ -37,6 +37,7 @@ OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.v
 """Paths in the allow-lists of older kits, and the same classes today."""
 SETTINGS = "atoll.json"  # in a site's `local` folder: where its data and its policy are
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+GATE = {"id": "atoll_gate", "path": "atoll.engines.gate.SiteGate", "args": {}}
 COMM = {"allow_adhoc_conns": False, "streaming_retry_timeout": 10, "streaming_retry_wait": 2}
 """FLARE keeps a thread for the sum of both times, in seconds, for each message that it received."""
 
@@ -102,6 +103,8 @@ def finish_kit(kit: Path, about: AboutKit) -> None:
     kit.chmod(0o700)
     if about["name"] != ADMIN:
         _narrow(kit, CLASSES["server" if about["name"] == "server" else "site"])
+    if about["name"] not in (ADMIN, "server"):
+        _write_gate(kit)
     (kit / "kit.json").write_text(json.dumps(about, indent=1))
 
 
@@ -279,6 +282,7 @@ def site_command(kit: Path) -> list[str]:
     """The command that starts the site of a kit."""
     _rename_classes(kit)
     _write_comm(kit)
+    _write_gate(kit)
     name = about_kit(kit)["name"]
     return _command("client.client_train", kit, "fed_client.json", [f"uid={name}"])
 
@@ -288,6 +292,12 @@ def _write_comm(kit: Path) -> None:
     file = kit / "local" / "comm_config.json"
     if not file.exists():
         write_atomically(file, json.dumps(COMM, indent=1).encode())
+
+
+def _write_gate(kit: Path) -> None:
+    """Have FLARE's process of a site load the gate, also in a kit that was made before it."""
+    file = kit / "local" / "atoll__p_resources.json"
+    write_atomically(file, json.dumps({"components": [GATE]}, indent=1).encode())
 
 
 def _rename_classes(kit: Path) -> None:

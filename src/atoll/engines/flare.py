@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as the transport: the only file that imports nvflare.
+"""NVIDIA FLARE as the transport: with `engines/gate.py` the only file that imports nvflare.
 
 On the server a `Controller` gives each site its own task and waits for the answers; at a site an
 `Executor` answers. A task carries a packet: a head of plain values as JSON, and a body of named
@@ -43,6 +43,7 @@ from atoll.engines.fleet import (
     failure_in,
     pause,
 )
+from atoll.engines.gate import close_to_peers
 
 TASK = "atoll"
 HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
@@ -234,7 +235,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         """Called after each answer has left."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.AFTER_SEND_TASK_RESULT:
+        if event_type == EventType.ABOUT_TO_START_RUN:
+            close_to_peers(fl_ctx)
+        elif event_type == EventType.AFTER_SEND_TASK_RESULT:
             self.sent()
 
     def execute(

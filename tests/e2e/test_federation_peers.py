@@ -1,0 +1,53 @@
+"""A site that speaks to another site past Atoll, with a good certificate, learns nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
+
+from atoll.deploy.kits import provision, server_command, site_command, write_settings
+from atoll.deploy.local import Processes, free_port
+
+pytestmark = pytest.mark.federation
+CURIOUS = Path(__file__).with_name("faulty") / "curious.py"
+
+
+def wait_for(file, text):
+    end = time.monotonic() + 120
+    while not file.exists() or text not in file.read_text():
+        assert time.monotonic() < end, f"no '{text}' in {file}"
+        time.sleep(0.2)
+
+
+def test_a_site_cannot_read_or_delete_files_of_another(tmp_path):
+    kits = provision(tmp_path / "kits", ["bank-a", "bank-b"], port=free_port())
+    secret, out = tmp_path / "payments.csv", tmp_path / "out.json"
+    secret.write_text("iban,amount\n")
+    for name in ("bank-a", "bank-b"):
+        write_settings(kits[name], secret)
+    log = kits["bank-b"] / "atoll" / "audit.jsonl"
+    log.parent.mkdir()
+    log.write_text("the spent budget\n")
+    questions = [
+        (SysCommandTopic.SHELL, f"cat {secret}", {}),
+        (SysCommandTopic.REPORT_ENV, "", {}),
+        (TrainingTopic.DELETE_RUN, "", {RequestHeader.JOB_ID: "atoll"}),
+        (TrainingTopic.CHECK_STATUS, "", {}),
+    ]
+    python, *command = site_command(kits["bank-a"])
+    rest = command[command.index("-m", 2) :]  # after the module that an honest site runs
+    curious = [python, str(CURIOUS), "bank-b", json.dumps(questions), str(out), *rest]
+    with Processes() as processes:
+        logs = tmp_path / "logs"
+        processes.start("server", server_command(kits["server"]), logs / "s", kits["server"])
+        wait_for(kits["server"] / "log.json", "is starting")
+        processes.start("bank-b", site_command(kits["bank-b"]), logs / "b", kits["bank-b"])
+        wait_for(kits["server"] / "log.json", "SSL bank-b] is created")
+        processes.start("bank-a", curious, logs / "a", kits["bank-a"])
+        wait_for(out, "]]")
+    assert json.loads(out.read_text()) == [["unauthenticated", "None"]] * len(questions)
+    assert log.read_text() == "the spent budget\n"
