@@ -133,6 +133,27 @@ def test_a_certificate_that_cannot_be_used_is_refused_in_one_sentence(tmp_path):
         check_certificates(kit)
 
 
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [
+        ("RUNNING", "FINISHED:ABANDONED"),
+        ("DISPATCHED", "FINISHED:ABANDONED"),
+        ("SUBMITTED", "SUBMITTED"),
+        ("FINISHED:COMPLETED", "FINISHED:COMPLETED"),
+    ],
+)
+def test_a_job_that_died_with_its_server_is_over(status, after, tmp_path):
+    """Resuming its run would follow it for ever."""
+    kit = provision(tmp_path / "kits", ["bank-a"])["server"]
+    jobs = kit / "atoll" / "store" / "jobs-storage"
+    for name, text in (("one", json.dumps({"name": "x", "status": status})), ("cut", '{"na')):
+        (jobs / name).mkdir(parents=True)
+        (jobs / name / "meta").write_text(text)
+    server_command(kit)
+    assert json.loads((jobs / "one" / "meta").read_text()) == {"name": "x", "status": after}
+    assert (jobs / "cut" / "meta").read_text() == '{"na'
+
+
 def test_a_restored_server_stores_into_its_new_place(tmp_path):
     kit = provision(tmp_path / "kits", ["bank-a"])["server"]
     server_command(kit)

@@ -268,6 +268,7 @@ def server_command(kit: Path) -> list[str]:
     # A kit that was restored elsewhere names the store of its old place.
     old = r'"(?:/tmp/nvflare|[^"]*/atoll/store)/'
     write_atomically(file, re.sub(old, lambda _: f'"{store}/', file.read_text()).encode())
+    _end_jobs(Path(store))
     # It listens on other addresses only if it serves other machines.
     more = ["host=127.0.0.1"] if on_loopback(about_kit(kit)) else []
     return _command("server.server_train", kit, "fed_server.json", more)
@@ -276,6 +277,17 @@ def server_command(kit: Path) -> list[str]:
 def on_loopback(about: AboutKit) -> bool:
     """Whether the federation is on one machine only."""
     return about["host"] in ("localhost", "127.0.0.1")
+
+
+def _end_jobs(store: Path) -> None:
+    """Mark jobs that ran when the server ended as over, since FLARE would list them for ever."""
+    for file in store.glob("jobs-storage/*/meta"):
+        try:
+            meta = json.loads(file.read_text())
+        except ValueError:  # the server was killed while it wrote; FLARE reports such a job itself
+            continue
+        if meta.get("status") in ("DISPATCHED", "RUNNING"):
+            write_atomically(file, json.dumps({**meta, "status": "FINISHED:ABANDONED"}).encode())
 
 
 def site_command(kit: Path) -> list[str]:
