@@ -10,7 +10,7 @@ import time
 import pytest
 
 from atoll.core import files
-from atoll.core.files import clear_left_over, write_atomically
+from atoll.core.files import clear_left_over, replacing, write_atomically
 
 
 def test_a_file_in_a_new_folder_is_written_and_replaced(tmp_path):
@@ -97,3 +97,17 @@ def test_a_disk_without_locks_is_written(tmp_path, monkeypatch):
 def _make_old(path):
     then = time.time() - 2 * files.AGE
     os.utime(path, (then, then))
+
+
+def test_a_folder_is_replaced_whole_or_stays(tmp_path):
+    place = tmp_path / "deep" / "folder"
+    left = tmp_path / "deep" / ".folder.killed" / "new"
+    left.mkdir(parents=True)
+    for text in ("one", "two"):
+        with replacing(place) as new:
+            write_atomically(new / text, b"")
+    assert [path.name for path in place.iterdir()] == ["two"]
+    with pytest.raises(FileNotFoundError), replacing(place) as new:
+        (new / "missing").read_bytes()
+    assert [path.name for path in place.iterdir()] == ["two"]
+    assert [path.name for path in place.parent.iterdir()] == ["folder"]

@@ -103,7 +103,7 @@ def resigned(packet: Packet, kit: Path, name: str = "server", body: bytes | None
     manifest = json.loads(packet.head["manifest"]) | changes
     text = json.dumps(manifest)
     key = serialization.load_pem_private_key((kit / "startup" / f"{name}.key").read_bytes(), None)
-    signature = key.sign(PURPOSE + text.encode(), delivery._padding(), hashes.SHA256())
+    signature = key.sign(PURPOSE + text.encode(), delivery.PADDING, hashes.SHA256())
     sealed = Sealed(text, base64.b64encode(signature).decode(),
                     (kit / "startup" / f"{name}.crt").read_text())  # fmt: skip
     head = {**packet.head, **msgspec.to_builtins(sealed)}

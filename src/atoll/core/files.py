@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 KINDS = "atoll|csv|html|json|lineage|md|npz|png|safetensors|svg|tex|toml|txt"
@@ -42,6 +44,20 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A path for a new folder, which takes the place of another; a crash leaves one of them."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
+        new = Path(work) / "new"
+        yield new
+        if folder.exists():
+            folder.rename(Path(work) / "old")
+        new.rename(folder)
 
 
 def clear_left_over(folder: Path) -> None:

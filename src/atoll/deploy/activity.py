@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.deploy.audit import Json
-from atoll.deploy.kits import SETTINGS
+from atoll.deploy.kits import read_settings, state_folder
 
 SERVER = "server"
 
@@ -59,11 +59,9 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path, self.offset = path, 0
 
-    def events(self) -> Iterator[tuple[float, Json]]:
-        """The events since the last call, with their times; a line that is half written waits."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
+    def events(self) -> Iterator[tuple[float, str, Json]]:
+        """The events since the last call: time, kind, values; a line that is half written waits."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -71,8 +69,8 @@ class Log:
                 self.offset += len(line)
                 with suppress(ValueError, KeyError, TypeError, RecursionError):
                     event = json.loads(line)
-                    at, _ = datetime.fromisoformat(event["time"]), event["event"]
-                    yield at.timestamp(), event
+                    at, kind = datetime.fromisoformat(event["time"]), event["event"]
+                    yield at.timestamp(), kind, event
 
 
 class ServerRun(Log):
@@ -84,12 +82,12 @@ class ServerRun(Log):
 
     def read(self) -> RunActivity:
         """The run up to now."""
-        for at, event in self.events():
-            self._add(at, event)
+        for at, kind, event in self.events():
+            self._add(kind, event, at)
         return self.run
 
-    def _add(self, at: float, event: Json) -> None:
-        run, kind = self.run, event["event"]
+    def _add(self, kind: str, event: Json, at: float) -> None:
+        run = self.run
         run.last = at
         if kind == "start":
             run.ended = False
@@ -120,7 +118,7 @@ class ServerActivity:
     """All runs on a server, the newest last."""
 
     def __init__(self, kit: Path) -> None:
-        self.folder, self.logs = kit / "atoll" / "runs", dict[str, ServerRun]()
+        self.folder, self.logs = state_folder(kit) / "runs", dict[str, ServerRun]()
 
     def read(self) -> list[RunActivity]:
         for folder in sorted(self.folder.glob("*/")):
@@ -132,18 +130,18 @@ class SiteActivity(Log):
     """All runs at a site, the newest last, from its one audit log."""
 
     def __init__(self, kit: Path) -> None:
-        super().__init__(kit / "atoll" / "audit.jsonl")
+        super().__init__(state_folder(kit) / "audit.jsonl")
         self.kit, self.runs = kit, dict[str, RunActivity]()
         self.releases: dict[str, float] = {}  # noise by release: no answer counts twice
         self.refusals, self.failures, self.last_refusal = 0, 0, ""
 
     def read(self) -> list[RunActivity]:
-        for at, event in self.events():
-            self._add(at, event)
+        for at, kind, event in self.events():
+            self._add(kind, event, at)
         return sorted(self.runs.values(), key=lambda run: run.last)
 
-    def _add(self, at: float, event: Json) -> None:
-        kind, name = event["event"], event.get("run")
+    def _add(self, kind: str, event: Json, at: float) -> None:
+        name = event.get("run")
         if kind in ("begin", "sent") and isinstance(name, str):
             run = self.runs.setdefault(name, RunActivity(name))
             run.last = run.peer(SERVER).last = at
@@ -162,9 +160,7 @@ class SiteActivity(Log):
         from atoll.deploy.policy import read_policy  # late, because it imports torch
         from atoll.experiment.privacy import epsilon, release
 
-        file = self.kit / "local" / SETTINGS
-        settings = json.loads(file.read_text()) if file.exists() else {}
-        policy = settings.get("policy")
+        policy = read_settings(self.kit).get("policy")
         rules = read_policy(None if policy is None else Path(policy))
         spent = sum(map(release, self.releases.values()))
         return Budget(epsilon(spent, rules.delta), rules.epsilon, rules.delta)

@@ -15,10 +15,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,10 +32,10 @@ from cryptography.x509.oid import NameOID
 from atoll import __version__
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
-from atoll.core.files import write_atomically
+from atoll.core.files import replacing, write_atomically
 from atoll.deploy.audit import Audit
 from atoll.deploy.coordinator import Order
-from atoll.deploy.heads import Delivery, read_head
+from atoll.deploy.heads import Delivery, Sealed, read_head
 from atoll.deploy.kits import about_kit, state_folder
 from atoll.deploy.policy import Refusal
 from atoll.deploy.site import Site, States
@@ -50,10 +46,13 @@ from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import encode_private, read_model, reads_states
 
-MANIFEST, SIGNATURE, CERTIFICATE = "manifest.json", "manifest.sig", "server.crt"
+MANIFEST = "manifest.json"
+SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
 PRIVATE = "private.safetensors"
 FILE = re.compile(r"seed-\d{1,9}/(?!private\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|md|safetensors)")
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
+HASH = hashes.SHA256()
+PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
 
 
 class File(msgspec.Struct, frozen=True):
@@ -75,44 +74,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     atoll: str  # the server's version
 
 
-class Sealed(msgspec.Struct, frozen=True):
-    """A manifest as text, with its signature in base64 and the signer's certificate as PEM."""
+def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manifest:
+    """The manifest, if the server of the kit's federation signed it.
 
-    manifest: str
-    signature: str
-    certificate: str
-
-    def opened(self, kit: Path, audit: Audit | None = None) -> Manifest:
-        """The manifest, if the server of the kit's federation signed it.
-
-        An ended certificate counts if the audit log noted the manifest before.
-        """
-        certificate = _server_certificate(self.certificate.encode(), kit)
-        noted = audit is not None and audit.events(event="delivered", manifest=self.digest)
-        now = datetime.now(UTC)
-        if not noted and not certificate.not_valid_before_utc <= now:
-            raise WireError("the certificate of the server is not valid yet; check the clocks")
-        if not noted and now > certificate.not_valid_after_utc:
-            raise WireError(
-                f"the certificate of the server ended {certificate.not_valid_after_utc}"
-            )
-        key = certificate.public_key()
-        try:
-            if not isinstance(key, RSAPublicKey):
-                raise WireError("the server's key is not an RSA key; no other can sign a model")
-            signature = base64.b64decode(self.signature, validate=True)
-            key.verify(signature, PURPOSE + self.manifest.encode(), _padding(), hashes.SHA256())
-            return msgspec.json.decode(self.manifest, type=Manifest)
-        except (InvalidSignature, ValueError, msgspec.DecodeError) as error:
-            raise WireError("the signature of the model's manifest is not the server's") from error
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.manifest.encode()).hexdigest()
+    An ended certificate counts if the audit log noted the manifest before.
+    """
+    certificate = _server_certificate(sealed.certificate.encode(), kit)
+    noted = audit is not None and audit.events(event="delivered", manifest=_digest(sealed))
+    now, end = datetime.now(UTC), certificate.not_valid_after_utc
+    if not noted and now < certificate.not_valid_before_utc:
+        raise WireError("the certificate of the server is not valid yet; check the clocks")
+    if not noted and now > end:
+        raise WireError(f"the certificate of the server ended {end}")
+    key = certificate.public_key()
+    try:
+        if not isinstance(key, RSAPublicKey):
+            raise WireError("the server's key is not an RSA key; no other can sign a model")
+        signature = base64.b64decode(sealed.signature, validate=True)
+        key.verify(signature, PURPOSE + sealed.manifest.encode(), PADDING, HASH)
+        return msgspec.json.decode(sealed.manifest, type=Manifest)
+    except (InvalidSignature, ValueError, msgspec.DecodeError) as error:
+        raise WireError("the signature of the model's manifest is not the server's") from error
 
 
-def _padding() -> padding.PSS:
-    return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+def _digest(sealed: Sealed) -> str:
+    return hashlib.sha256(sealed.manifest.encode()).hexdigest()
 
 
 def _server_certificate(pem: bytes, kit: Path) -> x509.Certificate:
@@ -160,7 +146,7 @@ class Signer:
 
     def sealed(self, manifest: Manifest) -> Sealed:
         text = msgspec.json.encode(manifest)
-        signature = self.key.sign(PURPOSE + text, _padding(), hashes.SHA256())
+        signature = self.key.sign(PURPOSE + text, PADDING, HASH)
         return Sealed(text.decode(), base64.b64encode(signature).decode(), self.certificate)
 
 
@@ -222,20 +208,18 @@ def receive(site: Site, packet: Packet) -> Packet:
     """Check a model that the server sends, and keep it; the same one again changes nothing."""
     head, kit = read_head(Delivery, packet.head), site.kit
     site.policy.check_model(len(packet.body))
-    run, texts = head.run, (head.manifest, head.signature, head.certificate)
-    sealed = Sealed(*texts)
-    manifest = sealed.opened(kit)
+    run, manifest = head.run, open_sealed(head, kit)
     if (manifest.run, manifest.site) != (run, about_kit(kit)["name"]):
         raise WireError(f"the model is of run '{manifest.run}' for {manifest.site}, not for here")
     _check_begun(site.audit, manifest)
     files = _cut(packet.body, manifest)
     folder = site.folder / "runs" / run / "model"
-    if (folder / MANIFEST).exists() and (folder / MANIFEST).read_text() == sealed.manifest:
+    if (folder / MANIFEST).exists() and (folder / MANIFEST).read_text() == head.manifest:
         verify_model(folder, kit)
         return Packet({}, b"")
-    notes = {}
-    seal = dict(zip((MANIFEST, SIGNATURE, CERTIFICATE), map(str.encode, texts), strict=True))
-    with _replacing(folder) as new:
+    texts, notes = (head.manifest, head.signature, head.certificate), {}
+    seal = dict(zip(SEAL, map(str.encode, texts), strict=True))
+    with replacing(folder) as new:
         for name, data in {**files, **seal}.items():
             write_atomically(new / name, data)
         for seed in manifest.rounds:
@@ -244,7 +228,7 @@ def receive(site: Site, packet: Packet) -> Packet:
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
     size = len(packet.body)
-    site.audit.note("delivered", run=run, bytes=size, manifest=sealed.digest, **notes)
+    site.audit.note("delivered", run=run, bytes=size, manifest=_digest(head), **notes)
     return Packet({}, b"")
 
 
@@ -295,31 +279,18 @@ def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> No
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of another; a crash leaves one of them, or none."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(".model.*"):
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".model.") as work:
-        yield Path(work) / "new"
-        if folder.exists():
-            folder.rename(Path(work) / "old")
-        (Path(work) / "new").rename(folder)
-
-
 def verify_model(folder: Path, kit: Path) -> Manifest:
     """Check a delivered model with the kit of its site: the signature, and every file."""
     try:
-        texts = [(folder / name).read_text() for name in (MANIFEST, SIGNATURE, CERTIFICATE)]
+        texts = [(folder / name).read_text() for name in SEAL]
     except (OSError, UnicodeDecodeError) as error:
         raise WireError(f"'{folder}' holds no delivered model ({error})") from error
-    manifest = Sealed(*texts).opened(kit, Audit(state_folder(kit) / "audit.jsonl"))
+    manifest = open_sealed(Sealed(*texts), kit, Audit(state_folder(kit) / "audit.jsonl"))
     for name, file in manifest.files.items():
         path = folder / name
         if not FILE.fullmatch(name) or not path.is_file() or _file(path.read_bytes()) != file:
             raise WireError(f"file '{name}' of '{folder}' is missing, or was changed")
-    known = {MANIFEST, SIGNATURE, CERTIFICATE, *manifest.files}
+    known = {*SEAL, *manifest.files}
     known |= {f"seed-{seed}/{PRIVATE}" for seed in manifest.rounds}
     for path in folder.rglob("*"):
         if path.is_file() and str(path.relative_to(folder)) not in known:

@@ -53,13 +53,18 @@ class Question(msgspec.Struct, frozen=True):
     keep: Annotated[int, Meta(ge=NEVER, le=1 << 31)] = NEVER  # that of the selected round so far
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """A server sends the model of a finished run; the body holds the files (`delivery.Sealed`)."""
+class Sealed(msgspec.Struct, frozen=True):
+    """A manifest as text, with its signature in base64 and the signer's certificate as PEM."""
 
-    run: Word
     manifest: Annotated[str, Meta(max_length=1 << 20)]
     signature: Annotated[str, Meta(max_length=10_000)]
     certificate: Annotated[str, Meta(max_length=100_000)]
+
+
+class Delivery(Sealed, frozen=True):
+    """A server sends the model of a finished run; the body holds the files of the manifest."""
+
+    run: Word
 
 
 Head = TypeVar("Head", Hello, Begin, Question, Delivery)

@@ -11,7 +11,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.deploy.coordinator import coordinate, outcome, read_order
 from atoll.deploy.delivery import Signer, deliver
-from atoll.deploy.kits import SETTINGS, state_folder
+from atoll.deploy.kits import read_settings, state_folder
 from atoll.deploy.policy import read_policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
@@ -52,10 +52,9 @@ class Participant(SiteExecutor):
     """Takes part at a site, with the data and the policy that its owner named."""
 
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
-        try:
-            settings = json.loads((kit / "local" / SETTINGS).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError("the site was not started by `atoll federate site`") from error
+        settings = read_settings(kit)
+        if "data" not in settings:
+            raise ConfigError("the site was not started by `atoll federate site`")
         paths = (settings.get(name) for name in ("schema", "policy"))
         schema, policy = (None if path is None else Path(path) for path in paths)
         given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.core.files import write_atomically
+from atoll.core.files import replacing, write_atomically
 from atoll.deploy.kits import (
     ADMIN,
     PORT,
@@ -32,6 +32,7 @@ from atoll.deploy.kits import (
     need_nvflare,
     nvflare,
     org_of,
+    write_about,
 )
 
 ROOT = "root"  # in the coordinator's folder: the root's certificate, and its key, encrypted
@@ -68,17 +69,18 @@ def found(
         state = json.loads((work / PROJECT / "state" / "cert.json").read_text())
     root = folder / ROOT
     root.mkdir(mode=0o700)
-    ports = {"fed_learn_port": port, "admin_port": port}
-    server = {"host": host, **ports}
+    server = {"host": host, "fed_learn_port": port, "admin_port": port}
     profile = {"scheme": SCHEME, "connection_security": "mtls", "server": server}
-    about = {"project": PROJECT, "provision_version": "00"}
     pem = state["root_cert"].encode()
-    for name, content in (
-        ("rootCA.pem", pem),
-        ("rootCA.key", _encrypt(state["root_pri_key"].encode(), passphrase)),
-        ("profile.yaml", json.dumps({"name": PROJECT, **profile}).encode()),  # JSON is YAML
-        ("ca.json", json.dumps({**about, "rootca_fingerprint_sha256": _print_of(pem)}).encode()),
-    ):
+    about = {"project": PROJECT, "provision_version": "00"}
+    about["rootca_fingerprint_sha256"] = _fingerprint_of(pem)
+    files = {
+        "rootCA.pem": pem,
+        "rootCA.key": _encrypt(state["root_pri_key"].encode(), passphrase),
+        "profile.yaml": json.dumps({"name": PROJECT, **profile}).encode(),  # JSON is YAML
+        "ca.json": json.dumps(about).encode(),
+    }
+    for name, content in files.items():
         write_atomically(root / name, content)
         (root / name).chmod(0o600)
     return kits
@@ -125,14 +127,14 @@ def _party(about: AboutKit) -> dict[str, str]:
 def read_request(file: Path) -> Letter:
     """Whose request it is, and the fingerprint of the file."""
     name, kind, _ = _read(file, "a request of `atoll federate request` or `renew`", "request.json")
-    return Letter(name, kind, _print(hashlib.sha256(file.read_bytes()).digest()))
+    return Letter(name, kind, _fingerprint(hashlib.sha256(file.read_bytes()).digest()))
 
 
 def read_approval(file: Path) -> Letter:
     """Whose certificate it is, and the fingerprint of the root that signed it."""
     what = "an approval of `atoll federate approve`"
     name, kind, (pem,) = _read(file, what, "signed.json", "rootCA.pem")
-    return Letter(name, kind, _print_of(pem))
+    return Letter(name, kind, _fingerprint_of(pem))
 
 
 def _read(file: Path, what: str, about: str, *more: str) -> tuple[str, str, list[bytes]]:
@@ -169,12 +171,11 @@ def approve(
     if asked.kind != kind or (kind == "admin" and asked.name != ADMIN):
         hint = f"approve it with --kind {asked.kind} only if it is your own kit's"
         raise ConfigError(f"'{asked.name}' asks for the certificate of the {asked.kind}; {hint}")
-    desk = federation / "admin" / "kit.json"
-    about = about_kit(desk.parent) if desk.exists() else None
+    desk = federation / "admin"
+    about = about_kit(desk) if (desk / "kit.json").exists() else None  # or on another machine
     if asked.kind == "site":
-        check_site_name(
-            asked.name, json.loads((root / "profile.yaml").read_text())["server"]["host"]
-        )
+        profile = json.loads((root / "profile.yaml").read_text())
+        check_site_name(asked.name, profile["server"]["host"])
         if about and asked.name in about.get("removed", ()):
             hint = "its old key would count again; the site needs another name"
             raise ConfigError(f"'{asked.name}' was removed from the federation; {hint}")
@@ -190,7 +191,7 @@ def approve(
         nvflare(work, "cert", "approve", str(file.resolve()), *where, *lasting)
     if about and asked.kind == "site" and asked.name not in about["sites"]:
         about["sites"].append(asked.name)
-        write_atomically(desk, json.dumps(about, indent=1).encode())
+        write_about(desk, about)
     return signed
 
 
@@ -204,11 +205,11 @@ def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
     pending, given = kit / PENDING, read_approval(file)
     own = kit / "startup" / "rootCA.pem"
     if own.exists():
-        fingerprint = _print_of(own.read_bytes())
+        fingerprint = _fingerprint_of(own.read_bytes())
     if not pending.exists():
         hint = "ask with `atoll federate request` or `renew` first"
         raise ConfigError(f"'{kit}' waits for no certificate; {hint}")
-    if fingerprint is None or not same_print(fingerprint, given.fingerprint):
+    if fingerprint is None or not same_fingerprint(fingerprint, given.fingerprint):
         hint = f"'{file}' is signed by {given.fingerprint}"
         raise ConfigError(f"the fingerprint of the root is not {fingerprint}: {hint}; do not join")
     with tempfile.TemporaryDirectory() as work:
@@ -217,23 +218,13 @@ def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
         nvflare(Path(work), "package", *words)
         made = Path(work) / PROJECT / "prod_00" / given.name
         if own.exists():
-            _replace(kit, made / "startup")
+            with replacing(kit / "startup") as new:
+                shutil.copytree(made / "startup", new)
         else:
             shutil.copytree(made, kit, dirs_exist_ok=True)
             finish_kit(kit, _about_joined(kit, given.name))
     shutil.rmtree(pending)
     return about_kit(kit)
-
-
-def _replace(kit: Path, new: Path) -> None:
-    """Swap the folder with certificate and key; the one before is kept until the swap is over."""
-    before, after = kit / "startup.before", kit / "startup.after"
-    for folder in (before, after):
-        shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(new, after)
-    (kit / "startup").rename(before)
-    after.rename(kit / "startup")
-    shutil.rmtree(before)
 
 
 def _about_joined(kit: Path, name: str) -> AboutKit:
@@ -243,26 +234,25 @@ def _about_joined(kit: Path, name: str) -> AboutKit:
     return AboutKit(name=name, org=org_of(name), host=host, port=int(port), sites=[name])
 
 
-def same_print(one: str, other: str) -> bool:
+def same_fingerprint(one: str, other: str) -> bool:
     """Whether two fingerprints are equal, however they are written."""
     plain = [text.upper().replace(":", "").removeprefix("SHA256") for text in (one, other)]
     return plain[0] == plain[1]
 
 
-def _print(digest: bytes) -> str:
+def _fingerprint(digest: bytes) -> str:
     return "SHA256:" + digest.hex(":").upper()
 
 
-def _print_of(pem: bytes) -> str:
+def _fingerprint_of(pem: bytes) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
     try:
-        return _print(x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()))
+        return _fingerprint(x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()))
     except ValueError:
-        raise ConfigError(
-            "the certificate of the root cannot be read; the file is damaged"
-        ) from None
+        why = "the certificate of the root cannot be read; the file is damaged"
+        raise ConfigError(why) from None
 
 
 def _encrypt(key: bytes, passphrase: str) -> bytes:

@@ -6,7 +6,6 @@ classes may run, no code may be sent, no party gets a shell.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -22,6 +21,7 @@ from typing import NotRequired, TypedDict
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import write_atomically
+from atoll.deploy.audit import Json
 
 ADMIN = "admin@atoll.federation"
 PROJECT = "atoll"
@@ -105,7 +105,7 @@ def finish_kit(kit: Path, about: AboutKit) -> None:
         _narrow(kit, CLASSES["server" if about["name"] == "server" else "site"])
     if about["name"] not in (ADMIN, "server"):
         _write_gate(kit)
-    (kit / "kit.json").write_text(json.dumps(about, indent=1))
+    write_about(kit, about)
 
 
 def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
@@ -205,6 +205,11 @@ class AboutKit(TypedDict):
     port: int
     sites: list[str]
     removed: NotRequired[list[str]]
+
+
+def write_about(kit: Path, about: AboutKit) -> None:
+    """Replace the content of `kit.json`."""
+    write_atomically(kit / "kit.json", json.dumps(about, indent=1).encode())
 
 
 def about_kit(kit: Path) -> AboutKit:
@@ -337,6 +342,22 @@ def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more:
     (kit / "local" / SETTINGS).write_text(text)
 
 
+def read_settings(kit: Path) -> Json:
+    """The settings of a site (`write_settings`); none before it was started."""
+    return _read_local(kit, SETTINGS)
+
+
+def _read_local(kit: Path, name: str) -> Json:
+    file = kit / "local" / name
+    try:
+        found: Json = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{file}' cannot be read ({error}); start the party again") from error
+    return found
+
+
 def state_folder(kit: Path) -> Path:
     """The folder of a party's runs and audit log, which must outlive every job.
 
@@ -344,14 +365,11 @@ def state_folder(kit: Path) -> Path:
     writes there: a lost audit log would renew the budget of the site. Such a kit has to name a
     persistent folder, as `state` in its settings.
     """
-    texts = dict.fromkeys((SETTINGS, "resources.json", "resources.json.default"), "{}")
-    for name in texts:
-        with contextlib.suppress(FileNotFoundError):
-            texts[name] = (kit / "local" / name).read_text()
-    settings, active, default = map(json.loads, texts.values())
+    settings = read_settings(kit)
     if "state" in settings:
         return Path(settings["state"])
-    launchers = {part["id"] for part in (active or default).get("components", ())}
+    resources = _read_local(kit, "resources.json") or _read_local(kit, "resources.json.default")
+    launchers = {part["id"] for part in resources.get("components", ())}
     if launchers & {"docker_launcher", "k8s_launcher", "slurm_launcher"}:
         hint = f'name a folder that outlives a job: "state" in local/{SETTINGS}'
         raise ConfigError(f"'{kit}' was made by `nvflare deploy prepare`; {hint}")

@@ -191,17 +191,13 @@ def environment(mark: str) -> dict[str, str]:
 
 
 def marked() -> Iterator[tuple[int, str]]:
-    """Processes that carry a mark, on systems with /proc."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:  # another user's, or over by now
-            continue
-        for variable in variables:
-            name, _, value = variable.partition(b"=")
-            if name == MARK.encode() and not zombie:
-                yield int(entry.name), value.decode()
+    """Processes of this user that carry a mark."""
+    import psutil  # late: a command that starts nothing may lack it
+
+    for process in psutil.process_iter(["environ", "status"]):
+        mark = (process.info["environ"] or {}).get(MARK)
+        if mark is not None and process.info["status"] != psutil.STATUS_ZOMBIE:
+            yield process.pid, mark
 
 
 class Demo:

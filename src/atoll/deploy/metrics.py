@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,17 +23,51 @@ from prometheus_client.registry import Collector
 
 from atoll import __version__
 from atoll.core.errors import AtollError, ConfigError
-from atoll.deploy.activity import RunActivity, ServerActivity, SiteActivity
-from atoll.deploy.kits import about_kit, certificate_end
+from atoll.deploy.activity import SERVER, RunActivity, ServerActivity, SiteActivity
+from atoll.deploy.kits import about_kit, certificate_end, state_folder
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 LOOPBACK = "127.0.0.1"
 NEWEST = 5
-"""Runs that have time series; totals count all runs."""
+"""Runs that have time series, because each label costs Prometheus memory; totals count all runs."""
 JOBS = ("runner_process", "worker_process")
 """Modules of FLARE that run a job, in a separate process."""
+USED = "Of FLARE's process and of its jobs, summed."
+COUNTERS = {
+    "atoll_runs": ("", "Runs that began."),
+    "atoll_rounds": ("", "Complete rounds, or rounds that a site answered."),
+    "atoll_sent_bytes": ("peer", "Bytes of packets sent to a party."),
+    "atoll_received_bytes": ("peer", "Bytes of packets received from a party."),
+    "atoll_refusals": ("peer", "Requests that the owner of a site did not allow."),
+    "atoll_failures": ("peer", "Requests without an answer that can be used."),
+}
+"""Label and help text. Totals come from the audit logs, so that no restart sets them back."""
+GAUGES = {
+    "atoll_ready": ("", "Whether the server listens, or the site is connected."),
+    "atoll_certificate_expiry_timestamp_seconds": (
+        "",
+        "When the kit's first certificate ends.",
+    ),
+    "atoll_disk_free_bytes": ("", "Free space of the kit's disk."),
+    "atoll_audit_log_bytes": ("", "Size of the audit logs."),
+    "atoll_epsilon_spent": ("", "Epsilon against the server, in all runs."),
+    "atoll_epsilon_limit": ("", "The most that the policy allows."),
+    "atoll_run_round": ("run", "Complete rounds of all seeds."),
+    "atoll_run_rounds": ("run", "Rounds of one seed."),
+    "atoll_run_last_event_timestamp_seconds": ("run", "When the run logged its last event."),
+    "atoll_run_ended": ("run", "Whether the run is complete."),
+    "atoll_run_epsilon": ("run", "Epsilon against the server that a private run has spent."),
+    "atoll_last_answer_timestamp_seconds": ("peer", "Last answer of a site in the newest run."),
+    "atoll_left_out": ("peer", "Whether the newest run is without the site."),
+    "atoll_process_resident_memory_bytes": ("process", USED),
+    "atoll_process_threads": ("process", USED),
+    "atoll_process_open_fds": ("process", USED),
+    "atoll_processes": ("process", "FLARE's process, and its jobs."),
+}
+Sample = tuple[str, str, float | None]
+"""A metric's name, the value of its label, and its value; None is left out."""
 
 
 class Party(Collector):
@@ -51,13 +85,12 @@ class Party(Collector):
 
     def ready(self) -> bool:
         """Whether the server listens, or whether the site is connected to the server."""
-        port, state = self.about["port"], psutil.CONN_LISTEN
+        state = psutil.CONN_LISTEN if self.serves else psutil.CONN_ESTABLISHED
         for _, process in self._processes():
             with suppress(psutil.Error):
                 for link in process.net_connections("tcp"):
-                    if self.serves and (link.status, link.laddr.port) == (state, port):
-                        return True
-                    if not self.serves and link.raddr and link.raddr.port == port:
+                    end = link.laddr if self.serves else link.raddr
+                    if link.status == state and end.port == self.about["port"]:
                         return True
         return False
 
@@ -69,120 +102,75 @@ class Party(Collector):
                 yield "job" if any(name in words for name in JOBS) else "party", process
 
     def collect(self) -> Iterable[Metric]:
-        with self.alone:
-            return [*self._state(), *self._totals(), *self._runs(), *self._resources()]
-
-    def _state(self) -> Iterator[Metric]:
         kind = "server" if self.serves else "site"
         about = {"version": __version__, "party": self.about["name"], "kind": kind}
-        yield InfoMetricFamily("atoll", "The version of Atoll and the party.", about)
-        ready = "Whether the server listens, or the site is connected."
-        yield _gauge("atoll_ready", ready, float(self.ready()))
-        end = certificate_end(self.kit).timestamp()
-        soonest = "When the first certificate of the kit ends."
-        yield _gauge("atoll_certificate_expiry_timestamp_seconds", soonest, end)
-        free = float(shutil.disk_usage(self.kit).free)
-        yield _gauge("atoll_disk_free_bytes", "Free space of the kit's disk.", free)
-        logs = sum(path.stat().st_size for path in self.kit.glob("**/audit.jsonl"))
-        yield _gauge("atoll_audit_log_bytes", "Size of the audit logs.", float(logs))
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        with self.alone:
+            for name, key, value in self._samples():
+                family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+                label, text = (GAUGES | COUNTERS)[name]
+                if value is not None:
+                    made = families.setdefault(name, family(name, text, labels=label.split()))
+                    made.add_metric([key] if label else [], value)
+        info = InfoMetricFamily("atoll", "The version of Atoll and the party.", about)
+        return [info, *families.values()]
 
-    def _totals(self) -> Iterator[Metric]:
-        """Counters over all runs in the audit logs, so that no restart sets them back."""
+    def _samples(self) -> Iterator[Sample]:
         runs = self.activity.read()
-        yield _counter("atoll_runs", "Runs that began.", float(len(runs)))
-        rounds = float(sum(run.round for run in runs))
-        yield _counter("atoll_rounds", "Complete rounds, or rounds that a site answered.", rounds)
-        totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for run in runs:
-            for name, peer in run.peers.items():
-                for key in ("sent", "received", "refusals", "failures"):
-                    totals[key][name] += getattr(peer, key)
-        if isinstance(self.activity, SiteActivity):  # which does not log what it receives
-            totals.pop("received", None)
-            totals["refusals"] = {"server": self.activity.refusals}
-            totals["failures"] = {"server": self.activity.failures}
-            yield from _budget(self.activity)
-        for key, name, text in (
-            ("sent", "atoll_sent_bytes", "Bytes of packets sent to a party."),
-            ("received", "atoll_received_bytes", "Bytes of packets received from a party."),
-            ("refusals", "atoll_refusals", "Requests that the owner of a site did not allow."),
-            ("failures", "atoll_failures", "Requests without an answer that can be used."),
-        ):
-            if key in totals:
-                yield _counter(name, text, totals[key], "peer")
+        yield "atoll_ready", "", self.ready()
+        end = certificate_end(self.kit).timestamp()
+        yield "atoll_certificate_expiry_timestamp_seconds", "", end
+        yield "atoll_disk_free_bytes", "", shutil.disk_usage(self.kit).free
+        logs = state_folder(self.kit).glob("**/audit.jsonl")
+        yield "atoll_audit_log_bytes", "", sum(path.stat().st_size for path in logs)
+        yield "atoll_runs", "", len(runs)
+        yield "atoll_rounds", "", sum(run.round for run in runs)
+        for run in runs[-NEWEST:]:
+            yield "atoll_run_round", run.name, run.round
+            yield "atoll_run_rounds", run.name, run.rounds
+            yield "atoll_run_last_event_timestamp_seconds", run.name, run.last
+        if isinstance(self.activity, SiteActivity):
+            yield from _of_site(self.activity, runs)
+        else:
+            yield from _of_server(runs)
+        yield from self._resources()
 
-    def _runs(self) -> Iterator[Metric]:
-        """Series of the newest runs, which are few: each label of a run costs Prometheus memory."""
-        runs = self.activity.read()[-NEWEST:]
-        known: dict[str, dict[str, float]] = defaultdict(dict)
-        for run in runs:
-            known["round"][run.name], known["last"][run.name] = run.round, run.last
-            known["ended"][run.name] = float(run.ended)
-            if run.rounds is not None:
-                known["rounds"][run.name] = run.rounds
-            if run.epsilon is not None:
-                known["epsilon"][run.name] = run.epsilon
-        yield _gauge("atoll_run_round", "Complete rounds of all seeds.", known["round"], "run")
-        yield _gauge("atoll_run_rounds", "Rounds of one seed.", known["rounds"], "run")
-        last = "When the run logged its last event."
-        yield _gauge("atoll_run_last_event_timestamp_seconds", last, known["last"], "run")
-        if self.serves:
-            yield _gauge("atoll_run_ended", "Whether the run is complete.", known["ended"], "run")
-            spent = "Epsilon against the server that a private run has spent."
-            yield _gauge("atoll_run_epsilon", spent, known["epsilon"], "run")
-            yield from _peers(runs[-1:])
-
-    def _resources(self) -> Iterator[Metric]:
-        found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    def _resources(self) -> Iterator[Sample]:
+        found = Counter[tuple[str, str]]()
         for kind, process in self._processes():
             with suppress(psutil.Error), process.oneshot():
-                used = {
-                    "atoll_process_resident_memory_bytes": process.memory_info().rss,
-                    "atoll_process_threads": process.num_threads(),
-                    "atoll_process_open_fds": process.num_fds(),
-                    "atoll_processes": 1,
-                }
-                for name, value in used.items():
-                    found[name][kind] += value
-        for name, values in found.items():
-            yield _gauge(name, "Of FLARE's process and of its jobs, summed.", values, "process")
+                used = process.memory_info().rss, process.num_threads(), process.num_fds()
+                found["atoll_process_resident_memory_bytes", kind] += used[0]
+                found["atoll_process_threads", kind] += used[1]
+                found["atoll_process_open_fds", kind] += used[2]
+                found["atoll_processes", kind] += 1
+        yield from ((*pair, value) for pair, value in found.items())
 
 
-def _budget(site: SiteActivity) -> Iterator[Metric]:
-    try:
-        spent, limit, _ = site.budget()
-    except AtollError:  # the policy cannot be read: the site itself reports it and answers nothing
-        return
-    yield _gauge("atoll_epsilon_spent", "Epsilon against the server, in all runs.", spent)
-    if limit is not None:
-        yield _gauge("atoll_epsilon_limit", "The most that the policy allows.", limit)
+def _of_server(runs: Sequence[RunActivity]) -> Iterator[Sample]:
+    for run in runs[-NEWEST:]:
+        yield "atoll_run_ended", run.name, run.ended
+        yield "atoll_run_epsilon", run.name, run.epsilon
+    for name, peer in runs[-1].peers.items() if runs else ():
+        yield "atoll_last_answer_timestamp_seconds", name, peer.last
+        yield "atoll_left_out", name, bool(peer.out)
+    totals = Counter[tuple[str, str]]()
+    for name, peer in (pair for run in runs for pair in run.peers.items()):
+        totals["atoll_sent_bytes", name] += peer.sent
+        totals["atoll_received_bytes", name] += peer.received
+        totals["atoll_refusals", name] += peer.refusals
+        totals["atoll_failures", name] += peer.failures
+    yield from ((*pair, value) for pair, value in totals.items())
 
 
-def _peers(newest: Sequence[RunActivity]) -> Iterator[Metric]:
-    """The sites of the newest run."""
-    peers = [pair for run in newest for pair in run.peers.items()]
-    last = {name: peer.last for name, peer in peers if peer.last is not None}
-    out = {name: float(bool(peer.out)) for name, peer in peers}
-    text = "When the site answered last in the newest run."
-    yield _gauge("atoll_last_answer_timestamp_seconds", text, last, "peer")
-    yield _gauge("atoll_left_out", "Whether the newest run is without the site.", out, "peer")
-
-
-Values = Mapping[str, float] | float
-
-
-def _gauge(name: str, text: str, values: Values, label: str = "") -> Metric:
-    return _filled(GaugeMetricFamily(name, text, labels=label.split()), values)
-
-
-def _counter(name: str, text: str, values: Values, label: str = "") -> Metric:
-    return _filled(CounterMetricFamily(name, text, labels=label.split()), values)
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
-    for key, value in values.items() if isinstance(values, Mapping) else [("", values)]:
-        family.add_metric([key] if key else [], value)
-    return family
+def _of_site(site: SiteActivity, runs: Sequence[RunActivity]) -> Iterator[Sample]:
+    yield "atoll_sent_bytes", SERVER, sum(run.peer(SERVER).sent for run in runs)
+    yield "atoll_refusals", SERVER, site.refusals
+    yield "atoll_failures", SERVER, site.failures
+    with suppress(AtollError):  # an unreadable policy, which the site itself reports
+        budget = site.budget()
+        yield "atoll_epsilon_spent", "", budget.spent
+        yield "atoll_epsilon_limit", "", budget.limit
 
 
 class _Handler(WSGIRequestHandler):

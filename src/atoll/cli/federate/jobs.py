@@ -69,12 +69,8 @@ def stop(kit: Path) -> None:
     """Stop the running jobs; what they reached is kept, and `run --resume` goes on."""
     about = session.open_kit(kit, "admin")
     with session.open_admin(kit, about["name"]) as admin:
-        running = [job for job in admin.jobs() if not job["status"].startswith("FINISHED")]
-        for job in running:
-            admin.abort(job["job_id"])
-            click.echo(f"stopped {job['job_name']}")
-        if not running:
-            click.echo("no job runs")
+        stopped = session.stop_jobs(admin)
+    click.echo("\n".join(f"stopped {job}" for job in stopped) or "no job runs")
 
 
 @command(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import click
 
-from atoll.cli.federate.session import KIT, open_admin, open_kit
+from atoll.cli.federate.session import KIT, open_admin, open_kit, stop_jobs
 from atoll.cli.options import PATH, command, option
 from atoll.core.errors import ConfigError, check_name
-from atoll.core.files import write_atomically
 from atoll.deploy import keys
-from atoll.deploy.kits import PORT, ROOT_DAYS, about_kit, certificate_days
+from atoll.deploy.kits import PORT, ROOT_DAYS, certificate_days, write_about
 
 VARIABLE = "ATOLL_PASSPHRASE"
 PASSPHRASE = option(
@@ -48,15 +46,14 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
         return os.environ[VARIABLE]
     if not sys.stdin.isatty():
         raise ConfigError(f"the root's key needs a passphrase; give a file or set {VARIABLE}")
-    return str(
-        click.prompt("passphrase of the root's key", hide_input=True, confirmation_prompt=new)
-    )
+    asked = "passphrase of the root's key"
+    return str(click.prompt(asked, hide_input=True, confirmation_prompt=new))
 
 
 def compare(found: str, given: str | None, whose: str) -> None:
     """Continue only if the fingerprint is the one that another person read out."""
     if given is not None:
-        if not keys.same_print(given, found):
+        if not keys.same_fingerprint(given, found):
             raise ConfigError(f"the fingerprint is {found}, not {given}; do not use this file")
     elif sys.stdin.isatty():
         click.confirm(f"does {whose} read the same fingerprint to you?", abort=True)
@@ -165,11 +162,9 @@ def remove(name: str, kit: Path, yes: bool) -> None:
         if not yes:
             click.confirm(f"remove {name}? its name cannot come back", abort=True)
         admin.remove(name)
-        for job in admin.jobs():
-            if not job["status"].startswith("FINISHED"):
-                admin.abort(job["job_id"])
-                click.echo(f"stopped {job['job_name']}; `run --resume` continues it without {name}")
-    content = {**about_kit(kit), "sites": [site for site in about["sites"] if site != name]}
-    removed = [*about.get("removed", []), name]
-    write_atomically(kit / "kit.json", json.dumps({**content, "removed": removed}).encode())
+        for job in stop_jobs(admin):
+            click.echo(f"stopped {job}; `run --resume` continues it without {name}")
+    about["sites"] = [site for site in about["sites"] if site != name]
+    about["removed"] = [*about.get("removed", []), name]
+    write_about(kit, about)
     click.echo(f"{name} is removed; it keeps its data, states, audit log and received models")

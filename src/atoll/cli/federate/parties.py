@@ -13,13 +13,13 @@ from atoll.cli.federate.session import (
     AS_JSON,
     KIT,
     METRICS,
-    check_kind,
     foreground,
+    names,
     open_kit,
     warn_of_end,
 )
 from atoll.cli.options import PATH, Strings, command, option
-from atoll.deploy.kits import about_kit, need_nvflare, server_command, site_command, write_settings
+from atoll.deploy.kits import about_kit, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
 
 DATA = "Your graph: tables, .pt, .graphml, or a client file."
@@ -114,10 +114,10 @@ def site(
 
     about = about_kit(kit)
     choose_device(device)  # a missing GPU is reported here and not in a log
-    names = [name.strip() for name in classes.split(",")] if classes else []
+    named = names(classes)
     rules = read_policy(policy)
     # Reading the data now reports their faults here and not in a log.
-    own = read_site_data(data, schema=schema, classes=names, split=split, seed=seed or 0)
+    own = read_site_data(data, schema=schema, classes=named, split=split, seed=seed or 0)
     if given["method"] is not None:
         from atoll.deploy.disclosure import disclosure, disclosure_table
 
@@ -127,17 +127,9 @@ def site(
         else:
             make_console().print(disclosure_table(found))
         return
-    need_nvflare()
-    check_kind(kit, about, "site")
+    open_kit(kit, "site")
     warn_of_end(kit)
-    write_settings(
-        *(kit, data),
-        policy=policy,
-        schema=schema,
-        classes=names,
-        split=split,
-        seed=seed or 0,
-        device=device,
-    )
+    chosen = {"schema": schema, "classes": named, "split": split, "seed": seed or 0}
+    write_settings(kit, data, policy=policy, device=device, **chosen)
     click.echo(f"{about['name']}: joining {about['host']}:{about['port']} with {data}")
     foreground(about["name"], site_command(kit), kit, metrics)

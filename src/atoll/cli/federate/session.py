@@ -130,6 +130,14 @@ def open_admin(kit: Path, user: str) -> closing[AdminSession]:
     return closing(AdminSession(kit, user))
 
 
+def stop_jobs(admin: AdminSession) -> list[str]:
+    """Stop all jobs that have not ended; their names."""
+    running = [job for job in admin.jobs() if not job["status"].startswith("FINISHED")]
+    for job in running:
+        admin.abort(job["job_id"])
+    return [job["job_name"] for job in running]
+
+
 @contextmanager
 def stopping() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C, so that processes are cleaned up."""
@@ -205,10 +213,13 @@ def foreground(name: str, command: list[str], kit: Path, metrics: int | None) ->
 
 
 def open_kit(kit: Path, kind: str) -> AboutKit:
-    """The description of a kit, once NVIDIA FLARE is there and the kit is of the right kind."""
+    """The description of a kit of the given kind, once NVIDIA FLARE is installed."""
     need_nvflare()
     about = about_kit(kit)
-    check_kind(kit, about, kind)
+    found, words = kind_of(about), {"site": "a site", "admin": "the administrator"}
+    if found != kind:
+        whose = f"'{kit}' is the kit of {about['name']} ({found})"
+        raise ConfigError(f"{whose}, but this needs {words.get(kind, 'the server')}'s kit")
     return about
 
 
@@ -222,11 +233,3 @@ def warn_of_end(kit: Path) -> None:
     """Warn of a certificate that ends soon; refuse one that cannot be used."""
     if warning := check_certificates(kit):
         click.echo(f"warning: {warning}", err=True)
-
-
-def check_kind(kit: Path, about: AboutKit, kind: str) -> None:
-    """Refuse the kit of another kind of party."""
-    name, found = about["name"], kind_of(about)
-    words = {"site": "a site", "server": "the server", "admin": "the administrator"}[kind]
-    if found != kind:
-        raise ConfigError(f"'{kit}' is the kit of {name} ({found}), but this needs {words}'s kit")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from atoll.cli.federate.session import KIT, check_kind
+from atoll.cli.federate.session import KIT, open_kit
 from atoll.cli.options import PATH, command
-from atoll.deploy.kits import about_kit, need_nvflare
 
 
 @command(
@@ -18,12 +17,10 @@ from atoll.deploy.kits import about_kit, need_nvflare
 )
 def verify(folder: Path, kit: Path) -> None:
     """Check the server's signature of the MODEL folder, and every file in it."""
-    need_nvflare()
+    open_kit(kit, "site")
     from atoll.deploy.delivery import verify_model
 
-    check_kind(kit, about_kit(kit), "site")
     manifest = verify_model(folder, kit)
-    rounds = ", ".join(
-        f"seed {seed}: round {number + 1}" for seed, number in manifest.rounds.items()
-    )
+    seeds = manifest.rounds.items()
+    rounds = ", ".join(f"seed {seed}: round {number + 1}" for seed, number in seeds)
     click.echo(f"signed by the server: run {manifest.run} for {manifest.site} ({rounds})")
