@@ -90,7 +90,7 @@ def test_a_renewed_kit_has_a_new_key_and_keeps_the_rest(founded: Path, joined: P
     assert certificate_days(joined) == keys.DAYS - 1
     assert (joined / "atoll" / "audit.jsonl").read_text() == "kept"
     assert (joined / "local" / "atoll.json").exists()
-    assert not list(joined.glob("startup.*"))
+    assert not list(joined.glob("*startup.*"))
     refused("waits for no certificate", keys.join, joined, wrong)
     assert about_kit(founded / "admin")["sites"] == ["bank-a"]
 
@@ -161,7 +161,7 @@ def test_files_that_are_no_letter(tmp_path: Path) -> None:
 
 
 def test_a_site_joins_only_the_root_it_was_told_of(
-    founded: Path, joined: Path, tmp_path: Path
+    founded: Path, joined: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
     keys.found(other, PASSPHRASE)
@@ -178,6 +178,13 @@ def test_a_site_joins_only_the_root_it_was_told_of(
     refused("do not join", keys.join, copy, keys.approve(other, renewed, PASSPHRASE))
     # One party's certificate does not fit another's key.
     refused("could not be made", keys.join, copy, right)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(keys, "finish_kit", None)
+        with pytest.raises(TypeError):
+            keys.join(kit, right, expected)
+    refused("do not join", keys.join, kit, right)  # half a kit does not decide on its root
     assert keys.join(kit, right, expected.replace(":", "").lower())["name"] == "bank-b"
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == CLASSES["site"]
     approved = about_kit(founded / "admin")["sites"]
     assert approved == ["bank-a", "bank-b"]

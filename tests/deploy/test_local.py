@@ -76,6 +76,9 @@ def test_a_refused_site_learns_why(tmp_path):
     with output.open("a") as file:
         file.write("error:client_registration Client 'a' is disabled")
     assert "was removed from the federation" in refusal(*new)
+    new[0].begin()
+    output.write_text("rotated, and Client 'a' is disabled")
+    assert "was removed from the federation" in refusal(*new)
 
 
 def test_a_site_joins_again_after_two_signs_of_life_in_a_row(tmp_path):
@@ -107,3 +110,5 @@ def test_a_log_stays_small_while_its_process_writes(tmp_path):
         out.write(b"z")
     assert log.read_bytes() == b"z"
     assert (tmp_path / "output.log.1").stat().st_size == LOG_BYTES + 1
+    log.unlink()
+    bound_log(log)  # its owner deleted it

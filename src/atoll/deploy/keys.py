@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +59,12 @@ def found(
     *,
     host: str = "localhost",
     port: int = PORT,
-    sites: Sequence[str] = (),
 ) -> dict[str, Path]:
     """Make a root, the kits of server and administrator, and keep the root's key, encrypted."""
     if len(passphrase) < 8:
         raise ConfigError("the passphrase is too short; use at least 8 characters")
     with _secret_folder() as work:
-        kits = make_kits(folder, sites, host, port, work)
+        kits = make_kits(folder, (), host, port, work)
         state = json.loads((work / PROJECT / "state" / "cert.json").read_text())
     root = folder / ROOT
     root.mkdir(mode=0o700)
@@ -203,9 +202,9 @@ def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
     """
     need_nvflare()
     pending, given = kit / PENDING, read_approval(file)
-    own = kit / "startup" / "rootCA.pem"
-    if own.exists():
-        fingerprint = _fingerprint_of(own.read_bytes())
+    renewed = (kit / "kit.json").exists()  # which a new kit gets last
+    if renewed:
+        fingerprint = _fingerprint_of((kit / "startup" / "rootCA.pem").read_bytes())
     if not pending.exists():
         hint = "ask with `atoll federate request` or `renew` first"
         raise ConfigError(f"'{kit}' waits for no certificate; {hint}")
@@ -217,7 +216,7 @@ def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
         words = [str(file.resolve()), *where, "--fingerprint", given.fingerprint]
         nvflare(Path(work), "package", *words)
         made = Path(work) / PROJECT / "prod_00" / given.name
-        if own.exists():
+        if renewed:
             with replacing(kit / "startup") as new:
                 shutil.copytree(made / "startup", new)
         else:

@@ -145,12 +145,12 @@ class NewLines:
 
     def read(self) -> str:
         """All new text; nothing while the log is rotated or not there yet."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(self.skipped)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self.skipped:  # it was rotated
+                self.skipped = 0
+            file.seek(self.skipped)
+            return file.read().decode(errors="replace")
+        return ""
 
 
 def refusal(output: NewLines, events: NewLines) -> str:
@@ -179,9 +179,10 @@ def lost_session(recent: NewLines) -> bool:
 
 def bound_log(log: Path) -> None:
     """Keep a growing log small: the program that writes it does not rotate it."""
-    if log.exists() and log.stat().st_size > LOG_BYTES:
-        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
-        os.truncate(log, 0)
+    with contextlib.suppress(OSError):  # no log yet, or a full disk, which must not end the party
+        if log.stat().st_size > LOG_BYTES:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
 
 
 def environment(mark: str) -> dict[str, str]:
