@@ -152,9 +152,9 @@ FEW = ("run", "--clients", 2, "--rounds", 1)
             "'none' holds no run to resume (it has no config.toml); give the folder of a run",
         ),
         (
-            ("run", "--resume", "a", "--rounds", 3),
-            "--resume continues a run with its own configuration, but --rounds was given; leave "
-            "everything out but --json and --quiet",
+            ("run", "--resume", "a", "--epochs", 3),
+            "--resume continues a run with its own configuration, but --epochs was given; leave "
+            "everything out but --rounds, --json and --quiet",
         ),
         (("run", "fedavg", "--resume", "a"), None),
         (("run", "--resume", "a", "--out", "b"), None),

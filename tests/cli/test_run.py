@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from atoll.cli import main
 
@@ -336,3 +337,20 @@ def test_what_cannot_be_loaded_is_one_sentence(cli, tmp_path: Path) -> None:
     (tmp_path / "cli_empty.py").write_text("Mine = 3")
     assert "has no class 'Mine' that is a Method" in cli("run", "cli_empty.py:Mine", code=2).stderr
     assert "No module named" in cli("run", "no_such_package:Mine", code=2).stderr
+
+
+def test_a_finished_run_gets_more_rounds_and_starts_another(tmp_path):
+    first, second = str(tmp_path / "one"), str(tmp_path / "two")
+    small = ["--data", "lagoon:nodes=200", "--clients", "2", "--quiet"]
+    runner = CliRunner()
+    assert runner.invoke(main, ["run", "--rounds", "1", *small, "--out", first]).exit_code == 0
+    done = runner.invoke(main, ["run", "--resume", first, "--rounds", "2", "--json", "--quiet"])
+    assert json.loads(done.output.splitlines()[-1])["rounds"] == 2
+    words = ["run", "fedprox", "--from", first, "--rounds", "1", *small, "--out", second]
+    assert runner.invoke(main, words).exit_code == 0
+    config = (tmp_path / "two" / "config.toml").read_text()
+    assert f'from_run = "{first}"' in config
+    words = ["run", "--from", first, *small, "--set", "hidden=3", "--out", str(tmp_path / "no")]
+    refused = runner.invoke(main, words)
+    assert refused.exit_code == 2
+    assert "does not fit: '0.weight' is (600, 64) there and (600, 3) in FedAvg" in refused.output

@@ -24,7 +24,8 @@ CONFIG = "A TOML file of options, for example the config.toml of a saved run."
     *options.TRAINING,
     option("--config FILE", CONFIG, PATH, name="config_file"),
     options.OUT,
-    options.resume("Continue the stopped run in DIR."),
+    options.resume("Continue the stopped run in DIR; with --rounds R also beyond its end."),
+    option("--from --from-run RUN", "Start from a finished run's model.", PATH, name="from_run"),
     options.LOG,
     click.Option(["--save-every"], type=float, default=10.0, hidden=True),
     options.AS_JSON,
@@ -44,9 +45,12 @@ def run(
     watcher = Watcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
     config = None
     if folder is not None:
+        how["rounds"] = chosen.pop("rounds", None)
         others = chosen | {"config": config_file, "out": out}
-        common.refuse_beside_resume("run", others, "--json and --quiet")
+        common.refuse_beside_resume("run", others, "--rounds, --json and --quiet")
     else:
+        if "from_run" in chosen:
+            chosen["from_run"] = str(chosen["from_run"].absolute())
         config = make_config(**common.over_file(config_file, chosen))
         folder = out or common.fresh_folder(f"{config.method}-{config.data}")
     with common.stoppable(partial(_report_stop, folder)), watcher:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import NODES
@@ -17,6 +17,9 @@ from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.spec import Value
 from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 
+if TYPE_CHECKING:
+    from atoll.data.own.encoder import Encoder
+
 
 def load(
     name: str,
@@ -26,6 +29,7 @@ def load(
     root: str | Path | None = None,  # the folder of the public data sets
     schema: str | Path | None = None,  # column roles for the user's own tables
     own: Mapping[str, object] | None = None,  # fields of `OwnOptions`
+    encoder: Encoder | None = None,  # of an earlier run, which the user's tables must fit
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
     """A source, and the sentences of the loader of a user's own data.
 
@@ -40,7 +44,8 @@ def load(
     if is_own(name):
         from atoll.data.own.reader import load_own
 
-        source, report = load_own(Path(name).expanduser(), schema, parse_own_options(own or {}))
+        wishes = parse_own_options(own or {})
+        source, report = load_own(Path(name).expanduser(), schema, wishes, encoder)
         return source, list(report.messages)
     if not _is_public(name):
         names = {key.lower(): key for key in (*DATASETS, *GROUPS, *BUILT_IN)}

@@ -64,6 +64,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     schema: str | None = None
     own: dict[str, Value] = {}
     dp: PrivacyConfig | None = None
+    from_run: str | None = None  # the folder of a run whose model is the start
     objects: tuple[str, ...] = ()  # "method", "data", "engine": objects, which no file can hold
 
     @property

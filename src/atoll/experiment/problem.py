@@ -18,11 +18,12 @@ from atoll.core.task import GRAPHS, NODES
 from atoll.core.tree import num_bytes
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
 from atoll.data.divide import BATCH_SIZE, PREPARATIONS, federate
-from atoll.data.load import load
+from atoll.data.load import is_own, load
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text, data_header, resolve, with_own_partition
 from atoll.experiment.hardware import available_memory
+from atoll.experiment.model import read_encoder
 from atoll.experiment.protocols import Protocol
 
 NEARLY = 0.75  # mean share of a client's most frequent class from which on a score says little
@@ -120,8 +121,22 @@ class Problem:
         """The named data, undivided, and the loader's notes."""
         config, seed = self.config, self.seed_of_data(seed)
         clients = config.clients or self.rules.clients
-        where = {"root": config.data_root, "schema": config.schema}
-        return load(config.data, clients=clients, seed=seed, own=config.own, **where)
+        encoder = None
+        if config.from_run is not None and is_own(config.data):  # columns must mean the same
+            models = sorted(Path(config.from_run, "model").glob("seed-*"))
+            if not models:
+                hint = "give the folder of a finished run"
+                raise ConfigError(f"'{config.from_run}' holds no model to start from; {hint}")
+            encoder = read_encoder(models[0])
+        return load(
+            config.data,
+            clients=clients,
+            seed=seed,
+            root=config.data_root,
+            schema=config.schema,
+            own=config.own,
+            encoder=encoder,
+        )
 
     def prepare(self, source: Source) -> tuple[Source, RunConfig]:
         """One graph as the protocol wants it, and the configuration with its owners' partition."""

@@ -33,6 +33,7 @@ from atoll.experiment.history import History, Selection, empty_history
 from atoll.experiment.metrics import METRICS, Evaluator, Outcome, score_numbers
 from atoll.experiment.model import ModelKeeper, Trees
 from atoll.experiment.privacy import spent
+from atoll.experiment.warm_start import with_models
 
 TreesAfter = Callable[[Round[Outcome]], Trees]
 """Gives the server's tree and the private states after a round."""
@@ -52,6 +53,7 @@ class Experiment:
         train_every: Rounds from one scoring of the training part to the next; the last round always
             scores it. None takes 1 for nodes, which cost nothing, and 10 for graphs.
         compat: Names from `protocols.COMPAT`.
+        start: Gives the models of an earlier run to start from, and names it; None starts anew.
         keep: How the round is selected whose model is kept (`experiment.model`); None keeps none.
         replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
             fused engine. Elsewhere a replay is the same work again, which only tests want.
@@ -77,6 +79,7 @@ class Experiment:
     auc: bool | None = None
     train_every: int | None = None
     compat: tuple[str, ...] = ()
+    start: tuple[Callable[[], Sequence[Tree]], str] | None = None
     keep: Selection | None = None
     replay: bool | None = None
 
@@ -202,7 +205,10 @@ class Run:
 
     def start(self) -> None:
         """The server's first tree."""
-        self.server = self.experiment.method.init(self.simulation.clients(-1))
+        method, start = self.experiment.method, self.experiment.start
+        self.server = method.init(self.simulation.clients(-1))
+        if start is not None:
+            self.server = with_models(method, self.server, start[0](), start[1])
 
     def finish(self) -> None:
         """Note what only the end tells, and let go of recordings: they hold memory."""

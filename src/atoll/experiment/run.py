@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from atoll.core.method import Method
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, make_config, read_config
+from atoll.experiment.continued import extend, trained_models
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, start, tuned_process
 from atoll.experiment.history import select_rule, selection_of
@@ -63,7 +65,7 @@ def run(
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size, task,
-            data_root, schema, own, dp.
+            data_root, schema, own, dp, from_run.
 
     Examples:
         >>> import atoll
@@ -99,10 +101,11 @@ def resume(
     method: Method | None = None,
     data: Data | None = None,
     engine: EngineFactory | None = None,
+    rounds: int | None = None,
     save_every: float = SAVE_EVERY,
     log: str | Sequence[str] = (),
 ) -> Result:
-    """Continue a stopped run; a finished one is only read again.
+    """Continue a stopped run; a finished one is only read again, or gets more `rounds`.
 
     A run that was started with an object (method, data, engine) needs the same object again.
 
@@ -117,6 +120,8 @@ def resume(
         problem = f"'{folder}' holds no run to resume (it has no config.toml)"
         raise ConfigError(f"{problem}; give the folder of a run")
     config = make_config(**read_config(folder / "config.toml"))
+    if rounds is not None:
+        config = extend(folder, config, rounds, lambda c: name_configuration(c, method, data))
     given = method, data, engine
     return RunPlan(config, folder, observer, *given, True, save_every=save_every, log=log).run()
 
@@ -203,7 +208,7 @@ class RunPlan:
             if self.folder is not None:
                 self.folder.write_partition(number, federation)
             keep = selection_of(config, self.rules, federation.metric) if self.folder else None
-            size = self.given.batch_size
+            size, start = self.given.batch_size, config.from_run
             experiment = Experiment(
                 with_privacy(method, config.dp),
                 federation,
@@ -215,6 +220,7 @@ class RunPlan:
                 chunk=config.chunk,
                 batching=None if size is None else batching_of(size),
                 compat=config.compat,
+                start=None if start is None else (partial(trained_models, start, number), start),
                 keep=keep,
             )
             self.setup += time.perf_counter() - self.began

@@ -158,7 +158,8 @@ class Encoder:
         label = self.label if self.label in columns else None
         chosen = by_kind[NUMBER_KIND], by_kind[CATEGORY_KIND]
         ignored = tuple(name for name in columns if name not in known)
-        return NodeRoles(self.id, label, None, owners, *chosen, (), ignored)
+        split = self.split if self.split in columns else None
+        return NodeRoles(self.id, label, split, owners, *chosen, (), ignored)
 
     def plain(self) -> dict[str, Any]:
         """The encoder as plain values, which `encoder.json` holds."""
@@ -236,13 +237,13 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
     columns = {name: Column(table[name], name, rows) for name in table.column_names}
     encoder, y = loading.encoder, np.full(table.num_rows, -1)
     owners = {name: convert.as_numpy(columns[name].complete().values) for name in roles.owners}
+    split = None if roles.split is None else convert.split_roles(columns[roles.split])
     if encoder is not None:
         y = y if roles.label is None else encoder.labels(columns[roles.label])
         x, classes = encoder.transform(columns), encoder.classes
-        return Nodes(x, y, classes, encoder.names, None, owners, encoder)
+        return Nodes(x, y, classes, encoder.names, split, owners, encoder)
     assert roles.label is not None
     y, classes = convert.encode_labels(columns[roles.label], loading.options.max_categories)
-    split = None if roles.split is None else convert.split_roles(columns[roles.split])
     features = fit(columns, roles, loading)
     if not features:
         advice = "add at least one, for example each node's degree"

@@ -20,7 +20,7 @@ from atoll.data.own import columns
 from atoll.data.own import schema as schemas
 from atoll.data.own.columns import Column, Rows
 from atoll.data.own.edges import Ends, check_weights, clean_edges, no_dangling, read_edges
-from atoll.data.own.encoder import Nodes, encode_nodes
+from atoll.data.own.encoder import Encoder, Nodes, encode_nodes
 from atoll.data.own.schema import OWNERS, Loading, OwnOptions, OwnReport, Schema
 from atoll.data.own.tables import find_parts, read_nodes
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source, compact
@@ -34,7 +34,10 @@ KINDS = "a folder with nodes.csv and edges.csv (or .parquet), a .pt file or a .g
 
 
 def load_own(
-    path: str | Path, schema: str | Path | None = None, options: OwnOptions | None = None
+    path: str | Path,
+    schema: str | Path | None = None,
+    options: OwnOptions | None = None,
+    encoder: Encoder | None = None,
 ) -> tuple[Source, OwnReport]:
     """Load a user's graph; the errors say where a file cannot be used, and what to do.
 
@@ -44,6 +47,7 @@ def load_own(
             saved by `torch.save` (`.pt`); GraphML.
         schema: A TOML file with the roles of columns; by default `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
+        encoder: Of an earlier run, which the tables must fit; by default one is fitted to them.
     """
     path, options = Path(path), options or OwnOptions()
     if not path.exists():
@@ -52,7 +56,7 @@ def load_own(
         own = path / "schema.toml"
         if schema is None and own.is_file():
             schema = own
-        loading = Loading(_schema(schema), options)
+        loading = Loading(_schema(schema), options, encoder=encoder)
         parts = find_parts(path)
         nodes, ids = read_nodes(parts, loading)
         ends = read_edges(parts, ids, loading)
