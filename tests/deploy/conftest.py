@@ -30,9 +30,6 @@ class LocalFleet:
         self.returned: set[str] = set()
         self.calls: list[tuple[str, str]] = []
 
-    def sites(self):
-        return tuple(self.all)
-
     def map(self, step, packets, timeout):
         replies, failures = {}, {}
         for site, packet in packets.items():
@@ -51,9 +48,6 @@ class LocalFleet:
 
     def back(self, site):
         return site in self.returned
-
-    def close(self):
-        pass
 
 
 class Room:

@@ -20,7 +20,7 @@ class FakeSession:
         self.outcomes, self.rounds = list(outcomes), iter(rounds)
         self.listed = [{"job_id": str(i), "status": one} for i, one in enumerate(before)]
         self.submitted, self.aborted, self.watched = {}, [], []
-        self.tokens = {"a": "1", "b": "2"}
+        self.tokens, self.undelivered = {"a": "1", "b": "2"}, {}
 
     def connected(self):
         return dict(self.tokens)
@@ -54,8 +54,8 @@ class FakeSession:
         outcome = self.outcomes.pop(0)
         if outcome is not None:
             (to / "atoll").mkdir()
-            text = json.dumps({"status": outcome, "reason": f"it was {outcome}"})
-            (to / "atoll" / "outcome.json").write_text(text)
+            left = {"reason": f"it was {outcome}", "undelivered": self.undelivered}
+            (to / "atoll" / "outcome.json").write_text(json.dumps({"status": outcome, **left}))
         return to
 
 
@@ -106,6 +106,16 @@ def test_a_result_that_nobody_fetched_is_fetched(tmp_path):
     supervised(desk, tmp_path, resuming=True)[0].run()
     assert desk.submitted == {}
     assert (tmp_path / "out" / "outcome.json").exists()
+
+
+@pytest.mark.parametrize(("connected", "jobs"), [("a", 0), ("b", 1)])
+def test_a_site_that_lacks_its_model_gets_it_once_it_is_connected(connected, jobs, tmp_path):
+    desk = FakeSession("finished", "finished", before=("FINISHED:COMPLETED",))
+    desk.tokens, desk.undelivered = {connected: "1"}, {"b": "it was away"}
+    supervisor, said = supervised(desk, tmp_path, resuming=True)
+    supervisor.run()
+    assert len(desk.submitted) == jobs
+    assert any(line.startswith("b did not take the model: it was away") for line in said)
 
 
 def test_a_run_that_its_last_job_did_not_finish_gets_another(tmp_path):

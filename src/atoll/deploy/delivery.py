@@ -104,7 +104,7 @@ def _digest(sealed: Sealed) -> str:
 def _server_certificate(pem: bytes, kit: Path) -> x509.Certificate:
     """The certificate, if the kit's root issued it to the kit's server."""
     try:
-        roots = x509.load_pem_x509_certificates((kit / "startup" / "rootCA.pem").read_bytes())
+        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
         about = json.loads((kit / "startup" / "fed_client.json").read_text())
         server = about["servers"][0]["identity"]
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -113,22 +113,17 @@ def _server_certificate(pem: bytes, kit: Path) -> x509.Certificate:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
         raise WireError("the certificate of the model's signer cannot be read") from error
-    if not any(_issued(certificate, root) for root in roots):
-        raise WireError("the certificate of the model's signer is not of this federation's root")
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        why = "the certificate of the model's signer is not of this federation's root"
+        raise WireError(why) from error
     subject = certificate.subject
     name = [part.value for part in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     role = [part.value for part in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
     if name != [server] or role not in ([], ["server"]):
         raise WireError(f"the model was signed by {name}, not by the server of the federation")
     return certificate
-
-
-def _issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 class Signer:

@@ -1,27 +1,4 @@
-"""What the owner of a site allows: methods, steps, work, bytes, disclosures.
-
-# policy.toml
-methods = ["fedavg", "fedath"]      # default: every method that comes with Atoll
-steps = ["train", "score"]          # default: every step of an allowed method
-rounds = 200                        # rounds of one run
-epochs = 10                         # local epochs of a round, of any part of the method
-layers = 10                         # layers of a network
-width = 512                         # any other whole number, such as a width, hops or samples
-parameters = 5_000_000              # numbers in the network
-questions = 100                     # packets with a step in one round, scoring included
-seconds = 60.0                      # of one step
-round_seconds = 600.0               # of all steps of one round
-memory = 8_000_000_000              # bytes of the job's process
-message_bytes = 50_000_000          # of one message from the server
-reply_bytes = 50_000_000            # of one reply
-run_bytes = 2_000_000_000           # of all replies of one run
-model_bytes = 500_000_000           # of the model that the server delivers at the end of a run
-disclose = ["train.control"]        # step.field with a node or edge axis, or derived from the
-                                    # private state; "declared" allows what methods declare
-noise = 1.0                         # least noise of a differentially private run; none: any run
-epsilon = 8.0                       # most epsilon against the server, over all runs of this site
-delta = 1e-5                        # of that epsilon
-"""
+"""The policy of a site's owner, a TOML file: methods, steps, work, bytes, disclosures, privacy."""
 
 from __future__ import annotations
 
@@ -32,11 +9,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 
 from atoll.core.errors import AtollError, ConfigError, WireError, unknown
-from atoll.core.method import Method, Net, Step
+from atoll.core.method import Method, Step
 from atoll.core.tree import leaves
+from atoll.experiment.build import parameter_shapes
 from atoll.experiment.privacy import PrivacyConfig, epsilon, need_accountant
 from atoll.methods import METHODS
 
@@ -57,27 +34,28 @@ class OverLimit(WireError):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The owner's choices; None allows all."""
+    """The owner's choices, by the keys of the file; None allows all."""
 
-    methods: tuple[str, ...] | None = None
-    steps: tuple[str, ...] | None = None
-    rounds: int = 10_000
-    epochs: int = 1_000
-    layers: int = 100
-    width: int = 10_000
-    parameters: int = 100_000_000
-    questions: int = 1_000
-    seconds: float = 3600.0
-    round_seconds: float = 4 * 3600.0
-    memory: int = 32 << 30
-    message_bytes: int = 1 << 30
-    reply_bytes: int = 1 << 30
-    run_bytes: int = 1 << 40
-    model_bytes: int = 1 << 30
+    methods: tuple[str, ...] | None = None  # by default those that come with Atoll
+    steps: tuple[str, ...] | None = None  # names of steps
+    rounds: int = 10_000  # of one run
+    epochs: int = 1_000  # local epochs of a round, of any part of the method
+    layers: int = 100  # of a network
+    width: int = 10_000  # any other whole number, such as a width, hops or samples
+    parameters: int = 100_000_000  # numbers in the network
+    questions: int = 1_000  # packets with a step in one round, scoring included
+    seconds: float = 3600.0  # of one step
+    round_seconds: float = 4 * 3600.0  # of all steps of one round
+    memory: int = 32 << 30  # bytes of the job's process
+    message_bytes: int = 1 << 30  # of one message from the server
+    reply_bytes: int = 1 << 30  # of one reply
+    run_bytes: int = 1 << 40  # of all replies of one run
+    model_bytes: int = 1 << 30  # of the model that the server delivers at the end of a run
+    # Each step.field with a node or edge axis, or derived from the private state; or "declared".
     disclose: tuple[str, ...] | str = ()
-    noise: float | None = None
-    epsilon: float | None = None
-    delta: float = 1e-5
+    noise: float | None = None  # least noise of a differentially private run; None allows any run
+    epsilon: float | None = None  # most epsilon against the server, over all runs of this site
+    delta: float = 1e-5  # of that epsilon
 
     def check_run(self, method: str, rounds: int, base: str = "") -> None:
         """Refuse a run that the owner does not allow; `base` is the method that it wraps."""
@@ -98,7 +76,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if name not in FREE and value > getattr(self, key):
                 most = f"{key} up to {getattr(self, key)}"
                 raise Refusal(f"its policy allows {most}, but {name} is {value}")
-        count = _count_parameters(method.net)
+        count = sum(leaf.numel() for leaf in leaves(parameter_shapes(method.net)))
         if count > self.parameters:
             most = f"{self.parameters} parameters"
             raise Refusal(f"its policy allows {most}, but the network has {count}")
@@ -171,12 +149,6 @@ def _whole_numbers(part: object) -> Iterator[tuple[str, int]]:
             if type(value) is int:
                 yield field.name, value
             yield from _whole_numbers(value)
-
-
-def _count_parameters(net: Net) -> int:
-    """The numbers in a network, counted without memory for them."""
-    key = torch.zeros((), dtype=torch.int64, device="meta")
-    return sum(leaf.numel() for leaf in leaves(net.init(key)))
 
 
 def _check_named(what: str, name: str, allowed: tuple[str, ...] | None) -> None:

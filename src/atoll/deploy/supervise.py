@@ -97,22 +97,26 @@ class Supervisor:
             self.job, least = self._running() or self._submit(least), self.order.quorum
             ended = self._watch()
             if ended["status"] == "finished":
-                for site, why in ended.get("undelivered", {}).items():
-                    again = f"to send it later: atoll federate run --resume {self.out}"
-                    self.tell(f"{site} did not take the model: {why}; {again}")
+                self._tell_undelivered(ended)
                 return
             if ended["status"] == "failed":
                 raise AtollError(ended["reason"])
             if ended["status"] == "aborted" and not self._running(wait=PAUSE):
-                again = f"continue with: atoll federate run --resume {self.out}"
-                raise AtollError(f"the job was stopped, and the run is kept; {again}")
+                raise AtollError(f"the job was stopped, and the run is kept; {self._continue()}")
             fruitless = 0 if self.reached > before else fruitless + 1
             if fruitless > RESTARTS:
-                raise ClientLost(
-                    f"{ended['reason']}; the job was submitted {RESTARTS} times without one more "
-                    f"round; mend the cause and go on with: atoll federate run --resume {self.out}"
-                )
+                tried = f"the job was submitted {RESTARTS} times without one more round"
+                hint = f"mend the cause and {self._continue()}"
+                raise ClientLost(f"{ended['reason']}; {tried}; {hint}")
             self.tell(f"{ended['reason']}; continuing in a new job")
+
+    def _continue(self) -> str:
+        return f"continue with: atoll federate run --resume {self.out}"
+
+    def _tell_undelivered(self, ended: Json) -> None:
+        for site, why in ended.get("undelivered", {}).items():
+            again = f"to send it later: atoll federate run --resume {self.out}"
+            self.tell(f"{site} did not take the model: {why}; {again}")
 
     def stop(self) -> None:
         """Stop the running job, if the server still answers; the run can be continued."""
@@ -132,10 +136,9 @@ class Supervisor:
                 if len(there) >= least:
                     return there
                 missing = ", ".join(site for site in self.sites if site not in connected)
-                raise ClientLost(
-                    f"{missing} did not connect within {self.patience:g} s; start it, or leave it "
-                    f"out with --sites, and go on with: atoll federate run --resume {self.out}"
-                )
+                late = f"{missing} did not connect within {self.patience:g} s"
+                hint = f"start it, or leave it out with --sites, and {self._continue()}"
+                raise ClientLost(f"{late}; {hint}")
             time.sleep(0.2)
 
     def _jobs(self) -> list[Json]:
@@ -143,11 +146,15 @@ class Supervisor:
         return self.session.jobs(f"atoll-{self.order.run}")
 
     def _finished_before(self) -> bool:
-        """Whether the last job finished the run and its administrator did not fetch the result."""
+        """Whether the last job finished the run; not if a connected site still lacks its model."""
         for job in self._jobs()[:1]:
             if job["status"] == "FINISHED:COMPLETED":
                 self.job = job["job_id"]
-                return bool(self._fetch(job["status"])["status"] == "finished")
+                ended = self._fetch(job["status"])
+                waiting = set(ended.get("undelivered", ())) & set(self.session.connected())
+                if ended["status"] == "finished" and not waiting:
+                    self._tell_undelivered(ended)
+                    return True
         return False
 
     def _running(self, wait: float = 0.0) -> str:

@@ -96,9 +96,6 @@ class FlareFleet:
     def _connected(self) -> set[str]:
         return {client.name for client in self.fl_ctx.get_engine().get_clients()}
 
-    def sites(self) -> tuple[str, ...]:
-        return tuple(sorted(self._connected() - self.gone))
-
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
         there = self._connected()
         calls = {s: self._send(s, p) for s, p in packets.items() if s in there}
@@ -143,7 +140,7 @@ class FlareFleet:
         return call
 
     def back(self, site: str) -> bool:
-        if site not in self.sites():
+        if site not in self._connected() - self.gone:
             return False
         if site not in self.pings:
             # It waits at the server until the site asks for work again.

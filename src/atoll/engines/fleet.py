@@ -79,12 +79,10 @@ Answers = tuple[dict[str, Packet], dict[str, Failure]]
 class Fleet(Protocol):
     """Sites that answer packets."""
 
-    def sites(self) -> tuple[str, ...]: ...  # those that are there now
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
         """Send each site its packet and wait; replies, and a failure for every other site."""
 
     def back(self, site: str) -> bool: ...  # whether a site that was lost answers again
-    def close(self) -> None: ...
 
 
 class SitesFailed(AtollError):

@@ -16,7 +16,7 @@ from atoll.core.optim import OPTIMIZERS
 from atoll.core.random import make_key
 from atoll.core.space import Value
 from atoll.core.task import NODES, TASKS
-from atoll.core.tree import num_bytes
+from atoll.core.tree import Tree, num_bytes
 from atoll.data.public.registry import plain_name
 from atoll.data.spec import parse_recipe
 from atoll.experiment.hardware import available_memory
@@ -101,11 +101,16 @@ def check_memory(net: Net) -> None:
             raise ConfigError(f"{name} is {value}; give at most {most}")
     if max(sizes.values()) <= WIDE:
         return
-    size = num_bytes(net.init(make_key(0).to("meta")))  # shapes without numbers
+    size = num_bytes(parameter_shapes(net))
     if COPIES * size > (free := available_memory()):
         needs = f"{COPIES * size / 2**30:.3g} GiB to train ({size // 4} parameters)"
         hint = "choose smaller widths or fewer layers"
         raise ConfigError(f"the network needs {needs}, but {free / 2**30:.3g} GiB are free; {hint}")
+
+
+def parameter_shapes(net: Net) -> Tree:
+    """The parameters of a network as shapes, which take no memory."""
+    return net.init(make_key(0).to("meta"))
 
 
 def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:

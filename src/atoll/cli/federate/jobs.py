@@ -55,7 +55,7 @@ def run(
         order = session.make_order(config, some, **limits)
     waiting.update(
         resuming=resuming,
-        kept=f"the run is kept; go on with: atoll federate run --resume {folder} --kit {kit}",
+        kept=f"the run is kept; continue with: atoll federate run --resume {folder} --kit {kit}",
     )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
         if not resuming and not sites:
