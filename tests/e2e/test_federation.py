@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
@@ -12,49 +10,21 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import atoll
 from atoll.core.tree import leaves
 from atoll.deploy.audit import check_audit
 from atoll.deploy.coordinator import Order
 from atoll.deploy.kits import provision, site_command
-from atoll.deploy.local import Demo, free_port
+from atoll.deploy.local import free_port
 from atoll.deploy.supervise import write_job
 from atoll.engines.codec import load_checkpoint, save_checkpoint
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.privacy import epsilon, release
-
-ATOLL = [sys.executable, "-m", "atoll"]
-CLIENTS, ROUNDS = 3, 25
-SMALL = ("--set", "hidden=8")
-
-
-def lagoon(clients: int = CLIENTS) -> Any:
-    return atoll.partition(atoll.load("lagoon", clients=clients), "column:owner")
-
-
-def serial(method: str, federation: Any, **options: Any) -> dict[str, Any]:
-    chosen = {"hidden": 8, **options.pop("set", {})}
-    return atoll.run(method, federation, engine="serial", set=chosen, **options).metrics()
-
-
-def processes(folder: Path) -> dict[int, list[str]]:
-    """Every process that works in a folder, with its command."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if any(str(folder) in word for word in words) and "nvflare" in " ".join(words):
-            found[int(entry.name)] = words
-    return found
+from tests.e2e.trial import ATOLL, SMALL, lagoon, processes, serial
 
 
 @pytest.mark.federation
@@ -72,84 +42,6 @@ def test_a_demo_equals_the_serial_run_and_leaves_no_process(tmp_path):
     assert processes(tmp_path / "fed") == {}
     assert check_audit(tmp_path / "fed" / "kits" / "site-1" / "atoll" / "audit.jsonl") > 4
     print(f"{time.monotonic() - began:.1f} s")
-
-
-class Trial:
-    """A federation that runs, and the administrator's commands on it."""
-
-    def __init__(self, demo: Demo, federation: Any, folder: Path) -> None:
-        self.demo, self.federation, self.folder = demo, federation, folder
-        self.count = 0
-
-    def start(self, *words: str) -> tuple[subprocess.Popen[str], Path]:
-        """`atoll federate run ...` in the background, and where its result will be."""
-        self.count += 1
-        out = self.folder / f"out-{self.count}"
-        place = [] if "--resume" in words else ["--out", str(out)]
-        command = [*ATOLL, "federate", "run", *words, "--kit", str(self.demo.kits["admin"]),
-                   *place, "--json"]  # fmt: skip
-        run = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return run, out
-
-    def finish(self, run: subprocess.Popen[str], timeout: float = 150) -> dict[str, Any]:
-        out, err = run.communicate(timeout=timeout)
-        assert run.returncode == 0, err
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-        found["said"] = err
-        return found
-
-    def pids(self, name: str, kind: str) -> list[int]:
-        """The processes of a party: its "parent", or that of its running "job"."""
-        job = {pid for pid, words in processes(self.demo.kits[name]).items()
-               if any("runner_process" in w or "worker_process" in w for w in words)}  # fmt: skip
-        return sorted(job if kind == "job" else set(processes(self.demo.kits[name])) - job)
-
-    def kill(self, name: str, *kinds: str) -> None:
-        for kind in kinds:
-            for pid in self.pids(name, kind):
-                os.kill(pid, signal.SIGKILL)
-
-    def events(self) -> list[dict[str, Any]]:
-        """The audit log of the newest run, on the server."""
-        logs = sorted(self.demo.kits["server"].glob("atoll/runs/*/audit.jsonl"),
-                      key=lambda path: path.stat().st_mtime)  # fmt: skip
-        lines = logs[-1].read_text().splitlines() if logs else []
-        return [json.loads(line) for line in lines]
-
-    def wait(self, what: Callable[[], Any], timeout: float = 90) -> None:
-        end = time.monotonic() + timeout
-        while not what():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.1)
-
-    def wait_round(self, number: int, before: int = 0) -> None:
-        self.wait(lambda: any(e.get("round", -1) >= number for e in self.events()[before:]))
-
-    def status(self) -> dict[str, Any]:
-        """What `atoll federate status` says; empty if it fails."""
-        words = [*ATOLL, "federate", "status", "--kit", str(self.demo.kits["admin"]), "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-
-    def connected(self) -> dict[str, bool]:
-        sites: dict[str, bool] = self.status().get("sites", {})
-        return sites
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that the server ever had."""
-        jobs: list[dict[str, Any]] = self.status()["jobs"]
-        return jobs
-
-
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    folder, federation = tmp_path_factory.mktemp("federation"), lagoon()
-    with Demo(federation, folder / "fed") as demo:
-        yield Trial(demo, federation, folder)
-    assert processes(folder) == {}
 
 
 @pytest.mark.federation
@@ -189,123 +81,6 @@ def test_private_runs_over_the_network(trial):
     assert spent[-1] == pytest.approx(private["privacy"]["epsilon_server"])
     for path in trial.demo.kits["server"].rglob("*"):
         assert path.name not in ("noise.key", "scores.csv")
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    """What an undisturbed run gives."""
-    return serial("fedath", lagoon(), rounds=ROUNDS)
-
-
-def begun(trial: Trial, *words: str, round: int = 4) -> tuple[subprocess.Popen[str], Path]:
-    """A run that has reached a round."""
-    before = {path.name for path in trial.demo.kits["server"].glob("atoll/runs/*")}
-    run, out = trial.start("fedath", "--rounds", str(ROUNDS), *SMALL, *words)
-    trial.wait(lambda: before != {p.name for p in trial.demo.kits["server"].glob("atoll/runs/*")})
-    trial.wait_round(round)
-    return run, out
-
-
-@pytest.mark.federation
-def test_a_killed_site_that_comes_back_changes_nothing(trial, expected):
-    run, _ = begun(trial)
-    trial.kill("site-3", "parent", "job")
-    time.sleep(2)
-    trial.demo.start("site-3")
-    found = trial.finish(run)
-    assert "site-3 is back" in found["said"]
-    assert found["metrics"] == expected
-
-
-@pytest.mark.federation
-def test_a_killed_site_that_stays_away_is_left_out(trial):
-    run, out = begun(trial, "--deadline", "5")
-    trial.kill("site-3", "parent", "job")
-    found = trial.finish(run)
-    assert "site-3 is left out" in found["said"]
-    left = [e for e in trial.events() if e["event"] == "left out"]
-    assert [e["site"] for e in left] == ["site-3"]
-    scored = (out / "metrics.csv").read_text().splitlines()
-    assert scored[-1].startswith(f"0,{ROUNDS - 1},2,")
-    trial.demo.start("site-3")
-    trial.wait(lambda: trial.connected().get("site-3"))
-
-
-@pytest.mark.federation
-@pytest.mark.parametrize("party", ["site-2", "server"])
-def test_a_killed_job_process_is_started_again_and_changes_nothing(party, trial, expected):
-    run, _ = begun(trial)
-    trial.kill(party, "job")
-    assert trial.finish(run)["metrics"] == expected
-
-
-@pytest.mark.federation
-def test_a_killed_server_loses_nothing(trial, expected):
-    run, out = begun(trial)
-    trial.kill("server", "parent", "job")
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 2
-    assert "the server does not answer" in said
-    trial.demo.start("server")
-    trial.wait(lambda: list(trial.connected().values()) == [True] * CLIENTS)
-    run, _ = trial.start("--resume", str(out))
-    assert trial.finish(run)["metrics"] == expected
-
-
-@pytest.mark.federation
-@pytest.mark.parametrize("resumes", [1, 2])
-def test_a_run_whose_administrator_was_killed_keeps_its_one_job(resumes, trial, expected):
-    before = trial.jobs()
-    run, out = begun(trial)
-    run.kill()
-    run.communicate()
-    followed = [trial.start("--resume", str(out))[0] for _ in range(resumes)]
-    for again in followed:
-        found = trial.finish(again)
-        assert found["metrics"] == expected
-        assert "new job" not in found["said"]
-    assert len(trial.jobs()) == len(before) + 1
-    rounds = [e["round"] for e in trial.events() if e["event"] == "step" and e["step"] == "train"]
-    assert rounds == list(range(ROUNDS))  # none was played twice
-
-
-@pytest.mark.federation
-def test_a_stopped_run_stays_stopped_and_two_resumes_share_one_job(trial, expected):
-    run, out = begun(trial)
-    words = [*ATOLL, "federate", "stop", "--kit", str(trial.demo.kits["admin"])]
-    (job,) = trial.pids("site-1", "job")
-    os.kill(job, signal.SIGSTOP)  # so that the run cannot finish first
-    try:
-        stopped = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True)
-        assert stopped.stdout.startswith("stopped atoll-")
-        _, said = run.communicate(timeout=90)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # FLARE has ended it
-            os.kill(job, signal.SIGCONT)
-    assert run.returncode == 2
-    assert f"the run is kept; continue with: atoll federate run --resume {out}" in said
-    jobs = trial.jobs()
-    both = [trial.start("--resume", str(out))[0] for _ in range(2)]
-    assert [trial.finish(one)["metrics"] for one in both] == [expected] * 2
-    assert len(trial.jobs()) == len(jobs) + 1
-    (out / "result.json").unlink()
-    again, _ = trial.start("--resume", str(out))
-    assert trial.finish(again)["metrics"] == expected
-    assert len(trial.jobs()) == len(jobs) + 1
-
-
-@pytest.mark.federation
-def test_a_site_slower_than_the_deadline_is_left_out_until_it_is_back(trial):
-    run, _ = begun(trial, "--deadline", "3")
-    (job,) = trial.pids("site-1", "job")
-    os.kill(job, signal.SIGSTOP)
-    try:
-        trial.wait(lambda: any(e["event"] == "left out" for e in trial.events()))
-    finally:
-        os.kill(job, signal.SIGCONT)
-    trial.wait(lambda: any(e["event"] == "back" for e in trial.events()))
-    found = trial.finish(run)
-    assert "site-1 is left out: no answer to" in found["said"]
 
 
 @pytest.mark.federation

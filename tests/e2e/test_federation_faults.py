@@ -13,7 +13,7 @@ from atoll.core.tree import leaves
 from atoll.deploy.local import Demo
 from atoll.engines.codec import load_checkpoint
 from tests.deploy.test_coordinator import without
-from tests.e2e.test_federation import SMALL, Trial, lagoon, processes, serial
+from tests.e2e.trial import SMALL, Trial, lagoon, processes, serial
 
 pytestmark = pytest.mark.federation
 

@@ -16,7 +16,7 @@ from atoll.deploy import keys
 from atoll.deploy.kits import certificate_days
 from atoll.deploy.local import Processes, free_port
 from atoll.deploy.site_data import write_clients
-from tests.e2e.test_federation import ATOLL, SMALL, lagoon, processes, serial
+from tests.e2e.trial import ATOLL, SMALL, lagoon, processes, serial
 
 pytestmark = pytest.mark.federation
 

@@ -13,7 +13,7 @@ import pytest
 import atoll
 from atoll.deploy.local import Demo
 from atoll.experiment.folder import RunFolder
-from tests.e2e.test_federation import ATOLL, ROUNDS, SMALL, Trial, begun, lagoon, processes, serial
+from tests.e2e.trial import ATOLL, ROUNDS, SMALL, Trial, begun, lagoon, processes, serial
 
 pytestmark = pytest.mark.federation
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.deploy.local import Demo
-from tests.e2e.test_federation import SMALL, Trial, lagoon, processes, serial
+from tests.e2e.trial import SMALL, Trial, lagoon, processes, serial
 
 pytestmark = pytest.mark.federation
 EPOCHS = "50"  # a step of so many epochs takes longer than a millisecond on any machine
