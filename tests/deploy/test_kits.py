@@ -19,7 +19,7 @@ from atoll.deploy.kits import (
     ADMIN,
     CLASSES,
     COMM,
-    GATE,
+    GATES,
     certificate_days,
     check_certificates,
     provision,
@@ -53,15 +53,20 @@ def test_kits_allow_our_classes_alone_and_no_code(tmp_path):
         assert settings.read_text() == "{}"
 
 
-def test_every_start_of_a_site_has_the_gate(tmp_path):
+def test_every_start_of_a_party_has_its_gate(tmp_path):
     kits = provision(tmp_path / "kits", ["bank-a"])
-    gate = kits["bank-a"] / "local" / "atoll__p_resources.json"
-    assert json.loads(gate.read_text()) == {"components": [GATE]}
-    gate.unlink()  # a kit of an earlier version
-    site_command(kits["bank-a"])
-    assert json.loads(gate.read_text()) == {"components": [GATE]}
-    module, _, name = str(GATE["path"]).rpartition(".")
-    assert hasattr(importlib.import_module(module), name)
+    for kit, kind, command in (
+        (kits["bank-a"], "site", site_command),
+        (kits["server"], "server", server_command),
+    ):
+        file = kit / "local" / "atoll__p_resources.json"
+        made = json.loads(file.read_text())
+        assert [part["path"] for part in made["components"]] == [GATES[kind]]
+        file.unlink()  # a kit of an earlier version
+        command(kit)
+        assert json.loads(file.read_text()) == made
+        module, _, name = GATES[kind].rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
 
 
 def test_logs_are_lines_of_json_in_few_small_files(tmp_path):

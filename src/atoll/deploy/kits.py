@@ -37,7 +37,7 @@ OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.v
 """Paths in the allow-lists of older kits, and the same classes today."""
 SETTINGS = "atoll.json"  # in a site's `local` folder: where its data and its policy are
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-GATE = {"id": "atoll_gate", "path": "atoll.engines.gate.SiteGate", "args": {}}
+GATES = {"server": "atoll.engines.gate.ServerGate", "site": "atoll.engines.gate.SiteGate"}
 COMM = {"allow_adhoc_conns": False, "streaming_retry_timeout": 10, "streaming_retry_wait": 2}
 """FLARE keeps a thread for the sum of both times, in seconds, for each message that it received."""
 
@@ -102,9 +102,9 @@ def finish_kit(kit: Path, about: AboutKit) -> None:
     """Turn what FLARE made into a kit of Atoll, readable by its owner only."""
     kit.chmod(0o700)
     if about["name"] != ADMIN:
-        _narrow(kit, CLASSES["server" if about["name"] == "server" else "site"])
-    if about["name"] not in (ADMIN, "server"):
-        _write_gate(kit)
+        kind = "server" if about["name"] == "server" else "site"
+        _narrow(kit, CLASSES[kind])
+        _write_gate(kit, kind)
     write_about(kit, about)
 
 
@@ -267,6 +267,7 @@ def server_command(kit: Path) -> list[str]:
     """The command that starts the server of a kit."""
     _rename_classes(kit)
     _write_comm(kit)
+    _write_gate(kit, "server")
     # The server stores into the kit; /tmp/nvflare, FLARE's default, is shared by all servers.
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
@@ -299,7 +300,7 @@ def site_command(kit: Path) -> list[str]:
     """The command that starts the site of a kit."""
     _rename_classes(kit)
     _write_comm(kit)
-    _write_gate(kit)
+    _write_gate(kit, "site")
     name = about_kit(kit)["name"]
     return _command("client.client_train", kit, "fed_client.json", [f"uid={name}"])
 
@@ -311,10 +312,11 @@ def _write_comm(kit: Path) -> None:
         write_atomically(file, json.dumps(COMM, indent=1).encode())
 
 
-def _write_gate(kit: Path) -> None:
-    """Have FLARE's process of a site load the gate, also in a kit that was made before it."""
+def _write_gate(kit: Path, kind: str) -> None:
+    """Have FLARE's process of a party load its gate, also in a kit that was made before it."""
+    gate = {"id": "atoll_gate", "path": GATES[kind], "args": {}}
     file = kit / "local" / "atoll__p_resources.json"
-    write_atomically(file, json.dumps({"components": [GATE]}, indent=1).encode())
+    write_atomically(file, json.dumps({"components": [gate]}, indent=1).encode())
 
 
 def _rename_classes(kit: Path) -> None:

@@ -14,14 +14,14 @@ def ask(client, target, questions, out):
     from nvflare.private.admin_defs import Message
     from nvflare.private.defs import CellChannel, new_cell_message
 
-    found = []
+    found, end = [], time.monotonic() + 20
     for topic, body, head in questions:
         message = Message(topic, body)
         for key, value in head.items():
             message.set_header(key, value)
-        given = {"channel": CellChannel.CLIENT_MAIN, "topic": topic, "timeout": 20}
-        code, end = "", time.monotonic() + 60
-        while code not in ("ok", "unauthenticated") and time.monotonic() < end:  # it may start yet
+        given = {"channel": CellChannel.CLIENT_MAIN, "topic": topic, "timeout": 3}
+        code = ""
+        while not code or (code != "ok" and time.monotonic() < end):  # the other may start yet
             request = new_cell_message({}, message)
             reply = client.cell.send_request(target=target, request=request, **given)
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
