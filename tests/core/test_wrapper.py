@@ -88,6 +88,7 @@ CALLS = {
     "scored_as": (),
     "too_short": (1,),
     "why_bound": (),
+    "plain_params": (1, 2),
 }
 
 

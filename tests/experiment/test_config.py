@@ -346,7 +346,7 @@ VALUES = {
         scores=st.sampled_from(["kept", "told"]),
         randomness=st.sampled_from(["site", "seed"]),
     ),
-    "from_run": st.none() | NAME.map("/runs/{}".format),
+    "from_run": st.none() | NAME.map(lambda name: str(Path("/runs", name))),
     "objects": st.just(()),
 }
 CONFIGS = st.builds(RunConfig, **VALUES)

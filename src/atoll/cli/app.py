@@ -13,6 +13,7 @@ from atoll.cli.catalogue import datasets, methods
 from atoll.cli.common import AtollSubgroup
 from atoll.cli.compare import compare
 from atoll.cli.data import data, partition
+from atoll.cli.export import export
 from atoll.cli.federate import federate
 from atoll.cli.predict import predict
 from atoll.cli.report import report
@@ -22,7 +23,7 @@ from atoll.cli.tune import tune
 from atoll.core.errors import AtollError
 
 ANALYSES = (inspect, contribution, clusters, tune_clusters, explain, similarity)
-COMMANDS = (run, demo, watch, predict, compare, tune, reproduce, report, federate)
+COMMANDS = (run, demo, watch, predict, export, compare, tune, reproduce, report, federate)
 
 
 class AtollGroup(AtollSubgroup):

@@ -326,6 +326,11 @@ class Method(ABC):
         """How many hops a prediction looks around a node; None for the whole graph."""
         return getattr(self.net, "reach", None)
 
+    def plain_params(self, message: Tree, state: Tree) -> Tree:
+        """The network's parameters if `predict` is the network and no more; None if it is more."""
+        plain = type(self).predict is Method.predict and not private_names(self.net)
+        return message if plain else None
+
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """The server's tree with another deployed model; to override where `deploy` computes."""
         old, new = leaves(self.deploy(server).tree), leaves(tree)

@@ -57,6 +57,9 @@ class Wrapper(Method):
     too_short = _forwarded(Method.too_short)
     why_bound = _forwarded(Method.why_bound)
 
+    def plain_params(self, message: Tree, state: Tree) -> Tree:
+        return message if self.base is None else self.base.plain_params(message, state)
+
     @property
     def reach(self) -> int | None:
         return self._hooks.reach

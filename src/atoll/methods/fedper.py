@@ -66,6 +66,11 @@ class FedPer(Averaging):
         personal, own = self._kept(state, make_key(0, graph.real.device))
         return super().predict(graph, rejoin(message, personal), own, key)
 
+    def plain_params(self, message: Tree, state: Private | None) -> Tree:
+        if state is None or layers.private_names(self.net):
+            return None
+        return rejoin(message, state.personal)
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

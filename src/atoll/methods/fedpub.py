@@ -131,6 +131,9 @@ class FedPUB(Mixing):
         model = message if state is None else masked(message, state.masks, self.lam_mask)
         return self.net(model, graph, key)
 
+    def plain_params(self, message: Tree, state: Private | None) -> Tree:
+        return message if state is None else masked(message, state.masks, self.lam_mask)
+
     @client_step
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor

@@ -17,7 +17,13 @@ from torch import Tensor
 from atoll.core.graph import Graph
 from atoll.core.message import ToAll
 from atoll.core.method import Clients, client_step
-from atoll.core.private_layers import init_private, init_shared, join_parts, whole_params
+from atoll.core.private_layers import (
+    init_private,
+    init_shared,
+    join_parts,
+    private_names,
+    whole_params,
+)
 from atoll.core.task import TASKS
 from atoll.core.training import Training
 from atoll.core.tree import Empty, Tree, record
@@ -58,6 +64,9 @@ class Local(Training):
             return self.net(state.model, graph, key)
         start = init_shared(self.net, message)
         return self.net(whole_params(self.net, graph, start, None), graph, key)
+
+    def plain_params(self, message: Tree, state: Private | None) -> Tree:
+        return None if state is None or private_names(self.net) else state.model
 
     @client_step
     def train(

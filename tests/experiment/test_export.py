@@ -1,0 +1,130 @@
+"""An exported model gives the logits of the run without Atoll."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import atoll
+from atoll.core.errors import AtollError
+from atoll.experiment.export import export
+from atoll.experiment.predict import predict
+from tests.experiment.test_run import rings
+
+ALONE = """
+import json, runpy, sys
+sys.modules["atoll"] = None  # importing it fails from here on
+import torch
+for folder, data in json.loads(sys.argv[1]):
+    model = runpy.run_path(folder + "/model.py")
+    net, about = model["load"](folder)
+    graph = model["read_graph"](data + "/nodes.csv", data + "/edges.csv", about)
+    with torch.no_grad():
+        print(json.dumps(net(*graph[1:]).tolist()))
+"""
+CASES = [
+    ("fedavg", {"net": "gcn", "layers": 3}, "", "weighted"),
+    ("fedprox", {"net": "gcn", "head": "linear"}, "", "plain"),
+    ("fedavg", {"net": "sage"}, "", "plain"),
+    ("fedavg", {"net": "gat", "hidden": 16, "heads": 4}, "", "plain"),
+    ("fedavg", {"net": "sgc"}, "", "weighted"),
+    ("fedavg", {"net": "mlp"}, "", "plain"),
+    ("fedper", {}, "1", "plain"),
+    ("fedpub", {}, "1", "plain"),
+    ("fedgta", {}, "1", "plain"),
+    ("local", {}, "1", "plain"),
+    ("fedtad", {}, "", "plain"),
+]
+
+
+def write(folder, weighted=False):
+    folder.mkdir(parents=True)
+    rows = [
+        f"{i:03},{'xy'[i % 2]},{'uvw'[i % 3]},{i * 0.37 % 1:.3f},{i % 5 > 2}" for i in range(60)
+    ]
+    (folder / "nodes.csv").write_text("\n".join(["id,label,kind,size,big", *rows, ""]))
+    ends = [f"{i:03},{(i + step) % 60:03}" for i in range(60) for step in (1, 2, 5, 0)]
+    ends = [f"{pair},{1 + k % 3}" for k, pair in enumerate(ends)] if weighted else ends
+    head = "source,target,weight" if weighted else "source,target"
+    (folder / "edges.csv").write_text("\n".join([head, *ends, ""]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    return {kind: write(folder / str(kind), kind == "weighted") for kind in ("plain", "weighted")}
+
+
+@pytest.fixture(scope="module")
+def found(tables, tmp_path_factory):
+    """The logits of every case, of the exported models (in one process) and of the runs."""
+    folder, pairs, expected = tmp_path_factory.mktemp("exports"), [], []
+    for number, (method, settings, client, kind) in enumerate(CASES):
+        data, run, out = tables[kind], folder / f"run-{number}", folder / f"model-{number}"
+        options = {"clients": 2, "partition": "random", "rounds": 2, "set": settings}
+        atoll.run(method, str(data), out=run, **options)
+        export(run, out, client=client)
+        pairs.append((str(out), str(data)))
+        expected.append(predict(run, data, client=client or None).logits)
+    words = [sys.executable, "-c", ALONE, json.dumps(pairs)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(zip(map(json.loads, done.stdout.splitlines()), expected, strict=True))
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case[:2]) for case in CASES])
+def test_the_exported_model_gives_the_logits(found, case):
+    alone, expected = found[case]
+    np.testing.assert_allclose(np.array(alone), expected, rtol=0, atol=1e-6)
+
+
+def test_the_file_is_a_program(tables, tmp_path):
+    atoll.run("fedavg", str(tables["plain"]), out=tmp_path / "run", clients=2, rounds=1)
+    export(tmp_path / "run", tmp_path / "model")
+    words = [
+        tmp_path / "model/model.py",
+        *(tables["plain"] / f"{n}.csv" for n in ("nodes", "edges")),
+    ]
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "id,class,p_x,p_y"
+    assert len(lines) == 61
+    assert lines[1].startswith("000,")
+    about = json.loads((tmp_path / "model/model.json").read_text())
+    assert about["run"]["method"] == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "sentence"),
+    [
+        ("fedath", {}, "fedath computes more than its network does"),
+        ("fediih", {}, "network DisenGCN has no layers of PyG"),
+        ("fedper", {}, "fedper has a model for each client"),
+    ],
+)
+def test_what_pyg_cannot_express_is_refused(tables, tmp_path, method, settings, sentence):
+    options = {"clients": 2, "partition": "random", "rounds": 1, "set": settings}
+    atoll.run(method, str(tables["plain"]), out=tmp_path / "run", **options)
+    client = "0" if method == "fediih" else ""
+    with pytest.raises(AtollError, match=sentence):
+        export(tmp_path / "run", tmp_path / "model", client=client)
+    assert not (tmp_path / "model").exists()
+
+
+def test_other_wishes_are_refused(tables, tmp_path):
+    atoll.run("fedavg", str(tables["plain"]), out=tmp_path / "run", clients=2, rounds=1)
+    with pytest.raises(AtollError, match="unknown form of an export 'onnx'"):
+        export(tmp_path / "run", tmp_path / "model", to="onnx")
+    with pytest.raises(AtollError, match="exists and is not empty"):
+        export(tmp_path / "run", tmp_path)
+    graphs = {"protocol": "gcfl", "clients": 3, "rounds": 1}
+    atoll.run("fedavg", rings(60, 3, 0), out=tmp_path / "graphs", **graphs)
+    with pytest.raises(AtollError, match="fedavg has a model for each client"):
+        export(tmp_path / "graphs", tmp_path / "model")

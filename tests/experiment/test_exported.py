@@ -1,0 +1,72 @@
+"""The file that an export copies: it reads tables as the loader does, and refuses others."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.data.own.reader import load_own
+from atoll.experiment import exported
+from atoll.experiment.exported import Network, read_graph
+from tests.data.own.graphs import folder
+
+NODES = "id, age,kind,ok,label\na,1.5,shop,true,x\nb,-2,home,False,y\nc,3,shop,true,x\n"
+EDGES = "source,target,weight\na,b,2\nb,a,7\nc,c,1\nb,c,3\n"
+
+
+def about(path: Path):
+    source, _ = load_own(folder(path / "old", NODES, EDGES))
+    return source, {"encoder": source.encoder.plain()}
+
+
+def test_tables_become_the_tensors_of_the_loader(tmp_path):
+    source, known = about(tmp_path)
+    ids, x, edges, weight = read_graph(
+        tmp_path / "old/nodes.csv", tmp_path / "old/edges.csv", known
+    )
+    simple = source.undirected_simple()
+    assert ids == ["a", "b", "c"]
+    torch.testing.assert_close(x, torch.from_numpy(source.x))
+    assert edges.tolist() == simple.edges.tolist()
+    assert weight.tolist() == simple.weight.tolist()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sentence"),
+    [
+        (NODES.replace("home", "farm"), "kind is 'farm', a category that training never saw"),
+        (NODES.replace("age", "years"), "lacks the columns age"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(tmp_path, nodes, sentence):
+    _, known = about(tmp_path)
+    folder(tmp_path / "new", nodes, EDGES)
+    with pytest.raises(ValueError, match=sentence):
+        read_graph(tmp_path / "new/nodes.csv", tmp_path / "new/edges.csv", known)
+
+
+def test_a_model_without_tables_takes_tensors(tmp_path):
+    with pytest.raises(ValueError, match="call the network with tensors"):
+        read_graph(tmp_path, tmp_path, {"encoder": None})
+    net = Network({"layers": [["gcn", 4, 8, 1], ["linear", 8, 3, 1]], "activation": "relu"})
+    assert net(torch.ones(5, 4), torch.tensor([[0, 1], [1, 0]])).shape == (5, 3)
+
+
+def test_the_file_imports_only_torch_and_pyg():
+    tree = ast.parse(Path(exported.__file__).read_text())
+    found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    found |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+    tops = {name.partition(".")[0] for name in found}
+    assert tops == {
+        "__future__",
+        "csv",
+        "json",
+        "sys",
+        "pathlib",
+        "typing",
+        "torch",
+        "torch_geometric",
+    }
