@@ -179,8 +179,8 @@ class Targets:
         self.asked += 1
         if self.asked % SITE_INPUTS == 0:
             self.site = self._fresh()
-        if self.site.job is not None and self.site.job.run != "r-0":
-            self._begin()  # a begin with a mutated configuration; no step may run for ever
+        if self.site.job is None or self.site.job.run != "r-0":
+            self._begin()  # after a refused begin, or one with a mutated configuration
         self.site.foreign = None
         self.site.answer(packet)
         if self.site.foreign is not None:
