@@ -193,6 +193,23 @@ def test_a_job_that_another_administrator_stopped_stays_stopped(outcome, tmp_pat
     assert len(desk.submitted) == 1
 
 
+def test_a_job_that_the_removal_of_a_site_stopped_continues(tmp_path):
+    desk, removed = FakeSession("stopped", "finished"), ["earlier"]
+    answers = iter(["FINISHED:ABORTED", "FINISHED:COMPLETED"])
+
+    def status(job):
+        if not desk.watched:
+            removed.append("b")
+            del desk.tokens["b"]
+        desk.watched.append(job)
+        desk.listed[int(job)]["status"] = next(answers)
+        return desk.listed[int(job)]["status"]
+
+    desk.status = status
+    supervised(desk, tmp_path, removed=lambda: removed)[0].run()
+    assert [job["deploy_map"]["site"] for job in desk.submitted.values()] == [["a", "b"], ["a"]]
+
+
 def test_a_job_that_another_administrator_continues_is_followed(tmp_path):
     desk = FakeSession("stopped", "finished")
     answers = iter(["FINISHED:ABORTED", "FINISHED:COMPLETED"])

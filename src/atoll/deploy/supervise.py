@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +74,7 @@ class Supervisor:
     patience: float = 60.0  # seconds to wait for sites that are not connected
     rejoin: bool = True  # take a site that comes back in at once, by continuing in a new job
     resuming: bool = False  # the run has begun before; a new run needs all of its sites
+    removed: Callable[[], Collection[str]] = tuple  # the sites removed from the federation so far
     job: str = field(default="", init=False)
     reached: tuple[int, int] = field(default=(0, 0), init=False)  # seed and round
 
@@ -93,7 +94,7 @@ class Supervisor:
             return
         least, fruitless = self.order.quorum if self.resuming else len(self.sites), 0
         while True:
-            before = self.reached
+            before, gone = self.reached, set(self.removed())
             self.job, least = self._running() or self._submit(least), self.order.quorum
             ended = self._watch()
             if ended["status"] == "finished":
@@ -101,7 +102,9 @@ class Supervisor:
                 return
             if ended["status"] == "failed":
                 raise AtollError(ended["reason"])
-            if ended["status"] == "aborted" and not self._running(wait=PAUSE):
+            # `remove` stops jobs too, to continue them without the site.
+            stopped = ended["status"] == "aborted" and gone.issuperset(self.removed())
+            if stopped and not self._running(wait=PAUSE):
                 raise AtollError(f"the job was stopped, and the run is kept; {self._continue()}")
             fruitless = 0 if self.reached > before else fruitless + 1
             if fruitless > RESTARTS:

@@ -80,6 +80,7 @@ class Desk:
         return [ended, {"job_id": "2", "job_name": "two", "status": "RUNNING"}]
 
     def abort(self, job: str) -> None:
+        assert self.removed == keys.about_kit(Path("admin"))["removed"]  # an open `run` reads it
         self.removed.append(job)
 
 

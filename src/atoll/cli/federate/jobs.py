@@ -12,7 +12,7 @@ from atoll.cli.federate import session
 from atoll.cli.federate.session import AS_JSON, FAULTS, KIT, OUT, TRAINING
 from atoll.cli.options import DATA_ROOT, METHOD, PATH, command, option, resume
 from atoll.core.errors import ConfigError
-from atoll.deploy.kits import need_nvflare
+from atoll.deploy.kits import about_kit, need_nvflare
 
 
 @command(
@@ -55,6 +55,7 @@ def run(
         order = session.make_order(config, some, **limits)
     waiting.update(
         resuming=resuming,
+        removed=lambda: about_kit(kit).get("removed", ()),
         kept=f"the run is kept; continue with: atoll federate run --resume {folder} --kit {kit}",
     )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:

@@ -162,9 +162,11 @@ def remove(name: str, kit: Path, yes: bool) -> None:
         if not yes:
             click.confirm(f"remove {name}? its name cannot come back", abort=True)
         admin.remove(name)
+        about["sites"] = [site for site in about["sites"] if site != name]
+        about["removed"] = [*about.get("removed", []), name]
+        write_about(
+            kit, about
+        )  # before jobs stop, because an open `run` reads it then
         for job in stop_jobs(admin):
             click.echo(f"stopped {job}; `run --resume` continues it without {name}")
-    about["sites"] = [site for site in about["sites"] if site != name]
-    about["removed"] = [*about.get("removed", []), name]
-    write_about(kit, about)
     click.echo(f"{name} is removed; it keeps its data, states, audit log and received models")
