@@ -164,9 +164,7 @@ def remove(name: str, kit: Path, yes: bool) -> None:
         admin.remove(name)
         about["sites"] = [site for site in about["sites"] if site != name]
         about["removed"] = [*about.get("removed", []), name]
-        write_about(
-            kit, about
-        )  # before jobs stop, because an open `run` reads it then
+        write_about(kit, about)  # before jobs stop, because an open `run` reads it then
         for job in stop_jobs(admin):
             click.echo(f"stopped {job}; `run --resume` continues it without {name}")
     click.echo(f"{name} is removed; it keeps its data, states, audit log and received models")
