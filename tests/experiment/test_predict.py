@@ -229,3 +229,26 @@ def test_half_a_model_is_refused(runs, bank, tmp_path, lost):
     (tmp_path / "half/model/seed-0" / lost).unlink()
     with pytest.raises(AtollError, match=r"cannot be read .*copy the folder whole"):
         predict(tmp_path / "half", bank)
+
+
+def test_a_run_without_a_model_is_refused(runs, bank, tmp_path):
+    shutil.copytree(runs("fedavg")[0], tmp_path / "none")
+    shutil.rmtree(tmp_path / "none/model")
+    with pytest.raises(AtollError, match="kept no model of seed 0: it is not finished"):
+        predict(tmp_path / "none", bank)
+    with pytest.raises(AtollError, match="has no seed 3; give one from 0 to 0"):
+        predict(runs("fedavg")[0], bank, seed=3)
+
+
+def test_training_data_that_changed_are_not_joined(tmp_path):
+    old = write(tmp_path / "old", [node(i) for i in range(40)], ["n1,n2", "n3,n4", "n38,n39"])
+    new = write(tmp_path / "new", [node(90, "n")], ["n90,n1"])
+    options = {"partition": "random", "clients": 2, "rounds": 1}
+    atoll.run("fedavg", str(old), out=tmp_path / "run", **options, allow=["no-edge"])
+    assert len(predict(tmp_path / "run", new, joined=True, client="0").logits) == 1
+    write(old, [node(i, "n") for i in range(41)], ["n1,n2"])
+    with pytest.raises(AtollError, match="has 41 nodes, and the clients had 40"):
+        predict(tmp_path / "run", new, joined=True, client="0")
+    shutil.rmtree(old)
+    with pytest.raises(AtollError, match="needs the training data, but there is no folder"):
+        predict(tmp_path / "run", new, joined=True, client="0")

@@ -326,14 +326,24 @@ def _owners(trained: Trained, source: Source, start: int, client: str | None) ->
         owner[:] = known.astype(str)
         if client is not None:
             owner[start:] = client
-    elif start:
-        path = trained.run.seed(trained.seed) / "partition.npz"
-        with np.load(path, allow_pickle=False) as parts:
-            for place, name in enumerate(trained.names):
-                owner[parts[f"client_{place}"]] = name
+    if start:
+        for name, ids in zip(trained.names, _old_clients(trained, start), strict=True):
+            owner[ids] = name
     if start and client is None and not all(owner[start:]):
         raise ConfigError("the new nodes name no owner to join; choose one with --client NAME")
     return owner.astype(str)
+
+
+def _old_clients(trained: Trained, count: int) -> list[np.ndarray]:
+    """The old nodes of each client; refuses training data that changed or were not just divided."""
+    with np.load(trained.run.seed(trained.seed) / "partition.npz", allow_pickle=False) as parts:
+        found = [parts[f"client_{place}"] for place in range(len(trained.names))]
+    every = np.concatenate(found)
+    if len(every) != count or len(np.unique(every)) != count or every.max() >= count:
+        where = f"'{trained.config.data}' has {count} nodes, and the clients had {len(every)}"
+        hint = "--joined needs the same data, each node with one client"
+        raise DataError(f"{where}; {hint}")
+    return found
 
 
 def _in_pieces(
