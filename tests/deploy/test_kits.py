@@ -22,6 +22,7 @@ from atoll.deploy.kits import (
     GATES,
     certificate_days,
     check_certificates,
+    check_site_name,
     provision,
     server_command,
     site_command,
@@ -67,6 +68,12 @@ def test_every_start_of_a_party_has_its_gate(tmp_path):
         assert json.loads(file.read_text()) == made
         module, _, name = GATES[kind].rpartition(".")
         assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("name", ["Alpha", "alpha", "ALPHA", "Server", "ADMIN", "", "a.b", "-a"])
+def test_no_site_has_the_name_of_the_server(name):
+    with pytest.raises(ConfigError, match="cannot name a site"):
+        check_site_name(name, "Alpha")
 
 
 def test_logs_are_lines_of_json_in_few_small_files(tmp_path):

@@ -11,6 +11,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from atoll.core.task import Scores
 from atoll.core.tree import leaves, tree_map
@@ -64,7 +65,17 @@ def set_all(value):
     return lambda leaf: torch.full_like(leaf, value)
 
 
+def named(name, value):
+    """A reply of one tensor with a name that the site chose."""
+    plan = json.dumps({"dict": {name: {"tensor": name}}})
+    return lambda data: save({name: torch.tensor(value)}, metadata={"tree": plan})
+
+
 TRAIN = {
+    "an evil name of nan": raw(named("\x1b[2J\nround 9 of 9", torch.nan)),
+    "an evil name": raw(named("\x1b[2J\nround 9 of 9", 1.0)),
+    "an evil name of another type": raw(named("\x1b]0;x\x07", 1j)),
+    "a long name": raw(named("x" * 9000, 1.0)),
     "model nan": body(model(set_all(torch.nan))),
     "model inf": body(model(set_all(torch.inf))),
     "model 3e38": body(model(set_all(3e38))),
@@ -282,6 +293,8 @@ def test_a_site_that_comes_back_and_fails_at_begin_stays_out(how, make_room):
         {"task": None},
         {"metric": 3},
         {"evil": 1},
+        {"\x1b[2J\n": 1},
+        {"task": "x" * 9999},
     ],
 )
 def test_nonsense_at_hello_is_named_before_the_run_begins(change, make_room):
@@ -294,6 +307,30 @@ def test_nonsense_at_hello_is_named_before_the_run_begins(change, make_room):
     ended = outcome(lambda: room.run(room.order("fedavg", rounds=1), room.fleet(tamper)))
     assert ended["status"] == "failed"
     assert ended["reason"].startswith("site-3: what it tells of its data cannot be used: ")
+    assert ended["reason"].isprintable()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "\x1b[2J\n"},
+        {"metric": "\x1b[2J\n"},
+        {"words": ["\x1b[2J\n"]},
+        {"words": [str(number) for number in range(1_000_000)]},
+    ],
+)
+def test_names_that_do_not_fit_are_one_short_line(change, make_room):
+    room = make_room(small_federation())
+
+    def tamper(site, question, answer):
+        own = {"words": [str(-number) for number in range(1_000_000)]} if "words" in change else {}
+        lie = change if site == LIAR else own
+        return Packet({**answer.head, **lie}, b"") if question.head["do"] == "hello" else answer
+
+    ended = outcome(lambda: room.run(room.order("fedavg", rounds=1), room.fleet(tamper)))
+    assert "do not fit together" in ended["reason"]
+    assert ended["reason"].isprintable()
+    assert len(ended["reason"]) < 1000
 
 
 @pytest.mark.parametrize("change", [{"nodes": 1 << 80}, {"counts": [0, 0, 0]}, {"evil": 1}, None])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from atoll.core.errors import ConfigError
+from atoll.core.tree import tree_map
 from atoll.deploy.policy import Policy, Refusal, read_policy
 from atoll.deploy.site import Site
 from atoll.engines.fleet import Packet, SitesFailed
@@ -142,6 +144,16 @@ def test_questions_and_seconds_of_a_round_are_counted_over_restarts(tmp_path):
     begin(slow, dp=None)
     answer = ask(slow, message, round=1)
     assert answer.head["reason"] == "over its limit: its policy allows round_seconds = 1e-06"
+
+
+def test_a_question_that_diverges_counts_over_restarts(tmp_path):
+    site = make_site(tmp_path, Policy(questions=3))
+    huge = tree_map(lambda leaf: torch.full_like(leaf, 1e38), model_for(site))
+    for _ in range(3):
+        begin(site, dp=None)
+        assert ask(site, huge).head["failure"] == "diverged"
+    begin(site, dp=None)
+    assert "its policy allows questions = 3" in ask(site, huge).head["reason"]
 
 
 def test_a_message_beyond_the_policy_is_refused_before_it_is_decoded(tmp_path):

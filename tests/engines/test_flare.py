@@ -15,12 +15,18 @@ pytest.importorskip("nvflare")
 
 
 def test_what_a_site_says_is_one_line_and_a_head_may_not_be_deep():
+    from nvflare.apis.shareable import make_reply
+
     from atoll.engines.flare import HEAD, _answer, to_shareable
 
     said = to_shareable(Packet({"failure": "bad", "reason": "a\x1b[2J\nb" + "c" * 9999}, b""))
     answer = _answer(said)
     assert answer.reason.startswith("a [2J bc")
     assert len(answer.reason) == 1000
+    answered = make_reply("\x1b[2J\n" + "c" * 9999)
+    assert _answer(answered).reason.startswith("it answered with  [2J c")
+    assert _answer(answered).reason.isprintable()
+    assert len(_answer(answered).reason) < 200
     said["head"] = " " * (HEAD + 1)
     assert _answer(said).reason == "a message was refused: it is not an Atoll packet"
     said["head"] = "[" * 100_000

@@ -84,10 +84,10 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     features: Size
     classes: Size
-    task: str
+    task: Annotated[str, msgspec.Meta(max_length=100)]
     counts: tuple[Size, Size, Size]
     nodes: Size
-    metric: str
+    metric: Annotated[str, msgspec.Meta(max_length=100)]
     words: list[str]
 
     def __post_init__(self) -> None:
@@ -243,7 +243,7 @@ def agree(
         try:
             joined[site] = msgspec.convert(packet.head, SiteSummary)
         except msgspec.ValidationError as error:
-            reason = f"what it tells of its data cannot be used: {error}"
+            reason = remote.one_line(f"what it tells of its data cannot be used: {error}")
             failures[site] = remote.Failure(remote.BAD, reason)
     audit.note("versions", server=__version__, sites=versions)
     known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
@@ -291,8 +291,10 @@ def _check_alike(sites: Mapping[str, SiteSummary]) -> None:
         if one == other:
             continue
         if key == "words" and set(one) != set(other):
-            one, other = ([w for w in a if w not in b] for a, b in ((one, other), (other, one)))
+            left, right = set(one), set(other)  # a site may send millions
+            one, other = [w for w in one if w not in right], [w for w in other if w not in left]
         hint = "agree on the columns and give every site the same --classes"
+        one, other = (remote.one_line(found, 300) for found in (one, other))
         raise DataError(f"{first} and {name} do not fit together: {key} {one} and {other}; {hint}")
 
 

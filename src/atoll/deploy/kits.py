@@ -88,7 +88,8 @@ def make_kits(
 
 def check_site_name(name: str, host: str = "localhost") -> None:
     """Refuse a name that FLARE cannot use, or by which a site could pose as the server."""
-    if not NAME.fullmatch(name) or len(name) > 60 or name.lower() in ("server", "admin", host):
+    taken = name.lower() in ("server", "admin", host.lower())  # names of hosts have no case
+    if not NAME.fullmatch(name) or len(name) > 60 or taken:
         hint = f"use letters, digits, '-' and '_', at most 60, not 'server', 'admin' or '{host}'"
         raise ConfigError(f"'{name}' cannot name a site; {hint}")
 

@@ -443,7 +443,11 @@ class Work:
     def __init__(self, audit: Audit, run: str) -> None:
         self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
         for event in audit.events(run=run):
-            if event["event"] in (SENT, BAD, REFUSED) and type(event.get("round")) is int:
+            # The note of a private run that diverged has no reason: its reply is noted as sent.
+            ended = event["event"] in (SENT, BAD, REFUSED) or (
+                event["event"] == DIVERGED and "reason" in event
+            )
+            if ended and type(event.get("round")) is int:
                 self.questions[event["round"]] += 1
                 self.seconds[event["round"]] += event.get("seconds", 0.0)
 

@@ -41,6 +41,7 @@ from atoll.engines.fleet import (
     Failure,
     Packet,
     failure_in,
+    one_line,
     pause,
 )
 from atoll.engines.gate import close_to_peers
@@ -163,7 +164,7 @@ class FlareFleet:
 def _answer(result: object) -> Packet | Failure:
     if not isinstance(result, Shareable) or result.get_return_code() != ReturnCode.OK:
         code = result.get_return_code() if isinstance(result, Shareable) else "nothing"
-        return Failure(BAD, f"it answered with {code}; see its log")
+        return Failure(BAD, f"it answered with {one_line(code, 100)}; see its log")
     try:
         packet = from_shareable(result)
     except WireError as error:

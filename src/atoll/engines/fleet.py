@@ -67,10 +67,14 @@ class Failure(NamedTuple):
 
 def failure_in(head: Mapping[str, object]) -> Failure:
     """The failure that a site reports in the head of its reply."""
-    kind, reason = head.get("failure"), str(head.get("reason", ""))[:1000]
+    kind = head.get("failure")
     known = kind if kind in (LOST, REFUSED, DIVERGED) else BAD
-    # One line, safe to print.
-    return Failure(str(known), "".join(c if c.isprintable() else " " for c in reason))
+    return Failure(str(known), one_line(head.get("reason", "")))
+
+
+def one_line(words: object, most: int = 1000) -> str:
+    """What another party says, or an error that quotes it, as one short line, safe to print."""
+    return "".join(c if c.isprintable() else " " for c in str(words)[:most])
 
 
 Answers = tuple[dict[str, Packet], dict[str, Failure]]
@@ -234,7 +238,7 @@ class Remote:
                 check_values(reply, self.sites[site], getattr(step.owner, "epochs", 1))
                 arrived[site] = reply
             except WireError as error:
-                failures[site] = Failure(BAD, str(error))
+                failures[site] = Failure(BAD, one_line(error))
             except Exception as error:  # whatever one site sends, the others continue
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
