@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,31 @@ def test_a_site_asks_and_joins(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asked = last(cli("federate", "renew", "--kit", "bank-a").stdout)
     assert last(cli(*approve, asked).stdout) == root
     assert "certificate valid for 359 days" in cli(*join).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_leaves_no_key_in_clear_text(
+    number: signal.Signals, cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        with keys._secret_folder() as work:
+            seen.append(work)
+            os.kill(os.getpid(), number)
+            time.sleep(1)  # the signal ends it
+
+    monkeypatch.setenv(commands.VARIABLE, PASSPHRASE)
+    monkeypatch.setattr(keys, "found", interrupted)
+    before = signal.getsignal(number)
+    # A handler of the test, should the command have none: the default would end all tests.
+    signal.signal(number, lambda *_: None)
+    try:
+        cli("federate", "init", "--host", "h", "--out", "f", code=130)
+    finally:
+        signal.signal(number, before)
+    (work,) = seen
+    assert not work.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import click
 
-from atoll.cli.federate.session import KIT, open_admin, open_kit, stop_jobs
+from atoll.cli.federate.session import KIT, open_admin, open_kit, stop_jobs, stopping
 from atoll.cli.options import PATH, command, option
 from atoll.core.errors import ConfigError, check_name
 from atoll.deploy import keys
@@ -73,7 +74,9 @@ def init(host: str, port: int, out: Path, passphrase_file: Path | None) -> None:
 
     The root's key signs every certificate. It stays in DIR/root, encrypted with a passphrase.
     """
-    made = keys.found(out, read_passphrase(passphrase_file, new=True), host=host, port=port)
+    passphrase = read_passphrase(passphrase_file, new=True)
+    with stopping(signal.SIGHUP):  # no key in clear text may stay behind
+        made = keys.found(out, passphrase, host=host, port=port)
     for name, kit in made.items():
         click.echo(f"{name:28} {kit}")
     click.echo(f"{'root (keep it, with a copy)':28} {out / keys.ROOT}, valid for {ROOT_DAYS} days")
@@ -122,7 +125,8 @@ def approve(
     click.echo(f"{asked.kind} {asked.name}: {asked.fingerprint}")
     compare(asked.fingerprint, fingerprint, asked.name)
     passphrase = read_passphrase(passphrase_file)
-    signed = keys.approve(federation, file, passphrase, days=days, kind=kind)
+    with stopping(signal.SIGHUP):
+        signed = keys.approve(federation, file, passphrase, days=days, kind=kind)
     click.echo(f"send to {asked.name}: {signed}")
     click.echo(f"fingerprint to read out: {keys.read_approval(signed).fingerprint}")
 

@@ -139,17 +139,21 @@ def stop_jobs(admin: AdminSession) -> list[str]:
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that processes are cleaned up."""
+def stopping(*more: signal.Signals) -> Iterator[None]:
+    """SIGTERM, and `more`, unwind like Ctrl-C, so that processes and files are cleaned up."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, *more)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def supervise(
