@@ -51,3 +51,12 @@ def test_a_methods_page_says_everything(cli, name: str) -> None:
         assert re.search(rf"^│ {key} +│ \S+ +│", text, re.MULTILINE)
     # Line breaks of the source are not line breaks of the page.
     assert not any(len(line) < 30 and line.endswith(" the") for line in text.splitlines())
+
+
+def test_methods_that_are_bound_to_their_graph_say_so(cli) -> None:
+    assert "New nodes (atoll predict): yes" in cli("methods", "fedavg").output
+    page = " ".join(cli("methods", "fedgnn").output.split())
+    assert "New nodes (atoll predict): no: its clients predict with rows that others sent" in page
+    rows = {line.split()[0]: line for line in cli("methods").output.splitlines() if line.strip()}
+    assert " no " in rows["fedgnn"]
+    assert " yes " in rows["fedavg"]

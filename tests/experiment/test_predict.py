@@ -206,6 +206,8 @@ def test_what_cannot_be_used_is_refused(runs, bank, tmp_path):
     with pytest.raises(AtollError, match="fedgnn cannot predict new nodes: its clients"):
         predict(bound, bank)
     plain, *_ = runs("fedavg", "lagoon:nodes=300", clients=2)
+    with pytest.raises(AtollError, match=r"has no encoder .* cannot be read for it"):
+        predict(plain, bank)
     assert len(predict(plain, "lagoon:nodes=300").logits) == 300
     with pytest.raises(AtollError, match="has 50 features, and the model was trained on 600"):
         predict(plain, "lagoon:nodes=300,words=50")

@@ -298,6 +298,12 @@ def _load(
     if encoder is None or not is_own(name):
         if joined:
             raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
+        if (
+            encoder is None and is_own(name) and Path(name).suffix not in (".pt", ".pth")
+        ):  # tensors need no encoder
+            why = "its data were no tables, or an earlier version or a federation made it"
+            problem = f"the run in '{trained.run.path}' has no encoder ({why})"
+            raise DataError(f"{problem}, so '{name}' cannot be read for it; give tensors (.pt)")
         if encoder is not None:
             raise DataError(
                 f"'{name}' has other columns than the training; give a folder of tables"

@@ -105,7 +105,21 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, nodes: str, sentence
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("plain", [{}, {"format": 2}, {"format": 1, "label": 3}])
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"format": 2},
+        {"format": 1, "label": 3},
+        {"format": 1, "features": [], "label": "y", "classes": ["a", "b"]},
+        {
+            "format": 1,
+            "features": [{"name": "f", "kind": "word"}],
+            "label": "y",
+            "classes": ["a", "b"],
+        },
+    ],
+)
 def test_another_encoder_file_is_refused(plain: dict[str, object]) -> None:
     with pytest.raises(DataError, match=r"encoder\.json cannot be used"):
         Encoder.from_plain(plain)

@@ -179,3 +179,11 @@ def test_any_damage_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> 
     options = OwnOptions(dangling=data.draw(st.sampled_from(["error", "drop"])))
     with contextlib.suppress(AtollError):
         load_own(folder(tmp_path, files[0], files[1]), options=options)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_header_alone_means_no_edges(tmp_path: Path, end: str) -> None:
+    source, _ = load_own(folder(tmp_path, G, "source,target,weight" + end))
+    assert source.edges.shape == (2, 0)
+    with pytest.raises(AtollError, match="has a header but no rows"):
+        load_own(folder(tmp_path / "none", "id,f,label" + end, E))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -21,7 +21,8 @@ from atoll.data.own import columns as convert
 from atoll.data.own.columns import NUMBER, SPARSE_BELOW, Column, Rows
 from atoll.data.own.schema import Loading, NodeRoles, Schema, quoted, quoted_list
 
-NUMBER_KIND, CATEGORY_KIND = "number", "category"
+NUMBER_KIND: Final = "number"
+CATEGORY_KIND: Final = "category"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Feature:
     """How one column of a table becomes columns of the feature matrix."""
 
     name: str
-    kind: str  # "number" (also of truth values) or "category"
+    kind: Literal["number", "category"]  # truth values are numbers
     values: tuple[str, ...] = ()  # the known values of a category, in the order of their columns
 
     @property
@@ -172,7 +173,10 @@ class Encoder:
         try:
             if plain["format"] != 1:
                 raise DataError(f"it has format {plain['format']}, and this version reads 1")
-            return msgspec.convert({k: v for k, v in plain.items() if k != "format"}, cls)
+            found = msgspec.convert({k: v for k, v in plain.items() if k != "format"}, cls)
+            if not found.features or len(found.classes) < 2:
+                raise DataError("it has no feature, or fewer than two classes")
+            return found
         except (KeyError, TypeError, msgspec.ValidationError, DataError) as error:
             raise DataError(f"encoder.json cannot be used ({error}); copy it anew") from None
 

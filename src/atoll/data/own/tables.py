@@ -19,6 +19,8 @@ from atoll.data.own.columns import Column, Rows
 from atoll.data.own.encoder import Nodes, encode_nodes
 from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
 
+LONGEST_HEADER = 1 << 16  # bytes of a CSV file that are looked at for its first line break
+
 
 @dataclass(frozen=True)
 class TableFile:
@@ -51,6 +53,8 @@ class TableFile:
 
     def read(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
         """The named columns; those of `texts` stay text even where they look like numbers."""
+        if self._only_header():
+            return pa.table({name: pa.array([], pa.large_string()) for name in names})
         with self._reading():
             if self.is_csv:
                 table = pa.csv.read_csv(self.path, **self._csv_options(names, texts))
@@ -61,6 +65,8 @@ class TableFile:
     def batches(self, ends: Sequence[str], weight: str | None) -> Iterator[pa.Table]:
         """The columns of an edge table, a million rows or so at a time, to keep memory low."""
         names = [*ends, *([weight] if weight else [])]
+        if self._only_header():
+            return
         with self._reading(weight):
             if self.is_csv:
                 size = pa.csv.ReadOptions(block_size=2**24)
@@ -93,6 +99,14 @@ class TableFile:
                     return f"{self.name} row {start}"
                 row -= 1
         return f"{self.name} row {line}"
+
+    def _only_header(self) -> bool:
+        """Whether a CSV file ends before its first line break, which the fast reader refuses."""
+        if not self.is_csv:
+            return False
+        with self.path.open("rb") as file:
+            start = file.read(LONGEST_HEADER)
+        return len(start) < LONGEST_HEADER and not set(b"\r\n") & set(start.rstrip(b"\r\n"))
 
     def _header(self) -> list[str]:
         try:
