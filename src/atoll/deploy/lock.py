@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from atoll.core.errors import AtollError
@@ -20,7 +21,7 @@ class Busy(AtollError):
     """Another process works in the folder."""
 
 
-class FolderLock:
+class FolderLock(AbstractContextManager["FolderLock"]):
     """Holds the lock of a folder until `close`, or the end of a `with` block."""
 
     def __init__(self, folder: Path, sentence: str, wait: float = PATIENCE) -> None:
@@ -42,9 +43,6 @@ class FolderLock:
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
-
-    def __enter__(self) -> FolderLock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

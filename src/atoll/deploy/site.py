@@ -78,6 +78,10 @@ class Diverged(WireError):
     """A number of this site's training is not finite."""
 
 
+FAILURES = {Refusal: REFUSED, Busy: LOST, Diverged: DIVERGED, WireError: BAD, ConfigError: BAD}
+"""Errors whose sentence the server may read, with their kinds; the first one that fits counts."""
+
+
 def owners(method: Method) -> dict[str, Any]:
     """Everything whose steps a packet may name, on the server as on the sites."""
     return {**owners_of(method), EVALUATOR: Evaluator(method)}
@@ -117,14 +121,9 @@ class Site:
             if not isinstance(what, str) or what not in known:
                 raise WireError(f"'{short(what)}' is nothing that a site does")
             return known[what](packet)
-        except Refusal as error:
-            kind, reason = REFUSED, str(error)
-        except Busy as error:
-            kind, reason = LOST, str(error)
-        except Diverged as error:
-            kind, reason = DIVERGED, str(error)
-        except (WireError, ConfigError) as error:
-            kind, reason = BAD, str(error)
+        except tuple(FAILURES) as error:
+            kind = next(FAILURES[known] for known in FAILURES if isinstance(error, known))
+            reason = str(error)
         except Exception as error:  # a step is a method's code, which may fail in any way
             # Its text may quote the owner's data, such as the number of nodes in a shape.
             cause = error.__cause__ if isinstance(error, StepFailed) else error
@@ -221,7 +220,7 @@ class Site:
         if packet.head.get("do") != "step":
             return policy.round_seconds
         number = packet.head.get("round")
-        used = 0.0 if job is None or not isinstance(number, int) else job.work.seconds[number]
+        used = 0.0 if job is None or not isinstance(number, int) else job.work.seconds.get(number, 0.0)
         left = policy.round_seconds - used
         return min(policy.seconds, left) if left > 0 else policy.seconds  # `check_work` refuses it
 
@@ -443,11 +442,8 @@ class Work:
     def __init__(self, audit: Audit, run: str) -> None:
         self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
         for event in audit.events(run=run):
-            # The note of a private run that diverged has no reason: its reply is noted as sent.
-            ended = event["event"] in (SENT, BAD, REFUSED) or (
-                event["event"] == DIVERGED and "reason" in event
-            )
-            if ended and type(event.get("round")) is int:
+            # Any failure has a reason. A private step that diverged has none: it is noted as sent.
+            if (event["event"] == SENT or "reason" in event) and type(event.get("round")) is int:
                 self.questions[event["round"]] += 1
                 self.seconds[event["round"]] += event.get("seconds", 0.0)
 

@@ -6,9 +6,8 @@ import click
 
 from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.keys import approve, init, join, remove, renew, request
-from atoll.cli.federate.parties import provision, server, site, split
+from atoll.cli.federate.parties import provision, server, site, split, verify
 from atoll.cli.federate.status import status
-from atoll.cli.federate.verify import verify
 
 __all__ = ["federate"]
 

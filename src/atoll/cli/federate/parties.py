@@ -1,4 +1,4 @@
-"""Commands for the parties of a federation: make kits, divide data, serve, take part."""
+"""Commands for the parties of a federation: make kits, divide data, serve, take part, verify."""
 
 from __future__ import annotations
 
@@ -133,3 +133,19 @@ def site(
     write_settings(kit, data, policy=policy, device=device, **chosen)
     click.echo(f"{about['name']}: joining {about['host']}:{about['port']} with {data}")
     foreground(about["name"], site_command(kit), kit, metrics)
+
+
+@command(
+    "Check a model that the server delivered.",
+    click.Argument(["folder"], metavar="MODEL", type=PATH),
+    KIT,
+)
+def verify(folder: Path, kit: Path) -> None:
+    """Check the server's signature of the MODEL folder, and every file in it."""
+    open_kit(kit, "site")
+    from atoll.deploy.delivery import verify_model
+
+    manifest = verify_model(folder, kit)
+    seeds = manifest.rounds.items()
+    rounds = ", ".join(f"seed {seed}: round {number + 1}" for seed, number in seeds)
+    click.echo(f"signed by the server: run {manifest.run} for {manifest.site} ({rounds})")
