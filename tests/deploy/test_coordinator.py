@@ -238,7 +238,7 @@ def test_a_site_that_joins_with_nonsense_is_named(change, make_room):
         odd = site == "site-2" and question.head["do"] == "hello"
         return Packet({**answer.head, **change}, b"") if odd else answer
 
-    with pytest.raises(SitesFailed, match=r"^site-2: what it tells of its data cannot be used"):
+    with pytest.raises(SitesFailed, match=r"^site-2: its summary of the data cannot be used"):
         room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(tamper))
 
 

@@ -24,8 +24,11 @@ from atoll.deploy.kits import (
     check_certificates,
     check_site_name,
     provision,
+    read_settings,
     server_command,
     site_command,
+    state_folder,
+    write_settings,
 )
 
 
@@ -175,3 +178,16 @@ def test_a_restored_server_stores_into_its_new_place(tmp_path):
     assert text.count(f'"{copy}/atoll/store/') == 2
     assert str(kit) not in text
     assert "/tmp/nvflare" not in text
+
+
+def test_a_start_with_other_data_does_not_move_the_audit_log(tmp_path):
+    write_settings(tmp_path, tmp_path / "old", policy=tmp_path / "policy.toml")
+    assert state_folder(tmp_path) == tmp_path / "atoll"
+    file = tmp_path / "local" / "atoll.json"
+    file.write_text(json.dumps({**read_settings(tmp_path), "state": "/persistent"}))
+    write_settings(tmp_path, tmp_path / "new")
+    assert read_settings(tmp_path) == {"state": "/persistent", "data": str(tmp_path / "new")}
+    assert state_folder(tmp_path) == Path("/persistent")
+    file.write_text("{")
+    with pytest.raises(ConfigError, match=r"atoll\.json' cannot be read"):
+        state_folder(tmp_path)

@@ -306,7 +306,7 @@ def test_nonsense_at_hello_is_named_before_the_run_begins(change, make_room):
 
     ended = outcome(lambda: room.run(room.order("fedavg", rounds=1), room.fleet(tamper)))
     assert ended["status"] == "failed"
-    assert ended["reason"].startswith("site-3: what it tells of its data cannot be used: ")
+    assert ended["reason"].startswith("site-3: its summary of the data cannot be used: ")
     assert ended["reason"].isprintable()
 
 

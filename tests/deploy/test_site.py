@@ -436,7 +436,7 @@ def test_no_message_makes_a_site_tell_its_size(name, tmp_path):
         heard.append(ask(site, wide, step=name, owner=owner).head)
         heard.append(ask(site, crafted(message, lambda w: w[1:]), step=name, owner=owner).head)
     assert {head["reason"] for head in heard} == {
-        "a private run has messages of its model's own shapes and types alone"
+        "a private run takes only messages of its model's own shapes and types"
     }
 
 

@@ -72,7 +72,7 @@ class Order(
     quorum: int  # fewest sites that a round may have
     deadline: float = 600.0  # seconds that a step may take
     join: float = 120.0  # seconds that a site may take to answer at the start
-    update_limit: float = UPDATE_LIMIT  # how many times as long as the others' an update may be
+    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the others'
     without: tuple[str, ...] = ()  # sites that the administrator continued without
 
 
@@ -243,7 +243,7 @@ def agree(
         try:
             joined[site] = msgspec.convert(packet.head, SiteSummary)
         except msgspec.ValidationError as error:
-            reason = remote.one_line(f"what it tells of its data cannot be used: {error}")
+            reason = remote.one_line(f"its summary of the data cannot be used: {error}")
             failures[site] = remote.Failure(remote.BAD, reason)
     audit.note("versions", server=__version__, sites=versions)
     known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None

@@ -38,19 +38,19 @@ from atoll.deploy.kits import (
 ROOT = "root"  # in the coordinator's folder: the root's certificate, and its key, encrypted
 PENDING = "pending"  # in a kit: a key that waits for its certificate
 DAYS = 360
-"""Days that a certificate is valid, unless `approve --days` says otherwise."""
+"""Days that a certificate is valid; `approve --days` sets another number."""
 KINDS = {"site": "site", "server": "server", "user": "admin"}  # FLARE's words, and ours
 LARGEST = 1 << 20  # bytes of one file in a request or an approval
 
 
 @dataclass(frozen=True)
 class Letter:
-    """What a request or an approval says, before it is trusted."""
+    """The content of a request or an approval, before it is trusted."""
 
     name: str
     kind: str
     fingerprint: str
-    """Of the file for a request, of the root for an approval: what two people compare."""
+    """Of the file for a request, of the root for an approval; two people compare it."""
 
 
 def found(
@@ -166,7 +166,7 @@ def approve(
         hint = "give the folder of `atoll federate init`"
         raise ConfigError(f"'{federation}' holds no root of a federation; {hint}")
     if days < 1:
-        raise ConfigError(f"a certificate of {days} days is none; give 1 or more")
+        raise ConfigError(f"a certificate cannot be valid for {days} days; give 1 or more")
     if asked.kind != kind or (kind == "admin" and asked.name != ADMIN):
         hint = f"approve it with --kind {asked.kind} only if it is your own kit's"
         raise ConfigError(f"'{asked.name}' asks for the certificate of the {asked.kind}; {hint}")

@@ -100,7 +100,7 @@ def org_of(name: str) -> str:
 
 
 def finish_kit(kit: Path, about: AboutKit) -> None:
-    """Turn what FLARE made into a kit of Atoll, readable by its owner only."""
+    """Turn a folder of FLARE's provisioning into a kit of Atoll, readable by its owner only."""
     kit.chmod(0o700)
     if about["name"] != ADMIN:
         kind = "server" if about["name"] == "server" else "site"
@@ -338,11 +338,12 @@ def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
 
 
 def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: object) -> None:
-    """Note in a site's kit where its data and its policy are."""
-    given = {"data": data, "policy": policy, **more}
+    """Note in a site's kit where its data and its policy are; its `state` stays as it was."""
+    state = read_settings(kit).get("state")
+    given = {"state": state, "data": data, "policy": policy, **more}
     plain = {name: value for name, value in given.items() if value is not None}
     text = json.dumps(plain, default=lambda path: str(path.resolve()))
-    (kit / "local" / SETTINGS).write_text(text)
+    write_atomically(kit / "local" / SETTINGS, text.encode())
 
 
 def read_settings(kit: Path) -> Json:
@@ -357,7 +358,7 @@ def _read_local(kit: Path, name: str) -> Json:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"'{file}' cannot be read ({error}); start the party again") from error
+        raise ConfigError(f"'{file}' cannot be read ({error}); restore it from a backup") from error
     return found
 
 

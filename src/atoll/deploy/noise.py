@@ -41,7 +41,7 @@ def site_secret(folder: Path) -> bytes:
         os.replace(fresh, path)
     secret = path.read_bytes()
     if len(secret) != BYTES:  # an empty one would be known to all
-        raise DataError(f"'{path}' is damaged; delete it, and the run goes on with another one")
+        raise DataError(f"'{path}' is damaged; delete it, and the run continues with a new one")
     return secret
 
 

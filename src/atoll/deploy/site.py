@@ -220,7 +220,8 @@ class Site:
         if packet.head.get("do") != "step":
             return policy.round_seconds
         number = packet.head.get("round")
-        used = 0.0 if job is None or not isinstance(number, int) else job.work.seconds.get(number, 0.0)
+        spent = {} if job is None else job.work.seconds
+        used = spent.get(number, 0.0) if isinstance(number, int) else 0.0
         left = policy.round_seconds - used
         return min(policy.seconds, left) if left > 0 else policy.seconds  # `check_work` refuses it
 
@@ -309,7 +310,7 @@ class Job:
         named = is_dataclass(message) and [field.name for field in fields(message)]
         model = message.model if named == ["model"] else message
         if self.model is not None and type(message) is not Empty and _form(model) != self.model:
-            raise WireError("a private run has messages of its model's own shapes and types alone")
+            raise WireError("a private run takes only messages of its model's own shapes and types")
         return message
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> tuple[Tree, Tree]:

@@ -109,7 +109,7 @@ class Supervisor:
             fruitless = 0 if self.reached > before else fruitless + 1
             if fruitless > RESTARTS:
                 tried = f"the job was submitted {RESTARTS} times without one more round"
-                hint = f"mend the cause and {self._continue()}"
+                hint = f"correct the cause and {self._continue()}"
                 raise ClientLost(f"{ended['reason']}; {tried}; {hint}")
             self.tell(f"{ended['reason']}; continuing in a new job")
 

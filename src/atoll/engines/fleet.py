@@ -167,7 +167,7 @@ class Remote:
     deadline: float  # seconds that a step may take
     note: Callable[..., None]  # writes every call to the audit log
     limit: int = LIMIT
-    update_limit: float = UPDATE_LIMIT  # how many times as long as the others' an update may be
+    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the others'
 
     def __post_init__(self) -> None:
         self.names = list(self.sites)

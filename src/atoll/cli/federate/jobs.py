@@ -20,8 +20,8 @@ from atoll.deploy.kits import about_kit, need_nvflare
     METHOD,
     KIT,
     *TRAINING,
-    option("--sites A,B,...", "Which sites.  [default: all approved or connected]"),
-    option("--name NAME", "Of the data, for tables."),
+    option("--sites A,B,...", "Sites that take part.  [default: all approved or connected]"),
+    option("--name NAME", "Name of the data, for tables."),
     *FAULTS,
     OUT,
     resume("Continue the run in DIR."),
@@ -67,7 +67,7 @@ def run(
 
 @command("Stop the running jobs.", KIT)
 def stop(kit: Path) -> None:
-    """Stop the running jobs; what they reached is kept, and `run --resume` goes on."""
+    """Stop the running jobs; their runs are kept, and `run --resume` continues them."""
     about = session.open_kit(kit, "admin")
     with session.open_admin(kit, about["name"]) as admin:
         stopped = session.stop_jobs(admin)

@@ -26,7 +26,7 @@ KIND = click.Option(
     ["--kind"],
     type=click.Choice(["site", "server", "admin"]),
     default="site",
-    help="Whose certificate it is; only your own server and administrator are no site.",
+    help="The kind of party; choose server or admin only for your own kits.",
     show_default=True,
 )
 
@@ -65,7 +65,7 @@ def compare(found: str, given: str | None, whose: str) -> None:
 @command(
     "Found a federation: its root, its server, its administrator.",
     option("--host TEXT", "The name by which the sites reach the server.", required=True),
-    option("--port INTEGER", "", int, default=PORT),
+    option("--port INTEGER", "The port of the server.", int, default=PORT),
     option("--out DIR", "Folder of the coordinator.", PATH, required=True),
     PASSPHRASE,
 )
@@ -84,7 +84,7 @@ def init(host: str, port: int, out: Path, passphrase_file: Path | None) -> None:
 
 @command(
     "Ask to take part, with a key made here.",
-    option("--name NAME", "Of your site.", required=True),
+    option("--name NAME", "Name of your site.", required=True),
     option("--out DIR", "Folder of your kit.", PATH, required=True),
 )
 def request(name: str, out: Path) -> None:
@@ -151,7 +151,7 @@ def join(file: Path, kit: Path, fingerprint: str | None) -> None:
     "Remove a site from the federation.",
     click.Argument(["name"]),
     KIT,
-    option("--yes", "Do not ask."),
+    option("--yes", "Do not ask for confirmation."),
 )
 def remove(name: str, kit: Path, yes: bool) -> None:
     """Let the server refuse the site NAME from now on, also after a restart.

@@ -19,7 +19,7 @@ from atoll.cli.federate.session import (
     warn_of_end,
 )
 from atoll.cli.options import PATH, Strings, command, option
-from atoll.deploy.kits import about_kit, server_command, site_command, write_settings
+from atoll.deploy.kits import PORT, about_kit, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
 
 DATA = "Your graph: tables, .pt, .graphml, or a client file."
@@ -35,7 +35,7 @@ DRY_RUN = "Show what METHOD would send from here, and do not join."
         "--site NAME", "An organisation that takes part; repeatable.", name="sites", required=True
     ),
     option("--host TEXT", "The name by which the sites reach the server.", default="localhost"),
-    option("--port INTEGER", "", int, default=8102),
+    option("--port INTEGER", "The port of the server.", int, default=PORT),
     option("--out DIR", "Folder for the kits.", PATH, required=True),
 )
 def provision(sites: Strings, host: str, port: int, out: Path) -> None:

@@ -35,8 +35,8 @@ METRICS = option(
 AS_JSON = option("--json", "Print one JSON object at the end.", name="as_json")
 DEADLINE = "Seconds that a step may take; a slower site is left out until it is back."
 WAIT = "Seconds to wait for sites that are not connected."
-REJOIN = "Whether a site that comes back is taken in at once."
-UPDATES = "How many times as long as the median of the other sites' an update may be."
+REJOIN = "Whether a site that comes back joins at once, in a new job."
+UPDATES = "Largest norm of an update, as a multiple of the median of the other sites'."
 FAULTS = (
     option("--quorum N", "Fewest sites that a round may have.  [default: more than half]", int),
     option("--deadline S", DEADLINE, float, default=600.0),
