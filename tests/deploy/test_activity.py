@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.deploy.activity import Budget, ServerActivity, ServerRun, SiteActivity
+from atoll.deploy.audit import Audit
 from atoll.deploy.coordinator import coordinate
 from atoll.deploy.policy import Policy
 from atoll.engines.fleet import Packet
@@ -105,3 +106,13 @@ def test_half_a_line_waits_and_a_bad_line_is_passed_over(tmp_path):
         file.write(event[30:] + "\n")
     activity.read()
     assert activity.refusals == 1
+
+
+def test_a_party_whose_state_is_elsewhere_is_read_there(tmp_path):
+    state = tmp_path / "state"
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "atoll.json").write_text(json.dumps({"state": str(state)}))
+    Audit(state / "audit.jsonl").note("begin", run="r-0")
+    Audit(state / "runs" / "r" / "audit.jsonl").note("start", run="r", sites=["a"])
+    assert [run.name for run in SiteActivity(tmp_path).read()] == ["r-0"]
+    assert [run.name for run in ServerActivity(tmp_path).read()] == ["r"]

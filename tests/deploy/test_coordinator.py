@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -513,8 +514,12 @@ def poison(site, question, answer):
     return Packet({}, encode(type(reply)(tree_map(lambda x: x + 1e4, reply.model), reply.weight)))
 
 
-@pytest.mark.parametrize("name", ["fedath", "fedtad"])
-def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(name, make_room):
+@pytest.mark.parametrize(("name", "links"), [("fedath", True), ("fedtad", False)])
+def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(
+    name, links, make_room, monkeypatch
+):
+    if not links:
+        monkeypatch.setattr("os.link", Mock(side_effect=PermissionError("no hard links here")))
     federation, options = small_federation(), {"rounds": 4, "set": SMALL}
     room = make_room(federation)
     order = room.order(name, **options)

@@ -389,7 +389,10 @@ class FederatedRun(Run):
         # The file still has the round before: it stays for a round that diverges everywhere.
         self.earlier.parent.mkdir(exist_ok=True)
         self.earlier.unlink(missing_ok=True)
-        os.link(self.checkpoint, self.earlier)
+        try:
+            os.link(self.checkpoint, self.earlier)
+        except OSError:  # some network disks have no hard links
+            write_atomically(self.earlier, self.checkpoint.read_bytes())
 
     def _whole(self, action: Callable[[], None], round: int) -> None:
         """Repeat an action without the sites that fail in it, until it happens whole."""
