@@ -180,6 +180,11 @@ class _Handler(WSGIRequestHandler):
         """Nothing: each scrape would be a line."""
 
 
+class _Server(ThreadingWSGIServer):
+    def handle_error(self, *_: object) -> None:
+        """Nothing: a client that is slow or leaves would print a traceback."""
+
+
 @contextmanager
 def serving(kit: Path, port: int | None, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
     """Serve metrics and health of a party while the block runs; without a port, serve nothing."""
@@ -201,7 +206,7 @@ def serving(kit: Path, port: int | None, pids: Callable[[], Sequence[int]]) -> I
         return [f"{status[4:].lower()}\n".encode()]
 
     try:
-        server = make_server(LOOPBACK, port, answer, ThreadingWSGIServer, _Handler)
+        server = make_server(LOOPBACK, port, answer, _Server, _Handler)
     except OSError as error:
         why = f"port {port} of {LOOPBACK} cannot be used ({error.strerror})"
         raise ConfigError(f"{why}; choose another one for --metrics") from error

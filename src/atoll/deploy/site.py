@@ -12,7 +12,6 @@ import json
 import math
 import time
 import tomllib
-from collections import Counter, defaultdict
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
+from atoll.deploy.work import SENT, Work
 from atoll.engines.clients import Simulation
 from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
 from atoll.engines.fleet import (
@@ -63,7 +63,7 @@ from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.metrics import Evaluator, from_confusion
 from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
 
-EVALUATOR, SENT = "evaluator", "sent"
+EVALUATOR = "evaluator"
 STATE = "atoll private state"
 KEPT = 2  # private states before the one that counts, should a server have to go back
 LINE = 400  # most characters of a reason in a reply or in the log
@@ -239,7 +239,7 @@ class Job:
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event=SENT, run=run)
-        self.work = Work(site.audit, run)
+        self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
         self.attempt: tuple[int, str] | None = None
         self.state: Tree = None
         self.lineage, self.scored = "", 0
@@ -252,11 +252,11 @@ class Job:
         if self.rounds is not None and number >= self.rounds:
             raise WireError(f"run '{self.run}' has {self.rounds} rounds, not round {number + 1}")
         policy.check_work(work.questions[number], work.seconds[number])
-        work.questions[number] += 1
+        work.begin(number)
         try:
             return self._answer(step, head, body, began)
         finally:
-            work.seconds[number] += time.monotonic() - began
+            work.end(number, time.monotonic() - began)
 
     def _answer(self, step: Step, head: Question, body: bytes, began: float) -> Packet:
         policy, round, message = self.site.policy, head.round, self._message(body)
@@ -435,18 +435,6 @@ class Account:
         """The sum of 1/z² over all releases, without those of one run if it is given."""
         every = self.releases.values()
         return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)
-
-
-class Work:
-    """The questions and seconds of each round of a run, by the audit log: no restart renews it."""
-
-    def __init__(self, audit: Audit, run: str) -> None:
-        self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
-        for event in audit.events(run=run):
-            # Any failure has a reason. A private step that diverged has none: it is noted as sent.
-            if (event["event"] == SENT or "reason" in event) and type(event.get("round")) is int:
-                self.questions[event["round"]] += 1
-                self.seconds[event["round"]] += event.get("seconds", 0.0)
 
 
 class States:

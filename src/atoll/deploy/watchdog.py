@@ -64,5 +64,7 @@ class Watchdog:
         timer.start()
         # The server learns the limit; how much was used is the owner's.
         reason = f"over its limit: its policy allows {limit}, and the answer needs more"
+        if self.site.job is not None:
+            self.site.job.work.mark.unlink(missing_ok=True)  # it is noted here
         log = Audit(self.site.audit.path)  # the site's own may be in use by the other thread
         return self.site.refuse(packet, BAD, reason, log, seconds=round(used, 3), **more)

@@ -1,0 +1,51 @@
+"""The work of a run at a site: the questions and seconds of each round, which no restart renews.
+
+The audit log has every answer. A file in the run's folder names the round of a step under way: a
+server could stop the job in each step, and the log would never have it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from atoll.deploy.audit import Audit
+from atoll.engines.fleet import BAD
+
+SENT = "sent"
+UNDER_WAY = "step_under_way"
+
+
+class Work:
+    """Counts by the audit log; `longest` is the most that a step which did not end counts for."""
+
+    def __init__(self, audit: Audit, run: str, folder: Path, longest: float) -> None:
+        self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
+        self.mark = folder / UNDER_WAY
+        if self.mark.exists():
+            self._note(audit, run, longest)
+        for event in audit.events(run=run):
+            # Any failure has a reason. A private step that diverged has none: it is noted as sent.
+            if (event["event"] == SENT or "reason" in event) and type(event.get("round")) is int:
+                self.questions[event["round"]] += 1
+                self.seconds[event["round"]] += event.get("seconds", 0.0)
+
+    def _note(self, audit: Audit, run: str, longest: float) -> None:
+        """Note a step whose process ended in it; how long it took is not known, only a bound."""
+        number, since = self.mark.read_text(), time.time() - self.mark.stat().st_mtime
+        if number.lstrip("-").isdigit():  # a crash may leave an empty file
+            seconds = round(min(max(since, 0.0), longest), 3)
+            reason = "its process ended in a step"
+            audit.note(BAD, reason=reason, seconds=seconds, run=run, round=int(number))
+        self.mark.unlink()
+
+    def begin(self, number: int) -> None:
+        """Count a question of a round before it is answered."""
+        self.questions[number] += 1
+        self.mark.write_text(str(number))
+
+    def end(self, number: int, seconds: float) -> None:
+        """Count the time of an answer that the audit log has."""
+        self.seconds[number] += seconds
+        self.mark.unlink(missing_ok=True)

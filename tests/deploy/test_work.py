@@ -1,0 +1,44 @@
+"""No end of a process renews the work that an owner allows."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from atoll.deploy.audit import Audit
+from atoll.deploy.policy import Policy
+from atoll.deploy.site import Site
+from atoll.deploy.work import Work
+from tests.deploy.private_site import ask, begin, make_site, model_for
+
+
+def test_a_job_that_is_stopped_in_each_step_uses_up_its_questions(tmp_path):
+    policy = Policy(questions=2)
+    site = make_site(tmp_path, policy)
+    for _ in range(2):
+        begin(site, dp=None)
+        site.job.work.begin(0)  # and the process ends
+        site.close()
+        site = Site(site.data, policy, site.folder)
+    begin(site, dp=None)
+    assert "its policy allows questions = 2" in ask(site, model_for(site)).head["reason"]
+    assert ask(site, model_for(site), round=1).head == {}
+    begin(site, dp=None)  # the step before has ended
+    assert site.job.work.questions == {0: 3, 1: 1}
+
+
+@pytest.mark.parametrize(("age", "counted"), [(5.0, 5.0), (100.0, 60.0), (-50.0, 0.0)])
+def test_a_step_without_an_end_counts_for_the_time_it_may_have_taken(age, counted, tmp_path):
+    audit = Audit(tmp_path / "audit.jsonl")
+    work = Work(audit, "r-0", tmp_path, 60.0)
+    work.begin(-1)
+    then = time.time() - age
+    os.utime(work.mark, (then, then))
+    for _ in range(2):  # it counts once
+        again = Work(audit, "r-0", tmp_path, 60.0)
+        assert again.questions == {-1: 1}
+        assert counted <= again.seconds[-1] <= max(60.0, counted)
+    work.mark.write_text("")
+    assert Work(audit, "r-0", tmp_path, 60.0).questions == {-1: 1}
