@@ -19,6 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from atoll.core.errors import ConfigError
+from atoll.deploy import metrics
 from atoll.deploy.audit import Audit
 from atoll.deploy.kits import provision
 from atoll.deploy.local import free_port
@@ -176,3 +177,12 @@ def test_a_port_in_use_and_no_port(kits):
             serving(kits["a"], port, list).__enter__()
     with serving(kits["a"], None, list), pytest.raises(urllib.error.URLError):
         get(port, "/health")
+
+
+def test_a_slow_client_is_dropped_without_a_word(kits, monkeypatch, capfd):
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.1)
+    port = free_port()
+    with serving(kits["b"], port, list), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        assert client.recv(1) == b""  # the server has closed it
+    assert capfd.readouterr().err == ""
