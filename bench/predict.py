@@ -51,15 +51,16 @@ def measure(nodes: int, edges: int, columns: int, block: int | None) -> dict[str
         subprocess.run([*COMMAND, *train], check=True)
         command = ["predict", str(run), "--data", str(folder / "new"), "--out", str(out)]
         command += ["--quiet", *([] if block is None else ["--block", str(block)])]
-        start = time.perf_counter()
+        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*COMMAND, *command], check=True)
-        seconds = time.perf_counter() - start
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
         return {
             "nodes": nodes,
             "edges": edges,
             "columns": columns,
             "seconds": round(seconds, 1),
+            "cpu_seconds": round(cpu, 1),
             "peak_mb": round(used.ru_maxrss / 1024),
             "written_mb": round(out.stat().st_size / 2**20, 1),
         }

@@ -165,14 +165,13 @@ def sparse_matrix(
     rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], *, square: bool
 ) -> Sparse:
     """Build a `Sparse` from its entries, in any order; entries at one place stay separate."""
-    by_column = torch.argsort(columns, stable=True)
-    order = by_column[torch.argsort(rows[by_column], stable=True)]
-    rows, columns, values = rows[order], columns[order], values[order]
+    order = torch.argsort(rows.long() * shape[1] + columns, stable=True)  # by row, then column
+    rows, columns, values = (pick(one, order) for one in (rows, columns, values))
     t_order = torch.argsort(columns, stable=True)
-    offsets, t_offsets = _starts(rows, shape[0]), _starts(columns[t_order], shape[1])
-    index = (columns, rows, rows[t_order], t_order)
+    offsets, t_offsets = _starts(rows, shape[0]), _starts(pick(columns, t_order), shape[1])
+    index = (columns, rows, pick(rows, t_order), t_order)
     columns, rows, t_columns, t_order = (numbers.to(torch.int32) for numbers in index)
-    t_values = values[t_order]
+    t_values = pick(values, t_order)
     if inside_transform():
         # Under `vmap` it is numbered over all clients' matrices, and stacked whole, all of its
         # tensors or none: what one of them has an axis for gets every other as well.
