@@ -129,6 +129,14 @@ def test_requests_that_are_refused(founded: Path, tmp_path: Path) -> None:
     profile.write_text(good.replace("localhost", "bank-z"))
     refused("cannot name a site", keys.approve, founded, request, PASSPHRASE)
     profile.write_text(good)
+    # A file that changes after two people have compared its fingerprint.
+    print_before = keys.read_request(request).fingerprint
+    refused("has changed", keys.approve, founded, request, PASSPHRASE, fingerprint="SHA256:00")
+    later = tmp_path / "later.request.zip"
+    shutil.copy(request, later)
+    with zipfile.ZipFile(later, "a") as archive:
+        archive.writestr("more", b"")
+    refused("has changed", keys.approve, founded, later, PASSPHRASE, fingerprint=print_before)
     # Another name in the letter than in the signed request inside.
     forged = tmp_path / "forged.zip"
     with zipfile.ZipFile(request) as old, zipfile.ZipFile(forged, "w") as new:

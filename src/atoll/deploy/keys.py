@@ -154,10 +154,17 @@ def _read(file: Path, what: str, about: str, *more: str) -> tuple[str, str, list
 
 
 def approve(
-    federation: Path, file: Path, passphrase: str, *, days: int = DAYS, kind: str = "site"
+    federation: Path,
+    file: Path,
+    passphrase: str,
+    *,
+    days: int = DAYS,
+    kind: str = "site",
+    fingerprint: str | None = None,
 ) -> Path:
     """Sign a request with the federation's root; the file for the party that asked.
 
+    `fingerprint` is that of the file which two people compared, and no other file is signed.
     A certificate of the server or the administrator is signed only if `kind` names it, because a
     site could ask for one.
     """
@@ -182,12 +189,16 @@ def approve(
     signed = federation / "approved" / f"{asked.name}.signed.zip"
     signed.parent.mkdir(mode=0o700, exist_ok=True)
     with _secret_folder() as work:
+        copy = work / f"{asked.name}.request.zip"
+        shutil.copyfile(file, copy)
+        if read_request(copy).fingerprint != (fingerprint or asked.fingerprint):
+            raise ConfigError(f"'{file}' has changed since it was read; compare it again")
         shutil.copytree(root, work / ROOT)
         (work / ROOT / "rootCA.key").write_bytes(key)
         shape = ["-c", str(work / ROOT), "--profile", str(work / ROOT / "profile.yaml")]
         where = [*shape, "--out", str(signed.resolve())]
         lasting = ["--valid-days", str(days), "--force"]
-        nvflare(work, "cert", "approve", str(file.resolve()), *where, *lasting)
+        nvflare(work, "cert", "approve", str(copy), *where, *lasting)
     if about and asked.kind == "site" and asked.name not in about["sites"]:
         about["sites"].append(asked.name)
         write_about(desk, about)

@@ -126,7 +126,9 @@ def approve(
     compare(asked.fingerprint, fingerprint, asked.name)
     passphrase = read_passphrase(passphrase_file)
     with stopping(signal.SIGHUP):
-        signed = keys.approve(federation, file, passphrase, days=days, kind=kind)
+        signed = keys.approve(
+            federation, file, passphrase, days=days, kind=kind, fingerprint=asked.fingerprint
+        )
     click.echo(f"send to {asked.name}: {signed}")
     click.echo(f"fingerprint to read out: {keys.read_approval(signed).fingerprint}")
 
