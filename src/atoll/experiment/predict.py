@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -366,15 +366,16 @@ def _in_pieces(
     if block and reach is None:
         looks = f"{trained.config.method} looks at the whole graph at once"
         raise ConfigError(f"{looks}, so that it cannot predict in blocks; leave --block out")
-    parts = _client_parts(source, owner, names, start)
-    if not block:
-        pieces = list(parts)
-        for part, found in zip(pieces, trained.logits(pieces), strict=True):
-            logits[part.places] = found
+    found = _client_sources(source, owner, names)
+    if block:
+        hops = (reach or 0) + 1  # the degrees of the last nodes that it looks at count, too
+        for one in found:
+            for piece in _blocks(*one, start, block, hops):
+                logits[piece.places] = trained.logits([piece], engine="serial")[0]
         return logits
-    for part in parts:
-        for piece in _blocks(part, block, (reach or 0) + 1):
-            logits[piece.places] = trained.logits([piece], engine="serial")[0]
+    parts = [_whole(*one, start) for one in found]
+    for part, rows in zip(parts, trained.logits(parts), strict=True):
+        logits[part.places] = rows
     return logits
 
 
@@ -383,40 +384,41 @@ def trained_kind() -> type[np.floating]:
     return np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
 
 
-def _client_parts(
-    source: Source, owner: np.ndarray, names: np.ndarray, start: int
-) -> Iterator[Part]:
-    """The graph of each client that has new nodes."""
+def _client_sources(
+    source: Source, owner: np.ndarray, names: np.ndarray
+) -> Iterator[tuple[str, Source, np.ndarray]]:
+    """The name, the nodes and edges, and the nodes' numbers of each client with new nodes."""
     cut = None if len(names) == 1 and (owner == names[0]).all() else InducedSubgraphs(source)
     for name in names:
         ids = np.flatnonzero(owner == name)
-        roles, new = np.full(len(ids), UNUSED), ids >= start
-        graph = graph_of(source, ids, roles) if cut is None else cut.graph(ids, roles)
-        yield Part(str(name), graph, np.flatnonzero(new), ids[new] - start)
+        yield str(name), source if cut is None else cut.part(ids), ids
 
 
-def _blocks(part: Part, size: int, hops: int) -> Iterator[Part]:
-    """Some nodes at a time, with all nodes that are at most `hops` edges before them."""
-    graph = part.graph
-    x = graph.x.numpy() if isinstance(graph.x, Tensor) else sp.csr_array(graph.x.to_dense().numpy())
-    weight = graph.edge_weight.numpy()
-    whole = Source("block", x, graph.edges.numpy(), graph.y.numpy(), 1, weight)
-    n, (begins, ends) = graph.num_nodes, whole.edges
+def _whole(client: str, part: Source, ids: np.ndarray, start: int) -> Part:
+    """All that a client has, in one piece."""
+    rows = np.flatnonzero(ids >= start)
+    graph = graph_of(part, ids, np.full(len(ids), UNUSED))
+    return Part(client, graph, rows, ids[rows] - start)
+
+
+def _blocks(
+    client: str, part: Source, ids: np.ndarray, start: int, size: int, hops: int
+) -> Iterator[Part]:
+    """Some new nodes at a time, with all nodes that are at most `hops` edges before them."""
+    n, (begins, ends) = part.num_nodes, part.edges
     before = sp.csr_array((np.ones(len(ends), np.int8), (ends, begins)), shape=(n, n))
-    cut = InducedSubgraphs(whole)
-    for first in range(0, len(part.rows), size):
-        own = part.rows[first : first + size]
+    cut, new = InducedSubgraphs(part), np.flatnonzero(ids >= start)
+    for first in range(0, len(new), size):
+        own = new[first : first + size]
         seen = np.zeros(n, dtype=bool)
         seen[own], near = True, own
         for _ in range(hops):
             near = np.unique(before[near].indices)
             near = near[~seen[near]]
             seen[near] = True
-        ids = np.flatnonzero(seen)
-        piece = cut.graph(ids, np.full(len(ids), UNUSED))
-        piece = replace(piece, ids=graph.ids[torch.from_numpy(ids)])
-        rows = np.searchsorted(ids, own)
-        yield Part(part.client, piece, rows, part.places[first : first + size])
+        rows = np.flatnonzero(seen)
+        graph = graph_of(cut.part(rows), ids[rows], np.full(len(rows), UNUSED))
+        yield Part(client, graph, np.searchsorted(rows, own), ids[own] - start)
 
 
 def _predict_clients(
