@@ -203,8 +203,10 @@ def test_what_cannot_be_used_is_refused(runs, bank, tmp_path):
         predict(bank, bank)
     with pytest.raises(AtollError, match="was encoded by itself"):
         predict(out, atoll.load(str(write(tmp_path / "a", [node(i) for i in (1, 3, 4)], []))))
-    with pytest.raises(AtollError, match="has other columns than the training"):
+    with pytest.raises(AtollError, match="'lagoon' is no folder; give one with tables"):
         predict(out, "lagoon")
+    with pytest.raises(AtollError, match="no data are named"):
+        predict(out, " ")
     bound, *_ = runs("fedgnn")
     with pytest.raises(AtollError, match="fedgnn cannot predict new nodes: its clients"):
         predict(bound, bank)

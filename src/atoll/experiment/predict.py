@@ -262,7 +262,7 @@ def predict(
         method: The method object of a run that was started with one.
     """
     trained = Trained.of(Path(folder), seed, device, method)
-    found, start, notes = _load(trained, data, joined=joined)
+    found, start, notes = _load(trained, data, client, joined=joined)
     if not isinstance(found, Source):
         if joined or block:
             raise ConfigError("joined and block are for one graph; leave them out")
@@ -283,7 +283,7 @@ def predict(
 
 
 def _load(
-    trained: Trained, data: str | Path | Data, *, joined: bool
+    trained: Trained, data: str | Path | Data, client: str | None, *, joined: bool
 ) -> tuple[Data, int, tuple[str, ...]]:
     """The new data, the number of old nodes before the new ones, and the loader's notes."""
     config, encoder = trained.config, trained.encoder
@@ -293,9 +293,11 @@ def _load(
             raise DataError(f"'{data.name}' was encoded by itself, not as in training; {hint}")
         return data, 0, ()
     name = str(data)
+    if not name.strip():
+        raise ConfigError("no data are named; give a folder of tables with --data")
     if is_federation_file(name):
         return load_federation(name), 0, ()
-    if encoder is None or not is_own(name):
+    if encoder is None:
         if joined:
             raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
         if (
@@ -304,10 +306,6 @@ def _load(
             why = "its data were no tables, or an earlier version or a federation made it"
             problem = f"the run in '{trained.run.path}' has no encoder ({why})"
             raise DataError(f"{problem}, so '{name}' cannot be read for it; give tensors (.pt)")
-        if encoder is not None:
-            raise DataError(
-                f"'{name}' has other columns than the training; give a folder of tables"
-            )
         rules = protocol(config.protocol)
         seed = trained.seed if rules.data_seed is None else rules.data_seed
         clients = config.clients or rules.clients
@@ -319,7 +317,7 @@ def _load(
             problem = f"--joined needs the training data, but there is no folder '{config.data}'"
             raise DataError(f"{problem} here; start the command where the run was started")
         old = load_new(Path(config.data), encoder, options)[0]
-    source, report = load_new(Path(name).expanduser(), encoder, options, old)
+    source, report = load_new(Path(name).expanduser(), encoder, options, old, client)
     return source, 0 if old is None else old.num_nodes, report.messages
 
 

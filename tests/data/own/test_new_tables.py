@@ -50,8 +50,11 @@ def test_clients_may_use_the_same_ids(tmp_path: Path) -> None:
     both = load_new(tmp_path / "new", old.encoder, OwnOptions(), old)[0]
     assert set(pairs(both)) >= {(4, 1), (5, 3)}
     folder(tmp_path / "one", "id,f\n3,1\n", "source,target\n3,2\n")
-    with pytest.raises(AtollError, match="one folder for each client"):
+    with pytest.raises(AtollError, match="one folder for each client, or name it with --client"):
         load_new(tmp_path / "one", old.encoder, OwnOptions(), old)
+    both = load_new(tmp_path / "one", old.encoder, OwnOptions(), old, "s")[0]
+    assert (4, 3) in pairs(both)
+    assert (4, 1) not in pairs(both)
 
 
 def test_an_old_node_is_not_a_new_one(tmp_path: Path) -> None:

@@ -20,12 +20,17 @@ from atoll.data.source import Source
 
 
 def load_new(
-    path: Path, encoder: Encoder, options: OwnOptions, old: Source | None = None
+    path: Path,
+    encoder: Encoder,
+    options: OwnOptions,
+    old: Source | None = None,
+    client: str | None = None,
 ) -> tuple[Source, OwnReport]:
     """The tables in a folder, encoded as the training tables were, which may change no column.
 
     With the training graph `old` the result is one graph: its nodes come first, and an edge of the
-    new tables may join a new node with an old one, or two old ones.
+    new tables may join a new node with an old one, or two old ones. Where clients use the same ids,
+    `client` says whose old nodes the edges of one folder name.
     """
     if not path.is_dir():
         raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
@@ -36,7 +41,7 @@ def load_new(
     name, classes = path.resolve().name, len(encoder.classes)
     size, places = len(nodes.y), None
     if old is not None:
-        ids, places = _with_old(parts, ids, old)
+        ids, places = _with_old(parts, ids, old, client)
         size += old.num_nodes
     edges, weight = clean_edges(read_edges(parts, ids, loading, places), size, loading)
     new = Source(name, nodes.x, edges, nodes.y, classes, weight, None, nodes.columns)
@@ -57,19 +62,22 @@ def _check_schema(path: Path, trained: Schema) -> None:
 
 
 def _with_old(
-    parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], old: Source
+    parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], old: Source, client: str | None
 ) -> tuple[list[pa.ChunkedArray], list[np.ndarray]]:
     """The ids that each part's edges may name, its own and old ones, and their places."""
     if "id" not in old.columns:
         raise DataError(f"the nodes of '{old.name}' have no ids, so that no edge can name them")
     known, owner = pa.array(old.columns["id"]), old.columns.get("client")
     named = len(np.unique(old.columns["id"])) < old.num_nodes  # ids are used by several clients
-    if named and parts[0].client is None:
+    if named and parts[0].client is None and client is None:
         problem = "clients of the training data use the same ids"
-        raise DataError(f"{problem}; give the new tables in one folder for each client, too")
+        hint = "give the new tables in one folder for each client, or name it with --client"
+        raise DataError(f"{problem}; {hint}")
     every, places, start = list[pa.ChunkedArray](), list[np.ndarray](), old.num_nodes
     for part, own in zip(parts, ids, strict=True):
-        pool = np.flatnonzero(owner == part.client) if named else np.arange(old.num_nodes)
+        pool = (
+            np.flatnonzero(owner == (part.client or client)) if named else np.arange(old.num_nodes)
+        )
         mine = known.take(pa.array(pool))
         if (again := lookup(own, mine) >= 0).any():
             problem = f"gives the id {quoted(own[first(again)].as_py())}, a node of the training"
