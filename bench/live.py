@@ -145,9 +145,9 @@ class Live:
 
     def reached(self) -> int:
         """The rounds that the newest run has begun, by the server's audit log."""
-        logs = self.kits["server"].glob("atoll/runs/*/audit.jsonl")
-        newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
-        lines = [] if newest is None else newest.read_bytes().splitlines()
+        runs = sorted(self.kits["server"].glob("atoll/runs/*"))  # names begin with the time
+        log = runs[-1] / "audit.jsonl" if runs else None
+        lines = log.read_bytes().splitlines() if log is not None and log.exists() else []
         rounds = [json.loads(line).get("round", -1) for line in lines if line.endswith(b"}")]
         return max((r for r in rounds if isinstance(r, int)), default=-1)
 

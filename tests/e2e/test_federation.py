@@ -159,13 +159,14 @@ from atoll.engines.flare import AdminSession
 kit, user, job = sys.argv[1:]
 desk = AdminSession(Path(kit), user)
 try:
-    number = desk.submit(Path(job))
+    number = desk.submit(Path(job), Path(job).name)
     while not desk.status(number).startswith("FINISHED"):
         time.sleep(0.5)
     print(desk.status(number))
 except ClientLost as error:
     print("REFUSED", error)
-desk.close()
+finally:
+    desk.close()
 """
 
 

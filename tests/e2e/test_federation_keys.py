@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.deploy import keys
-from atoll.deploy.kits import certificate_days
+from atoll.deploy.kits import about_kit, certificate_days
 from atoll.deploy.local import Processes, free_port
 from atoll.deploy.site_data import write_clients
 from tests.e2e.trial import ATOLL, SMALL, lagoon, processes, serial
@@ -68,6 +69,11 @@ class Federation:
         command = [*ATOLL, "federate", "status", "--json", "--kit", str(self.kit("admin"))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         return {} if done.returncode else json.loads(done.stdout.splitlines()[-1])["sites"]
+
+    def listens(self) -> bool:
+        """Whether the server can be reached; two servers share a port that is not yet bound."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", about_kit(self.kit("server"))["port"])) == 0
 
     def wait(self, what: Callable[[], Any], timeout: float = 240) -> None:
         end = time.monotonic() + timeout
@@ -159,7 +165,7 @@ def test_a_server_is_started_once(tmp_path):
     with Processes() as started:
         life = Federation(tmp_path, started)
         life.start("server")
-        life.wait((life.kit("server") / "log.json").exists)
+        life.wait(life.listens)
         words = [*ATOLL, "federate", "server", "--kit", str(life.kit("server"))]
         second = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
         assert second.returncode == 2
