@@ -12,9 +12,11 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -74,18 +76,26 @@ def draw(rows: list[dict[str, str]], picture: Path) -> None:
     figure.savefig(picture, dpi=120)
 
 
+@contextmanager
+def running(sites: int, *words: str) -> Iterator[tuple[Live, subprocess.Popen[str], Path]]:
+    """A federation and its run of FedAvg; all of it is gone at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="atoll-live-"))
+    live = Live(sites, folder)
+    try:
+        until(lambda: live.connected() == sites, 600)
+        yield live, live.run(folder / "out", "fedavg", "--set", "hidden=8", *words), folder / "out"
+    finally:
+        live.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True)
 @click.option("--sites", default=5, show_default=True)
 @click.option("--out", default="soak.csv", type=click.Path(path_type=Path), show_default=True)
 def soak(*, minutes: float, sites: int, out: Path) -> None:
     """Rounds without an end, with samples of every process, as CSV and as a picture."""
-    folder = Path(tempfile.mkdtemp(prefix="atoll-soak-"))
-    live = Live(sites, folder)
-    try:
-        until(lambda: live.connected() == sites, 180)
-        words = ("fedavg", "--rounds", "9999", "--set", "hidden=8")
-        admin = live.run(folder / "out", *words)
+    with running(sites, "--rounds", "9999") as (live, admin, _):
         until(lambda: live.reached() >= 1, 180)
         began = time.monotonic()
         with out.open("w", newline="") as file:
@@ -96,9 +106,6 @@ def soak(*, minutes: float, sites: int, out: Path) -> None:
                 file.flush()
                 time.sleep(10)
         admin.kill()
-    finally:
-        live.close()
-    shutil.rmtree(folder, ignore_errors=True)
     with out.open() as file:
         rows = list(csv.DictReader(file))
     draw(rows, out.with_suffix(".png"))
@@ -111,22 +118,15 @@ def soak(*, minutes: float, sites: int, out: Path) -> None:
 @click.option("--out", default="sites.json", type=click.Path(path_type=Path), show_default=True)
 def sites(*, sites: int, rounds: int, out: Path) -> None:
     """Seconds per round and memory per site of a federation on this machine."""
-    folder = Path(tempfile.mkdtemp(prefix="atoll-sites-"))
-    live = Live(sites, folder)
-    try:
-        until(lambda: live.connected() == sites, 600)
-        words = ("fedavg", "--rounds", str(rounds), "--set", "hidden=8", "--wait", "300")
-        admin = live.run(folder / "out", *words)
-        times, memory = dict[int, float](), list[tuple[object, ...]]()
+    times, memory = dict[int, float](), list[tuple[object, ...]]()
+    with running(sites, "--rounds", str(rounds), "--wait", "300") as (live, admin, result):
         while admin.poll() is None:
             now = live.reached()
             times.setdefault(now, time.monotonic())
             if now >= rounds // 2 and not memory:
                 memory = list(sample(live, 0.0))
             time.sleep(0.1)
-        ended = json.loads((folder / "out" / "result.json").read_text())
-    finally:
-        live.close()
+        ended = json.loads((result / "result.json").read_text())
     seen = [times[r + 1] - times[r] for r in times if r >= 0 and r + 1 in times]
     each: dict[str, float] = {}
     for row in memory:
@@ -140,4 +140,3 @@ def sites(*, sites: int, rounds: int, out: Path) -> None:
     }
     out.write_text(json.dumps(found, indent=1))
     click.echo(json.dumps(found))
-    shutil.rmtree(folder, ignore_errors=True)

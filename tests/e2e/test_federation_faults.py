@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from atoll.core.tree import leaves
-from atoll.deploy.local import Demo
 from atoll.engines.codec import load_checkpoint
 from tests.deploy.test_coordinator import without
-from tests.e2e.trial import SMALL, Trial, lagoon, processes, serial
+from tests.e2e.trial import SMALL, Trial, lagoon, serial, with_odd_site
 
 pytestmark = pytest.mark.federation
 
@@ -32,18 +31,9 @@ REASONS = {
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
     """A federation whose third site runs changed software."""
     folder, federation = tmp_path_factory.mktemp("faulty"), lagoon()
-    paths = os.environ.get("PYTHONPATH", "")
-    demo = Demo(federation, folder / "fed")
-    try:
-        for name in ("server", "site-1", "site-2"):
-            demo.start(name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(FAULTY), paths])))
-            demo.start("site-3")
-        yield Trial(demo, federation, folder)
-    finally:
-        demo.processes.end()
-    assert processes(folder) == {}
+    paths = os.pathsep.join(filter(None, [str(FAULTY), os.environ.get("PYTHONPATH", "")]))
+    with with_odd_site(federation, folder, "PYTHONPATH", paths) as trial:
+        yield trial
 
 
 def lie(trial: Trial, kind: str) -> None:

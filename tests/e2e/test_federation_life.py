@@ -14,7 +14,17 @@ import atoll
 from atoll.deploy.kits import site_command
 from atoll.deploy.local import Demo
 from atoll.experiment.folder import RunFolder
-from tests.e2e.trial import ATOLL, ROUNDS, SMALL, Trial, begun, lagoon, processes, serial
+from tests.e2e.trial import (
+    ATOLL,
+    ROUNDS,
+    SMALL,
+    Trial,
+    begun,
+    lagoon,
+    processes,
+    serial,
+    with_odd_site,
+)
 
 pytestmark = pytest.mark.federation
 
@@ -79,17 +89,15 @@ def test_one_party_is_upgraded_at_a_time(older, tmp_path):
     """A new server and a new site with an older site, which is upgraded in the middle of a run."""
     federation, folder = lagoon(), tmp_path / "trial"
     folder.mkdir()
-    demo = Demo(federation, folder / "fed")
-    try:
-        for name in ("server", "site-1", "site-2"):
-            demo.start(name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(older))
-            kit = demo.kits["site-3"]
-            command = site_command(kit)
-            (kit / "local" / "atoll__p_resources.json").unlink()  # an older Atoll writes no gate
-            demo.processes.start("site-3", command, demo.folder / "logs" / "site-3.log", kit)
-        trial = Trial(demo, federation, folder)
+
+    def start_older(demo: Demo) -> None:
+        kit = demo.kits["site-3"]
+        command = site_command(kit)
+        (kit / "local" / "atoll__p_resources.json").unlink()  # an older Atoll writes no gate
+        demo.processes.start("site-3", command, demo.folder / "logs" / "site-3.log", kit)
+
+    with with_odd_site(federation, folder, "PYTHONPATH", str(older), start_older) as trial:
+        demo = trial.demo
         run, first = trial.start("fedavg", "--rounds", "3", *SMALL)
         found = trial.finish(run)
         assert found["metrics"] == serial("fedavg", federation, rounds=3)
@@ -108,9 +116,6 @@ def test_one_party_is_upgraded_at_a_time(older, tmp_path):
         run, _ = trial.start("--resume", str(first))
         assert "did not take the model" not in trial.finish(run)["said"]
         assert delivered(demo) == sorted(demo.sites * 2)
-    finally:
-        demo.processes.end()
-    assert processes(folder) == {}
 
 
 def events(kit: Path, logs: str = "atoll/runs/*/audit.jsonl") -> list[dict[str, str]]:
@@ -150,14 +155,9 @@ def test_a_site_whose_clock_is_ten_days_ahead_takes_part(tmp_path):
     subprocess.run(words, cwd=tmp_path, check=True)
     federation, folder = lagoon(), tmp_path / "trial"
     folder.mkdir()
-    demo = Demo(federation, folder / "fed")
-    try:
-        for name in ("server", "site-1", "site-2"):
-            demo.start(name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("LD_PRELOAD", str(tmp_path / "clock.so"))
-            demo.start("site-3")
-        trial = Trial(demo, federation, folder)
+    clock = str(tmp_path / "clock.so")
+    with with_odd_site(federation, folder, "LD_PRELOAD", clock) as trial:
+        demo = trial.demo
         run, _ = trial.start("fedath", "--rounds", str(ROUNDS), *SMALL)
         found = trial.finish(run)
         assert found["metrics"] == serial("fedath", federation, rounds=ROUNDS)
@@ -169,6 +169,3 @@ def test_a_site_whose_clock_is_ten_days_ahead_takes_part(tmp_path):
             for name in ("site-1", "site-3")
         )
         assert max(first) < min(third)
-    finally:
-        demo.processes.end()
-    assert processes(folder) == {}

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from atoll.deploy.local import Demo
-from tests.e2e.trial import SMALL, Trial, lagoon, processes, serial
+from tests.e2e.trial import SMALL, serial
 
 pytestmark = pytest.mark.federation
 EPOCHS = "50"  # a step of so many epochs takes longer than a millisecond on any machine
-
-
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    folder, federation = tmp_path_factory.mktemp("limits"), lagoon()
-    with Demo(federation, folder / "fed") as demo:
-        yield Trial(demo, federation, folder)
-    assert processes(folder) == {}
 
 
 def test_a_site_over_its_limit_is_left_out_and_takes_part_in_the_next_run(trial):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import atoll
 from atoll.deploy.local import Demo
@@ -120,3 +123,29 @@ def begun(trial: Trial, *words: str, round: int = 4) -> tuple[subprocess.Popen[s
     trial.wait(lambda: before != {p.name for p in trial.demo.kits["server"].glob("atoll/runs/*")})
     trial.wait_round(round)
     return run, out
+
+
+def start_third(demo: Demo) -> None:
+    demo.start("site-3")
+
+
+@contextlib.contextmanager
+def with_odd_site(
+    federation: Any,
+    folder: Path,
+    variable: str,
+    value: str,
+    start: Callable[[Demo], None] = start_third,
+) -> Iterator[Trial]:
+    """A federation whose third site starts with another value of an environment variable."""
+    demo = Demo(federation, folder / "fed")
+    try:
+        for name in ("server", "site-1", "site-2"):
+            demo.start(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(variable, value)
+            start(demo)
+        yield Trial(demo, federation, folder)
+    finally:
+        demo.processes.end()
+    assert processes(folder) == {}
