@@ -16,6 +16,7 @@ from atoll.core.errors import AtollError
 from atoll.experiment import run as run_module
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.predict import Predictor, predict
+from tests.data.own.graphs import folder
 from tests.experiment.test_run import rings
 
 METHODS = {
@@ -32,11 +33,8 @@ METHODS = {
 }
 
 
-def write(folder, rows, edges, columns="id,label,kind,size,bank"):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "nodes.csv").write_text("\n".join([columns, *rows]))
-    (folder / "edges.csv").write_text("\n".join(["source,target", *edges, ""]))
-    return folder
+def write(path, rows, edges, columns="id,label,kind,size,bank"):
+    return folder(path, "\n".join([columns, *rows]), "\n".join(["source,target", *edges, ""]))
 
 
 def node(i, bank=None, label=None):

@@ -17,7 +17,7 @@ from atoll.cli.options import PATH, command, option
     option("--out FILE", "A table to write: .parquet or .csv.", PATH, required=True),
     option("--joined", "NEW holds new nodes of the training graph; its edges may name old nodes."),
     option("--client NAME", "Owner of all new nodes.  [default: their owner column or folder]"),
-    option("--seed N", "Which seed's model.  [default: the first]", int),
+    options.SEED_OF_RUN,
     option("--device NAME", "auto, cpu or cuda.", default="auto"),
     option("--block N", "Nodes at a time.  [default: all that fit]", click.IntRange(min=1)),
     options.QUIET,

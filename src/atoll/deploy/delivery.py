@@ -193,7 +193,7 @@ def _file(data: bytes) -> File:
 def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
     """The files of one site's model, as that of its only client, and the selected round."""
     model = read_model(folder)
-    tree, picked = model.deployed[place if len(model.deployed) > 1 else 0], int(model.rounds[place])
+    (tree, _), picked = model.of_client(place), int(model.rounds[place])
     own = {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False}
     about = tomli_w.dumps({**(model.about or {}), **own}).encode()
     return {"model.toml": about, "deployed.safetensors": encode(tree)}, picked

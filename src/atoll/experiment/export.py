@@ -21,6 +21,21 @@ from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
 FORMS = ("pyg",)
 Layer = tuple[str, int, int, int]
 """Kind, input, output, and heads or hops of a layer of `exported.layer`."""
+LINEAR = "linear", {"weight": "weight", "bias": "bias"}
+LAYERS = {
+    GCN: ("gcn", {"weight": "lin.weight", "bias": "bias"}),
+    GraphSAGE: (
+        "sage",
+        {"neighbour": "lin_l.weight", "bias": "lin_l.bias", "self": "lin_r.weight"},
+    ),
+    GAT: (
+        "gat",
+        {"weight": "lin.weight", "source": "att_src", "target": "att_dst", "bias": "bias"},
+    ),
+    SGC: ("sgc", {"weight": "lin.weight", "bias": "lin.bias"}),
+    MLP: LINEAR,
+}
+"""The kind of each network's layers, and PyG's names of their parameters."""
 
 
 def export(
@@ -31,14 +46,11 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists and is not empty; choose another --out")
     trained = Trained.of(Path(folder), seed, "cpu", None)
-    model, method = trained.model, trained.method
-    place = trained.place(client)
-    state = model.private[place] if model.private and place is not None else None
-    params = method.plain_params(model.deployed[(place or 0) % len(model.deployed)], state)
+    method = trained.method
+    params = method.plain_params(*trained.model.of_client(trained.place(client)))
     if params is None:
-        more = "computes more than its network does"
-        hint = "use atoll predict"
-        raise ConfigError(f"{trained.config.method} {more}, which PyG has no layer for; {hint}")
+        more = "computes more than its network does, which PyG has no layer for"
+        raise ConfigError(f"{trained.config.method} {more}; use atoll predict")
     layers, weights = pyg_layers(method.net, params)
     about = {
         "layers": layers,
@@ -49,9 +61,8 @@ def export(
     }
     content = io.BytesIO()
     torch.save(weights, content)
-    source = Path(exported.__file__).read_bytes()
     files = {
-        "model.py": source,
+        "model.py": Path(exported.__file__).read_bytes(),
         "model.json": json.dumps(about, indent=1, ensure_ascii=False).encode(),
         "weights.pt": content.getvalue(),
     }
@@ -62,33 +73,23 @@ def export(
 
 def pyg_layers(net: Net, params: Tree) -> tuple[list[Layer], dict[str, Tensor]]:
     """The layers of a network and their weights by the names of PyG."""
-    names = {GCN: GCN_NAMES, GraphSAGE: SAGE_NAMES, GAT: GAT_NAMES, SGC: SGC_NAMES, MLP: LINEAR}
-    if type(net) not in names:
-        known = ", ".join(name for name, kind in NETS.items() if kind in names)
+    if type(net) not in LAYERS:
+        known = ", ".join(name for name, kind in NETS.items() if kind in LAYERS)
         problem = f"network {type(net).__name__} has no layers of PyG that compute the same"
         raise ConfigError(f"{problem}; networks that do: {known}")
     found, weights = list[Layer](), dict[str, Tensor]()
     for number, layer in enumerate(params):
-        called, kind, count = names[type(net)], KINDS[type(net)], 1
+        (kind, names), count = LAYERS[type(net)], 1
         if isinstance(net, GAT):
             count = int(layer["source"].shape[0])
         elif isinstance(net, SGC):
             count = net.hops
         elif isinstance(net, GCN) and net.head == "linear" and number == len(params) - 1:
-            called, kind = LINEAR, "linear"
+            kind, names = LINEAR
         for name, tensor in named_leaves(layer):
-            matrix = tensor.T if tensor.dim() == 2 and name not in ("source", "target") else tensor
-            matrix = tensor.unsqueeze(0) if name in ("source", "target") else matrix
-            weights[f"layers.{number}.{called[name]}"] = matrix.contiguous().clone()
+            attention = name in ("source", "target")
+            matrix = tensor.unsqueeze(0) if attention else tensor.T if tensor.dim() == 2 else tensor
+            weights[f"layers.{number}.{names[name]}"] = matrix.contiguous().clone()
         first = layer["neighbour" if kind == "sage" else "weight"]
         found.append((kind, *first.shape, count))
     return found, weights
-
-
-KINDS = {GCN: "gcn", GraphSAGE: "sage", GAT: "gat", SGC: "sgc", MLP: "linear"}
-LINEAR = {"weight": "weight", "bias": "bias"}
-GCN_NAMES = {"weight": "lin.weight", "bias": "bias"}
-SGC_NAMES = {"weight": "lin.weight", "bias": "lin.bias"}
-SAGE_NAMES = {"neighbour": "lin_l.weight", "bias": "lin_l.bias", "self": "lin_r.weight"}
-GAT_NAMES = {"weight": "lin.weight", "source": "att_src", "target": "att_dst", "bias": "bias"}
-"""PyG's names of the parameters of each kind of layer."""

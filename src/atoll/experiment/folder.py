@@ -45,7 +45,7 @@ from atoll.experiment.protocols import protocol
 from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult, read_history, read_table
 from atoll.experiment.rounds import Run
 
-CHECKPOINT = "checkpoint.atoll"
+CHECKPOINT, PARTITION = "checkpoint.atoll", "partition.npz"
 SEED_DATA = ("clients.npz", "facts.npz")
 """The file of a seed's arrays; the second name is that of earlier versions."""
 MEASURES = "federation.npz"
@@ -91,7 +91,11 @@ class RunFolder:
     def write_partition(self, seed: int, federation: Federation) -> None:
         """Write every client's node ids, in the whole graph's numbering."""
         ids = {f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)}
-        _write_arrays(self.seed(seed) / "partition.npz", ids)
+        _write_arrays(self.seed(seed) / PARTITION, ids)
+
+    def partition(self, seed: int) -> list[np.ndarray]:
+        """Every client's node ids, as `write_partition` got them."""
+        return list(_read_arrays(self.seed(seed) / PARTITION).values())
 
     def write_seed(self, run: Run, config: RunConfig, method: Method) -> None:
         """Write a finished seed's arrays and its selected model; the method has no `Noised`."""

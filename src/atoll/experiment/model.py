@@ -48,12 +48,16 @@ class SelectedModel:
     private: Sequence[Tree] = ()  # each client's, as far as predicting reads it; often none
     about: Mapping[str, object] | None = None  # the content of model.toml
 
+    def of_client(self, place: int | None) -> tuple[Tree, Tree]:
+        """A client's deployed and private tree; `place` is None if it never trained."""
+        deployed = self.deployed[(place or 0) if len(self.deployed) > 1 else 0]
+        return deployed, self.private[place] if self.private and place is not None else None
+
     def predict(
         self, method: Method, graph: Graph, place: int, key: Tensor | None = None
     ) -> Tensor:
         """Logits of the client at a place, on a graph with the method's views (`with_views`)."""
-        deployed = self.deployed[place if len(self.deployed) > 1 else 0]
-        return method.predict(graph, deployed, self.private[place] if self.private else None, key)
+        return method.predict(graph, *self.of_client(place), key)
 
     def merged(self, new: SelectedModel, better: np.ndarray) -> SelectedModel:
         """Some clients' models replaced by newer ones."""

@@ -1,8 +1,8 @@
 """Predictions of a finished run's model for new data: a separate graph, or new nodes of the old.
 
-The model of the selected round is put back into the run's engine, so that old nodes get the logits
+The run's engine computes with the model of the selected round, so that old nodes get the logits
 that they had in training, bit for bit. A graph that is too large for one piece is cut into blocks
-of nodes, each with everything that its predictions look at.
+of nodes, each with all nodes that its predictions look at.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Predictor:
 
     @client_step(keeps_state=True, discloses={"logits": OWN})
     def predict(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Logits:
-        """Logits of all that is classified, without dropout."""
+        """Logits of all nodes, or graphs, without dropout."""
         found = graph.at_roots(self.method.predict(graph, message, state))
         return Logits(functional.pad(found, (0, 0, 0, self.rows - found.shape[0])))
 
@@ -114,7 +114,7 @@ class Predictions:
 
 
 def check_table(path: str | Path) -> Path:
-    """A file name that predictions can be written to."""
+    """Check that predictions can be written to a file of this name, and return its path."""
     path = Path(path)
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"'{path}' is no table; give a file that ends with .parquet or .csv")
@@ -123,17 +123,17 @@ def check_table(path: str | Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one client has to predict."""
+    """One client's nodes to predict, in a graph with their neighbours."""
 
     client: str
     graph: Graph
-    rows: np.ndarray  # rows of its logits that are wanted
-    places: np.ndarray  # where they stand among all predictions
+    rows: np.ndarray  # of the graph's logits that are wanted
+    places: np.ndarray  # of these rows among all predictions
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A run's model with everything that is needed to use it."""
+    """A run's model, with the method, encoder and device to use it."""
 
     run: RunFolder
     config: RunConfig
@@ -146,7 +146,7 @@ class Trained:
 
     @classmethod
     def of(cls, folder: Path, seed: int | None, device: str, method: Method | None) -> Trained:
-        """Read it; a method that is bound to its training graph is refused."""
+        """Read a run's model; refuse a method that is bound to its training graph."""
         run = RunFolder(folder)
         config, number = run.config, run.config.seed if seed is None else seed
         model = run.model(number)
@@ -167,21 +167,19 @@ class Trained:
         return found
 
     @property
-    def about(self) -> dict[str, object]:
+    def about(self) -> dict[str, Any]:
+        """The content of model.toml."""
         return dict(self.model.about or {})
 
     @property
     def names(self) -> list[str]:
         """The clients' names, or their numbers."""
-        known = self.about.get("client_names")
-        count = len(self.model.rounds)
-        return list(map(str, known)) if isinstance(known, list) else [*map(str, range(count))]
+        return list(map(str, self.about.get("client_names", range(len(self.model.rounds)))))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        known = self.about.get("class_names")
-        count = self.method.net.classes
-        return tuple(map(str, known)) if isinstance(known, list) else (*map(str, range(count)),)
+        """The names of the classes, or their numbers."""
+        return tuple(map(str, self.about.get("class_names", range(self.method.net.classes))))
 
     @property
     def is_global(self) -> bool:
@@ -189,7 +187,7 @@ class Trained:
         return self.method.scored_as() == "global" and len(self.model.deployed) == 1
 
     def place(self, client: str) -> int | None:
-        """A client's place in the training; None for another one, which the global model serves."""
+        """A client's place in the training; None if it never trained and gets the global model."""
         if client in self.names:
             return self.names.index(client)
         if not self.is_global:
@@ -208,11 +206,11 @@ class Trained:
     def logits(self, parts: Sequence[Part], engine: str | None = None) -> list[np.ndarray]:
         """The wanted logits of each part, all computed by the run's engine."""
         graphs = tuple(part.graph for part in parts)
-        method, places = self.method, [self.place(part.client) for part in parts]
-        deployed, private = self.model.deployed, self.model.private
-        message: Message = ToAll(self._there(deployed[0]))
-        if len(deployed) > 1:
-            message = ToEach(self._there(stack([deployed[place or 0] for place in places])))
+        method = self.method
+        trees = [self.model.of_client(self.place(part.client)) for part in parts]
+        message: Message = ToAll(self._there(trees[0][0]))
+        if len(self.model.deployed) > 1:
+            message = ToEach(self._there(stack([deployed for deployed, _ in trees])))
         simulation = Simulation(
             Federation(graphs, method.net.classes),
             method,
@@ -220,8 +218,7 @@ class Trained:
             device=self.device,
             chunk=self.config.chunk,
         )
-        states = [None if not private or p is None else private[p] for p in places]
-        simulation.engine.import_states([self._there(state) for state in states])
+        simulation.engine.import_states([self._there(private) for _, private in trees])
         step = Predictor(method, 1 + max(graph.num_nodes for graph in graphs)).predict
         found = simulation.clients(0).map(step, message).logits.cpu().numpy()
         return [rows[part.rows] for rows, part in zip(found, parts, strict=True)]
@@ -254,7 +251,7 @@ def predict(
         data: A folder of tables like those of the training, or other data with equally many
             features: a name, a file of a federation, or an object of Python.
         joined: The tables hold new nodes of the training graph, and edges that may name old nodes.
-            Otherwise they are a graph of their own, and every edge joins two of its nodes.
+            Otherwise they are a separate graph, and every edge joins two of its nodes.
         client: The owner of all new nodes; by default their owner column or folder names it.
         seed: Of the run; by default its first.
         device: "auto", "cpu" or "cuda".
@@ -300,9 +297,7 @@ def _load(
     if encoder is None:
         if joined:
             raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
-        if (
-            encoder is None and is_own(name) and Path(name).suffix not in (".pt", ".pth")
-        ):  # tensors need no encoder
+        if is_own(name) and Path(name).suffix not in (".pt", ".pth"):  # tensors need no encoder
             why = "its data were no tables, or an earlier version or a federation made it"
             problem = f"the run in '{trained.run.path}' has no encoder ({why})"
             raise DataError(f"{problem}, so '{name}' cannot be read for it; give tensors (.pt)")
@@ -322,9 +317,9 @@ def _load(
 
 
 def _owners(trained: Trained, source: Source, start: int, client: str | None) -> np.ndarray:
-    """The client of each node; old nodes have those of the training."""
+    """The client of each node; an old node keeps its client."""
     column = (trained.config.partition or "").removeprefix("column:")
-    owner = np.full(source.num_nodes, "" if client is None else client, dtype=object)
+    owner = np.full(source.num_nodes, client or "", dtype=object)
     known = source.columns.get(column)
     if known is not None:
         owner[:] = known.astype(str)
@@ -339,11 +334,10 @@ def _owners(trained: Trained, source: Source, start: int, client: str | None) ->
 
 
 def _old_clients(trained: Trained, count: int) -> list[np.ndarray]:
-    """The old nodes of each client; refuses training data that changed or were not just divided."""
-    with np.load(trained.run.seed(trained.seed) / "partition.npz", allow_pickle=False) as parts:
-        found = [parts[f"client_{place}"] for place in range(len(trained.names))]
-    every = np.concatenate(found)
-    if len(every) != count or len(np.unique(every)) != count or every.max() >= count:
+    """The old nodes of each client; refuses data that changed, and nodes without one client."""
+    found = trained.run.partition(trained.seed)
+    every = np.concatenate([np.empty(0, np.int32), *found])
+    if not np.array_equal(np.sort(every), np.arange(count)):
         where = f"'{trained.config.data}' has {count} nodes, and the clients had {len(every)}"
         hint = "--joined needs the same data, each node with one client"
         raise DataError(f"{where}; {hint}")
@@ -354,7 +348,7 @@ def _in_pieces(
     trained: Trained, source: Source, owner: np.ndarray, start: int, block: int | None
 ) -> np.ndarray:
     """The logits of all nodes from `start` on, in one piece or in blocks of nodes."""
-    logits = np.zeros((source.num_nodes - start, trained.method.net.classes), trained_kind())
+    logits = torch.zeros(source.num_nodes - start, trained.method.net.classes).numpy()
     reach, names = trained.method.reach, np.unique(owner[start:])
     for name in names:
         trained.place(name)  # refuse a client without a model before anything is computed
@@ -377,11 +371,6 @@ def _in_pieces(
     return logits
 
 
-def trained_kind() -> type[np.floating]:
-    """The type of logits."""
-    return np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
-
-
 def _client_sources(
     source: Source, owner: np.ndarray, names: np.ndarray
 ) -> Iterator[tuple[str, Source, np.ndarray]]:
@@ -393,7 +382,7 @@ def _client_sources(
 
 
 def _whole(client: str, part: Source, ids: np.ndarray, start: int) -> Part:
-    """All that a client has, in one piece."""
+    """All nodes of a client, in one piece."""
     rows = np.flatnonzero(ids >= start)
     graph = graph_of(part, ids, np.full(len(ids), UNUSED))
     return Part(client, graph, rows, ids[rows] - start)
@@ -422,7 +411,7 @@ def _blocks(
 def _predict_clients(
     trained: Trained, data: Federation | GraphSet | GraphGroup, client: str | None
 ) -> Predictions:
-    """Predict all that the clients of divided data have, or the graphs of a set."""
+    """Predict all nodes of the clients of divided data, or the graphs of a set."""
     graphs, names = list[Graph](), list[str]()
     if isinstance(data, Federation):
         graphs, names = list(data.graphs), list(data.about.get("client_names", ()))

@@ -16,15 +16,15 @@ from atoll.core.tree import Tree, leaves, named_leaves, stack, tree_map
 def with_models(method: Method, server: Tree, models: Sequence[Tree], origin: str) -> Tree:
     """The server's first tree with the models of an earlier run in the place of random ones.
 
-    One model starts one model, or that of every client; a model for each client needs a method
-    that has one for each of as many clients.
+    A single model starts a single model, or the model of every client. One model for each client
+    needs a method that also has one for each, and as many clients.
     """
     message, name = method.deploy(server), type(method).__name__
     own = message.tree
     if not any(leaf.is_floating_point() for leaf in leaves(own)):
         raise ConfigError(f"the server of {name} has no model, so it cannot start from '{origin}'")
     if len(models) == 1:
-        start = models[0] if isinstance(message, ToAll) else spread(models[0], _clients(own))
+        start = models[0] if isinstance(message, ToAll) else spread(models[0], len(leaves(own)[0]))
     elif isinstance(message, ToAll):
         has = f"the run in '{origin}' has a model for each client, but {name} starts from one"
         raise ConfigError(f"{has}; choose a method that has one for each client")
@@ -37,14 +37,9 @@ def with_models(method: Method, server: Tree, models: Sequence[Tree], origin: st
         shapes = f"'{key}' is {_shape(given, key)} there and {_shape(mine, key)} in {name}"
         hint = "use the same network, columns, classes and clients"
         raise ConfigError(f"the model of '{origin}' does not fit: {shapes}; {hint}")
-    like = leaves(own)
-    fitted = [new.to(old.device, old.dtype) for new, old in zip(leaves(start), like, strict=True)]
-    swapped = {id(old): new for old, new in zip(like, fitted, strict=True)}
-    return method.redeploy(server, tree_map(lambda leaf: swapped[id(leaf)], own))
-
-
-def _clients(stacked: Tree) -> int:
-    return int(leaves(stacked)[0].shape[0])
+    names = iter(mine)
+    fitted = tree_map(lambda old: given[next(names)].to(old.device, old.dtype), own)
+    return method.redeploy(server, fitted)
 
 
 def _shape(tree: Mapping[str, Tensor], name: str) -> object:

@@ -1,14 +1,13 @@
 """The encoder of a node table: fitted on the training tables and kept with the model.
 
-A new table is encoded by the names of its columns, whatever their order. A kind of column is a
-class with `fit` and `transform`; the encoder only puts the columns side by side.
+It finds the columns of a new table by their names, in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,9 +19,6 @@ from atoll.core.errors import DataError
 from atoll.data.own import columns as convert
 from atoll.data.own.columns import NUMBER, SPARSE_BELOW, Column, Rows
 from atoll.data.own.schema import Loading, NodeRoles, Schema, quoted, quoted_list
-
-NUMBER_KIND: Final = "number"
-CATEGORY_KIND: Final = "category"
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Feature:
     @property
     def names(self) -> list[str]:
         """The names of its columns in the feature matrix."""
-        if self.kind == CATEGORY_KIND:
+        if self.kind == "category":
             return [f"{self.name}={value}" for value in self.values]
         return [self.name]
 
@@ -82,7 +78,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What the columns of the training tables meant, by name and in order."""
+    """The meaning of the columns of the training tables, by name and in order."""
 
     features: tuple[Feature, ...]
     label: str
@@ -102,7 +98,7 @@ class Encoder:
         made: list[np.ndarray] = []
         for feature in self.features:
             column = columns[feature.name].complete()
-            of_kind = feature.places if feature.kind == CATEGORY_KIND else feature.numbers
+            of_kind = feature.places if feature.kind == "category" else feature.numbers
             made.append(of_kind(column))
         rows, width = len(made[0]), len(self.names)
         filled = [np.count_nonzero(m) if m.dtype == np.float32 else rows for m in made]
@@ -110,7 +106,7 @@ class Encoder:
             return self._sparse(made, rows)
         x, start = np.zeros((rows, width), dtype=np.float32), 0
         for feature, values in zip(self.features, made, strict=True):
-            if feature.kind == CATEGORY_KIND:
+            if feature.kind == "category":
                 x[np.arange(rows), start + values] = 1
             else:
                 x[:, start] = values + np.float32(0)  # -0.0 becomes 0.0
@@ -120,7 +116,7 @@ class Encoder:
     def _sparse(self, made: Sequence[np.ndarray], rows: int) -> sp.csr_array:
         parts = []
         for feature, values in zip(self.features, made, strict=True):
-            if feature.kind == CATEGORY_KIND:
+            if feature.kind == "category":
                 entries = np.ones(rows, np.float32), values, np.arange(rows + 1)
                 parts.append(sp.csr_array(entries, shape=(rows, len(feature.values))))
             else:
@@ -151,19 +147,15 @@ class Encoder:
             listed = quoted_list(lacking, 4)
             raise DataError(f"{file} lacks {some}: {listed}; add them, as in the training tables")
         known = [*needed, self.label, self.split, *self.owners, *self.schema.ignore]
-        by_kind = {
-            kind: tuple(f.name for f in self.features if f.kind == kind)
-            for kind in (NUMBER_KIND, CATEGORY_KIND)
-        }
+        label, split = (name if name in columns else None for name in (self.label, self.split))
         owners = tuple(name for name in self.owners if name in columns)
-        label = self.label if self.label in columns else None
-        chosen = by_kind[NUMBER_KIND], by_kind[CATEGORY_KIND]
         ignored = tuple(name for name in columns if name not in known)
-        split = self.split if self.split in columns else None
-        return NodeRoles(self.id, label, split, owners, *chosen, (), ignored)
+        numbers = tuple(f.name for f in self.features if f.kind == "number")
+        categories = tuple(f.name for f in self.features if f.kind == "category")
+        return NodeRoles(self.id, label, split, owners, numbers, categories, (), ignored)
 
     def plain(self) -> dict[str, Any]:
-        """The encoder as plain values, which `encoder.json` holds."""
+        """The encoder as plain values, the content of `encoder.json`."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return {"format": 1, **found}
 
@@ -182,7 +174,7 @@ class Encoder:
 
 
 def fit(columns: Mapping[str, Column], roles: NodeRoles, loading: Loading) -> tuple[Feature, ...]:
-    """Decide what each feature column is, and note its categories."""
+    """Decide the kind of each feature column, and collect its categories."""
     chosen = [column.complete() for name, column in columns.items() if name in roles.features]
     return tuple(_fitted(column, roles, loading) for column in chosen)
 
@@ -192,7 +184,7 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     if name in roles.categories:
         return _category(column, loading)
     if convert.is_number(kind):
-        return Feature(name, NUMBER_KIND)
+        return Feature(name, "number")
     if not convert.is_text(kind):
         raise DataError(
             f"{column.rows.name}, column '{name}' is of type {kind}; a feature is a number or a "
@@ -202,7 +194,7 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     numeric = pc.mean(matches.cast(pa.float64())).as_py()
     if name in roles.numbers:
         _check_number(column, "schema.toml says the column is a number")
-        return Feature(name, NUMBER_KIND)
+        return Feature(name, "number")
     if 0.5 <= numeric < 1:
         _check_number(column, "most of its values are numbers and the column is a number")
     return _category(column, loading)
@@ -217,17 +209,16 @@ def _category(column: Column, loading: Loading) -> Feature:
         most_words = f"at most {most} can become categories"
         raise DataError(f"{column.rows.name}, {problem}; {most_words}; {advice}")
     loading.report.note(f"column '{column.name}' became {len(distinct)} columns, one per category")
-    return Feature(column.name, CATEGORY_KIND, tuple(distinct.to_pylist()))
+    return Feature(column.name, "category", tuple(distinct.to_pylist()))
 
 
 def _check_number(column: Column, why: str) -> None:
-    """Refuse a text that is not a number, with its place; `why` says why it must be one."""
-    kind, row = column.values.type, 0
+    """Refuse a text that is not a number, with its place; `why` is the reason in the sentence."""
+    kind = column.values.type
     if convert.is_number(kind):
         return
     if not convert.is_text(kind):
-        problem = f"is of type {kind}, but {why}"
-        raise column.error(0, f"{problem}; turn it into numbers")
+        raise column.error(0, f"is of type {kind}, but {why}; turn it into numbers")
     right = pc.match_substring_regex(column.values, NUMBER)
     if pc.all(right).as_py():
         return

@@ -1,4 +1,4 @@
-"""New tables for a trained model, as a graph of their own or joined to the training graph."""
+"""New tables for a trained model, as a separate graph or joined to the training graph."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def load_new(
     old: Source | None = None,
     client: str | None = None,
 ) -> tuple[Source, OwnReport]:
-    """The tables in a folder, encoded as the training tables were, which may change no column.
+    """Read the tables in a folder with the encoder of the training tables.
 
-    With the training graph `old` the result is one graph: its nodes come first, and an edge of the
-    new tables may join a new node with an old one, or two old ones. Where clients use the same ids,
-    `client` says whose old nodes the edges of one folder name.
+    With the training graph `old` the result is one graph, and the old nodes come first. An edge of
+    the new tables may then join new and old nodes. If clients use the same ids, the edges of a
+    single folder name old nodes of `client`.
     """
     if not path.is_dir():
         raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
@@ -50,15 +50,14 @@ def load_new(
 
 
 def _check_schema(path: Path, trained: Schema) -> None:
-    """Refuse a schema beside the new tables that says something else than the run's."""
-    if not (path / "schema.toml").is_file():
-        return
-    given = read_schema(path / "schema.toml")
-    other = [f.name for f in fields(Schema) if getattr(given, f.name) != getattr(trained, f.name)]
-    if other := [name for name in other if name != "file"]:
-        one, two = (getattr(schema, other[0]) for schema in (given, trained))
-        differ = f"gives {other[0]} = {one}, but the model was trained with {two}"
-        raise ConfigError(f"'{path / 'schema.toml'}' {differ}; remove it, or train again")
+    """Refuse a schema.toml in the folder of the new tables that differs from the run's schema."""
+    file = path / "schema.toml"
+    given = read_schema(file) if file.is_file() else trained
+    for name in (field.name for field in fields(Schema) if field.name != "file"):
+        one, two = getattr(given, name), getattr(trained, name)
+        if one != two:
+            differ = f"gives {name} = {one}, but the model was trained with {two}"
+            raise ConfigError(f"'{file}' {differ}; remove it, or train again")
 
 
 def _with_old(
@@ -68,16 +67,16 @@ def _with_old(
     if "id" not in old.columns:
         raise DataError(f"the nodes of '{old.name}' have no ids, so that no edge can name them")
     known, owner = pa.array(old.columns["id"]), old.columns.get("client")
-    named = len(np.unique(old.columns["id"])) < old.num_nodes  # ids are used by several clients
-    if named and parts[0].client is None and client is None:
+    shared = len(np.unique(old.columns["id"])) < old.num_nodes  # by several clients
+    if shared and parts[0].client is None and client is None:
         problem = "clients of the training data use the same ids"
         hint = "give the new tables in one folder for each client, or name it with --client"
         raise DataError(f"{problem}; {hint}")
     every, places, start = list[pa.ChunkedArray](), list[np.ndarray](), old.num_nodes
     for part, own in zip(parts, ids, strict=True):
-        pool = (
-            np.flatnonzero(owner == (part.client or client)) if named else np.arange(old.num_nodes)
-        )
+        pool = np.arange(old.num_nodes)
+        if shared:
+            pool = np.flatnonzero(owner == (part.client or client))
         mine = known.take(pa.array(pool))
         if (again := lookup(own, mine) >= 0).any():
             problem = f"gives the id {quoted(own[first(again)].as_py())}, a node of the training"
@@ -92,22 +91,20 @@ def _with_old(
 
 
 def _joined(old: Source, new: Source) -> Source:
-    """The nodes of both graphs, those of `old` first; edges of `new` count over all of them."""
-    both = (old.x, new.x)
-    sparse = [x for x in both if isinstance(x, sp.csr_array)]
-    dense = [x.toarray() if isinstance(x, sp.csr_array) else x for x in both]
-    x = sp.vstack(sparse, format="csr") if len(sparse) == 2 else np.concatenate(dense)
+    """Both graphs as one, nodes of `old` first; edges of `new` are numbered for all of them."""
+    sides = (old, new)
+    if all(sp.issparse(side.x) for side in sides):
+        x = sp.vstack([side.x for side in sides], format="csr")
+    else:
+        x = np.concatenate([s.x.toarray() if isinstance(s.x, sp.csr_array) else s.x for s in sides])
     weight = None
     if old.weight is not None or new.weight is not None:  # None means that all are one
-        sides = (old, new)
-        ones = [
-            np.ones(s.edges.shape[1], np.float32) if s.weight is None else s.weight for s in sides
-        ]
-        weight = np.concatenate(ones)
+        ones = [np.ones(side.edges.shape[1], np.float32) for side in sides]
+        pairs = zip(ones, (old.weight, new.weight), strict=True)
+        weight = np.concatenate([one if own is None else own for one, own in pairs])
     columns = {}
     for name in {**old.columns, **new.columns}:
-        absent = (np.full(s.num_nodes, "") for s in (old, new))
-        pair = [s.columns.get(name, no) for s, no in zip((old, new), absent, strict=True)]
+        pair = [s.columns.get(name, np.full(s.num_nodes, "")) for s in sides]
         alike = pair[0].dtype.kind == pair[1].dtype.kind
         columns[name] = np.concatenate([p if alike else p.astype(str) for p in pair])
     edges = np.concatenate([old.edges, new.edges], axis=1)
