@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,14 +16,11 @@ import torch
 
 from atoll.core.tree import leaves
 from atoll.deploy.audit import check_audit
-from atoll.deploy.coordinator import Order
 from atoll.deploy.kits import provision, site_command
 from atoll.deploy.local import free_port
-from atoll.deploy.supervise import write_job
 from atoll.engines.codec import load_checkpoint, save_checkpoint
-from atoll.experiment.config import config_text, make_config
 from atoll.experiment.privacy import epsilon, release
-from tests.e2e.trial import ATOLL, SMALL, lagoon, processes, serial
+from tests.e2e.trial import ATOLL, SMALL, lagoon, processes, serial, submit_evil
 
 
 @pytest.mark.federation
@@ -151,55 +147,11 @@ def test_strangers_do_not_get_in(trial):
             trial.demo.processes.started[name].wait()
 
 
-SUBMIT = """
-import sys, time
-from pathlib import Path
-from atoll.core.errors import ClientLost
-from atoll.engines.flare import AdminSession
-kit, user, job = sys.argv[1:]
-desk = AdminSession(Path(kit), user)
-try:
-    number = desk.submit(Path(job), Path(job).name)
-    while not desk.status(number).startswith("FINISHED"):
-        time.sleep(0.5)
-    print(desk.status(number))
-except ClientLost as error:
-    print("REFUSED", error)
-finally:
-    desk.close()
-"""
-
-
 @pytest.mark.federation
 @pytest.mark.parametrize("kind", ["class", "code"])
 def test_a_job_with_another_class_or_with_code_does_not_run(kind, trial):
-    config = config_text(make_config(rounds=1))
-    order = Order(run=f"evil-{kind}", config=config, sites=trial.demo.sites, quorum=1)
-    job = write_job(order, trial.demo.sites, trial.folder)
     witness = trial.folder / f"evil-{kind}.txt"
-    if kind == "code":
-        (job / "site" / "custom").mkdir()
-        (job / "site" / "custom" / "evil.py").write_text(
-            "from atoll.deploy.jobs import Participant\n"
-            f"open({str(witness)!r}, 'w').close()\nclass Evil(Participant): pass\n"
-        )
-        path = "evil.Evil"
-    else:
-        path = "nvflare.app_common.np.np_trainer.NPTrainer"
-    file = job / "site" / "config" / "config_fed_client.json"
-    content = json.loads(file.read_text())
-    content["executors"][0]["executor"]["path"] = path
-    file.write_text(json.dumps(content))
-    words = [
-        sys.executable,
-        "-c",
-        SUBMIT,
-        str(trial.demo.kits["admin"]),
-        trial.demo.admin,
-        str(job),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    last = (done.stdout.splitlines() or [done.stderr])[-1]
+    last = submit_evil(trial, kind, witness)
     assert last.startswith(("REFUSED", "FINISHED")), last
     assert "COMPLETED" not in last
     assert not witness.exists()

@@ -1,4 +1,4 @@
-"""A site that speaks to another site past Atoll, with a good certificate, learns nothing."""
+"""Parties that speak past Atoll, each with a good certificate: a site, and a lying server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 
 from atoll.deploy.kits import provision, server_command, site_command, write_settings
-from atoll.deploy.local import Processes, free_port
+from atoll.deploy.local import Demo, Processes, free_port
+from tests.e2e.trial import SMALL, Trial, lagoon, serial, submit_evil
 
 pytestmark = pytest.mark.federation
 CURIOUS = Path(__file__).with_name("faulty") / "curious.py"
@@ -53,3 +54,25 @@ def test_a_site_cannot_read_or_delete_files_of_another(tmp_path):
         assert code != "ok"
         assert text == "None"
     assert log.read_text() == "the spent budget\n"
+
+
+def test_a_server_that_allows_code_gets_none_into_a_site(tmp_path):
+    """FLARE takes the word of the server for the role that may send code: only the gate is left."""
+    federation, witness = lagoon(2), tmp_path / "witness"
+    demo = Demo(federation, tmp_path / "fed")
+    for name in ("server", *demo.sites):
+        local = demo.kits[name] / "local"
+        rights = json.loads((local / "authorization.json").read_text())
+        rights["permissions"]["project_admin"]["byoc"] = "any"
+        (local / "authorization.json").write_text(json.dumps(rights))
+        resources = json.loads((local / "resources.json").read_text())
+        resources["class_allow_list"].append("evil.Evil")
+        (local / "resources.json").write_text(json.dumps(resources))
+    with demo:
+        trial = Trial(demo, federation, tmp_path)
+        trial.wait(lambda: trial.connected() == dict.fromkeys(demo.sites, True))
+        assert "COMPLETED" not in submit_evil(trial, "code", witness)
+        assert not witness.exists()
+        assert not list(tmp_path.glob("fed/kits/site-*/*/app_*"))  # nothing was unpacked
+        run, _ = trial.start("fedavg", "--rounds", "2", *SMALL)
+        assert trial.finish(run)["metrics"] == serial("fedavg", federation, rounds=2)

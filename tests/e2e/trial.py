@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll.deploy.coordinator import Order
 from atoll.deploy.local import Demo
+from atoll.deploy.supervise import write_job
+from atoll.experiment.config import config_text, make_config
 
 ATOLL = [sys.executable, "-m", "atoll"]
 CLIENTS, ROUNDS = 3, 25
@@ -123,6 +126,49 @@ def begun(trial: Trial, *words: str, round: int = 4) -> tuple[subprocess.Popen[s
     trial.wait(lambda: before != {p.name for p in trial.demo.kits["server"].glob("atoll/runs/*")})
     trial.wait_round(round)
     return run, out
+
+
+SUBMIT = """
+import sys, time
+from pathlib import Path
+from atoll.core.errors import ClientLost
+from atoll.engines.flare import AdminSession
+kit, user, job = sys.argv[1:]
+desk = AdminSession(Path(kit), user)
+try:
+    number = desk.submit(Path(job), Path(job).name)
+    while not desk.status(number).startswith("FINISHED"):
+        time.sleep(0.5)
+    print(desk.status(number))
+except ClientLost as error:
+    print("REFUSED", error)
+finally:
+    desk.close()
+"""
+
+
+def submit_evil(trial: Trial, kind: str, witness: Path) -> str:
+    """Submit a job that has sites load another class, or code that writes a file; how it ends."""
+    demo = trial.demo
+    order = Order(
+        run=f"evil-{kind}", config=config_text(make_config(rounds=1)), sites=demo.sites, quorum=1
+    )
+    job = write_job(order, demo.sites, trial.folder)
+    path = "nvflare.app_common.np.np_trainer.NPTrainer"
+    if kind == "code":
+        (job / "site" / "custom").mkdir()
+        (job / "site" / "custom" / "evil.py").write_text(
+            "from atoll.deploy.jobs import Participant\n"
+            f"open({str(witness)!r}, 'w').close()\nclass Evil(Participant): pass\n"
+        )
+        path = "evil.Evil"
+    file = job / "site" / "config" / "config_fed_client.json"
+    content = json.loads(file.read_text())
+    content["executors"][0]["executor"]["path"] = path
+    file.write_text(json.dumps(content))
+    words = [sys.executable, "-c", SUBMIT, str(demo.kits["admin"]), demo.admin, str(job)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    return (done.stdout.splitlines() or [done.stderr])[-1]
 
 
 def start_third(demo: Demo) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +16,19 @@ from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-from atoll.engines.gate import TOPICS, ServerGate, SiteGate, refuse_peers, refuse_transit
+from atoll.deploy.kits import CLASSES
+from atoll.engines.fleet import INTERVAL
+from atoll.engines.gate import (
+    CONFIG,
+    SIGNED,
+    TOPICS,
+    ServerGate,
+    SiteGate,
+    job_text,
+    refuse_peers,
+    refuse_transit,
+    site_job,
+)
 
 NUMBER = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
 
@@ -34,15 +49,107 @@ def test_a_site_has_no_shell_and_deletes_no_folder(processors):
 
 @pytest.mark.parametrize("job", ["atoll", "local", "startup", "..", "", f"{NUMBER}/..", 3, NUMBER])
 def test_a_job_has_a_number_and_names_no_folder_of_the_kit(job, processors):
+    reply = ask(processors, TrainingTopic.DEPLOY, archive(), META, job)
+    assert reply is None if job == NUMBER else "UUID" in str(reply.body)
+
+
+META = {"job_id": NUMBER, "submitter_role": "project_admin", "resource_spec": {}}
+OWN = job_text(site_job(INTERVAL))
+SIGNATURES = {"config/": "", **dict.fromkeys(SIGNED, "{}")}
+
+
+def archive(files=(), **more):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name, text in {CONFIG: OWN, **dict(files), **more}.items():
+            file.writestr(name, text)
+    return content.getvalue()
+
+
+def ask(processors, topic, body, meta=META, job=NUMBER):
+    """The answer of a site's gate; None where FLARE gets the request."""
     SiteGate()
-    (deploy,) = [one for one in processors if one.get_topics() == [TrainingTopic.DEPLOY]]
-    asked = []
-    deploy.inner = SimpleNamespace(process=lambda req, app_ctx: asked.append(req))
-    request = Message(TrainingTopic.DEPLOY, b"")
+    (gate,) = [one for one in processors if one.get_topics() == [topic]]
+    gate.inner = SimpleNamespace(process=lambda req, app_ctx: None, get_topics=lambda: [topic])
+    request = Message(topic, body)
     request.set_header(RequestHeader.JOB_ID, job)
-    reply = deploy.process(request, None)
-    assert asked == ([request] if job == NUMBER else [])
-    assert job == NUMBER or "UUID" in str(reply.body)
+    request.set_header(RequestHeader.JOB_META, meta)
+    return gate.process(request, None)
+
+
+def changed(place, value):
+    """Atoll's job with another value at one place."""
+    job = site_job(INTERVAL)
+    inner = job["executors"][0]["executor"]
+    {"path": inner, "args": inner}.get(place, job)[place] = value
+    return job_text(job)
+
+
+def test_a_site_takes_the_job_that_the_administrator_writes(processors):
+    assert site_job(INTERVAL)["executors"][0]["executor"]["path"] == CLASSES["site"][0]
+    for body in (archive(), archive(SIGNATURES), archive({CONFIG: job_text(site_job(0.5))})):
+        assert ask(processors, TrainingTopic.DEPLOY, body) is None
+
+
+EVIL = [
+    ("custom/sitecustomize.py", "print()"),
+    ("config/evil.py", "print()"),
+    ("config/config_fed_client.conf", OWN),
+    ("config/config_fed_client.yml", "executors: []"),
+    ("p/app_site-1/custom/sitecustomize.py", "print()"),
+    ("../x", ""),
+    ("/x", ""),
+    ("config/.__nvfl_sig.json", "x" * 70000),
+    (CONFIG, "{}"),
+    (CONFIG, "no JSON"),
+    (CONFIG, OWN + " "),
+    (CONFIG, OWN.replace("{", '{"components": [],', 1)),
+    (CONFIG, changed("path", "subprocess.Popen")),
+    (CONFIG, changed("args", {"order": "x"})),
+    (CONFIG, changed("components", [{"id": "x", "path": "os.system", "args": {}}])),
+    (CONFIG, changed("default_task_fetch_interval", 0.0)),
+    (CONFIG, changed("default_task_fetch_interval", float("nan"))),
+    (CONFIG, changed("default_task_fetch_interval", 1e9)),
+    (CONFIG, changed("default_task_fetch_interval", "{x}")),
+]
+
+
+@pytest.mark.parametrize(("file", "text"), EVIL)
+def test_a_site_takes_no_code_from_the_server(file, text, processors):
+    for body in (archive({file: text}), archive({**SIGNATURES, file: text})):
+        reply = ask(processors, TrainingTopic.DEPLOY, body)
+        assert "Atoll's own configuration and no code" in json.dumps(reply.body)
+
+
+def test_a_site_takes_no_bytes_that_are_not_one_archive(processors):
+    twice = io.BytesIO(archive())
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(twice, "a") as file:
+        file.writestr(CONFIG, OWN)
+    none = archive()[:40], b"", b"no archive", "text", None, 3, [], {"a": b""}
+    for body in (*none, twice.getvalue()):
+        assert "no code" in json.dumps(ask(processors, TrainingTopic.DEPLOY, body).body)
+
+
+@pytest.mark.parametrize("topic", [TrainingTopic.DEPLOY, TrainingTopic.START_JOB])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"submitter_role": "super"},  # FLARE lets it do anything
+        {"job_id": "../../elsewhere"},  # the folder whose code FLARE would load
+        {"launcher_spec": {"site-1": {"docker": {"image": "evil"}}}},
+        {"resource_spec": {"site-1": {"num_of_gpus": 8}}},
+        {"scope": "public"},
+        {"name": "x" * (1 << 21)},
+        None,
+        "text",
+        [],
+    ],
+)
+def test_a_job_chooses_nothing_about_its_process(topic, lie, processors):
+    meta = {**META, **lie} if isinstance(lie, dict) else lie
+    assert ask(processors, topic, archive()) is None
+    assert "described" in json.dumps(ask(processors, topic, archive(), meta).body)
+    assert "described" in json.dumps(ask(processors, topic, archive(), job=None).body)
 
 
 @pytest.mark.parametrize(

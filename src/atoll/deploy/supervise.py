@@ -34,6 +34,8 @@ RESTARTS = 3  # how often a job that ended without one more round is submitted a
 
 def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
     """A FLARE job: two configurations and no code."""
+    from atoll.engines.gate import job_text, site_job
+
     job, arguments = folder / f"atoll-{order.run}", {"order": order_text(order)}
     server = {
         "format_version": 2,
@@ -43,21 +45,16 @@ def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
         "dead_client_check_lead_time": 1.0,
         "workflows": [{"id": "atoll", "path": CLASSES["server"][0], "args": arguments}],
     }
-    site = {
-        "format_version": 2,
-        "executors": [{"tasks": ["atoll"], "executor": {"path": CLASSES["site"][0], "args": {}}}],
-        "default_task_fetch_interval": INTERVAL,
-    }
     where = {"server": ["server"], "site": list(sites)}
     meta = {"name": job.name, "resource_spec": {}, "min_clients": 1, "deploy_map": where}
     files = {
         "meta.json": meta,
         "server/config/config_fed_server.json": server,
-        "site/config/config_fed_client.json": site,
+        "site/config/config_fed_client.json": site_job(INTERVAL),
     }
     for path, content in files.items():
         (job / path).parent.mkdir(parents=True, exist_ok=True)
-        (job / path).write_text(json.dumps(content, indent=1))
+        (job / path).write_text(job_text(content))
     return job
 
 

@@ -9,7 +9,10 @@ only what a run needs, and only to the server; a server passes nothing on betwee
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import zipfile
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -36,8 +39,28 @@ TOPICS = {
     TrainingTopic.START_JOB,
 }
 """Requests that a run needs; FLARE has a dozen more."""
+STARTS = (TrainingTopic.DEPLOY, TrainingTopic.START_JOB)
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A job's number, which is the name of a folder in the kit: no other folder has such a name."""
+CONFIG = "config/config_fed_client.json"
+SIGNED = {
+    f"{folder}.__nvfl_{file}"
+    for folder in ("", "config/")
+    for file in ("sig.json", "submitter.crt")
+}
+"""What an administrator's FLARE adds to each folder of a job: a signature and a certificate."""
+FILES = {CONFIG, "config/", *SIGNED}
+LONGEST_FILE, LONGEST_META = 1 << 16, 1 << 20
+ROLES = ("project_admin", "lead")
+UNUSED = (
+    "resource_spec",
+    "launcher_spec",
+    "scope",
+    "stats_pool_config",
+    "custom_props",
+    "edge_method",
+)
+"""What FLARE lets a job choose for its process at a site, and Atoll's job never does."""
 
 INTERNAL = ("_net_manager", CellChannel.SERVER_PARENT_LISTENER)
 """Channels between the server's own processes, and for FLARE's network tests."""
@@ -45,8 +68,53 @@ ASKED = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
 """All that a site asks of a job on the server."""
 
 
+def site_job(interval: float) -> dict[str, object]:
+    """The configuration of a job at a site, which asks for work so often (in seconds)."""
+    participant = {"path": "atoll.deploy.jobs.Participant", "args": {}}
+    executors = [{"tasks": ["atoll"], "executor": participant}]
+    job = {"format_version": 2, "executors": executors}
+    return {**job, "default_task_fetch_interval": interval}
+
+
+def job_text(config: dict[str, object]) -> str:
+    """A configuration as a job's file has it."""
+    return json.dumps(config, indent=1)
+
+
+def is_own_job(archive: object) -> bool:
+    """Whether an archive holds the job of `site_job` to the letter, and no other file."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as opened:  # type: ignore[arg-type]
+            found = opened.infolist()
+            names = [file.filename for file in found]
+            if len(names) > len(FILES) or any(file.file_size > LONGEST_FILE for file in found):
+                return False
+            text = opened.read(CONFIG)
+        interval = json.loads(text)["default_task_fetch_interval"]
+        own = isinstance(interval, float) and text == job_text(site_job(interval)).encode()
+        return (
+            own
+            and 0.01 <= interval <= 60
+            and FILES.issuperset(names)
+            and len(set(names)) == len(names)
+        )
+    except Exception:  # zipfile raises many kinds for bytes that are no archive
+        return False
+
+
+def is_own_meta(meta: object, job: str) -> bool:
+    """Whether a job's description is of that job, and chooses nothing about its process."""
+    return (
+        isinstance(meta, dict)
+        and meta.get("job_id") == job
+        and meta.get("submitter_role") in ROLES
+        and not any(meta.get(name) for name in UNUSED)
+        and len(json.dumps(meta, default=str)) <= LONGEST_META
+    )
+
+
 class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
-    """Answers a request as FLARE does, unless it names a job by anything but a job's number."""
+    """Answers a request as FLARE does, if it names a job by its number and holds no other job."""
 
     def __init__(self, inner: RequestProcessor) -> None:
         self.inner = inner
@@ -58,6 +126,11 @@ class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not (isinstance(job, str) and JOB.fullmatch(job)):
             return error_reply("a job's number is a UUID")
+        about = req.get_header(RequestHeader.JOB_META)
+        if req.topic in STARTS and (job is None or not is_own_meta(about, job)):
+            return error_reply("a job is described as Atoll describes it")
+        if req.topic == TrainingTopic.DEPLOY and not is_own_job(req.body):
+            return error_reply("a job is Atoll's own configuration and no code")
         return self.inner.process(req, app_ctx)
 
 
