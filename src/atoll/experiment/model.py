@@ -1,6 +1,7 @@
 """The model of the selected round: kept while a run trains, written to files, read back.
 
-- `model.toml`: method, network, hyper-parameters, class names, the selected round, versions;
+- `model.toml`: method, network, hyper-parameters, class names, the selected round, versions, and
+  the threshold if the run chose one (`experiment.threshold`);
 - `deployed.safetensors`: the tensors that the server deploys, for all clients or for each;
 - `private.safetensors`, where predicting needs it: tensors that only their owner has, by client;
 - `encoder.json`, where the data were a user's own: how columns become features.
@@ -34,6 +35,7 @@ from atoll.engines.codec import decode, encode, pack_states, unpack_states
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import History, Improvements, Selection
+from atoll.experiment.threshold import Threshold
 
 Trees = tuple[Tree, Tree]  # the server's tree and the clients' private states after a round
 MOST_COPIED = 1 << 28  # most bytes of copies that wait until the scores of replayed rounds are read
@@ -171,7 +173,12 @@ class _ReadTensors(TorchFunctionMode):
 
 
 def write_model(
-    folder: Path, model: SelectedModel, config: RunConfig, method: Method, federation: Federation
+    folder: Path,
+    model: SelectedModel,
+    config: RunConfig,
+    method: Method,
+    federation: Federation,
+    threshold: Threshold | None = None,
 ) -> None:
     """Write a model, and how it was made."""
     each = len(model.deployed) > 1
@@ -203,6 +210,7 @@ def write_model(
         "features": federation.features,
         "classes": federation.classes,
         **names,
+        **({} if threshold is None else {"threshold": threshold.plain()}),
         # TOML has no word for None: such keys are left out.
         "hyperparameters": json.loads(text, object_hook=_without_none),
         "versions": environment(),

@@ -1,0 +1,103 @@
+"""Thresholds: the probability from which on the positive class is an alert, chosen by a rule.
+
+A rule sees validation nodes (or graphs) only, as counts by bin of the score (`core.score_bins`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from atoll.core.errors import ConfigError
+from atoll.core.score_bins import lower_edges
+
+RULES = {
+    "max_f1": "the highest F1 of the positive class",
+    "recall@precision=P": "the highest recall with a precision of at least P",
+    "precision@recall=R": "the highest precision with a recall of at least R",
+    "cost:FN,FP": "the lowest cost, where a missed positive costs FN and a false alert FP",
+}
+"""The form of each rule, and the goal that it reaches for."""
+_AT = re.compile(r"(recall|precision)@(precision|recall)=(.+)")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Alert where the probability of the class `positive` is at least `value`."""
+
+    rule: str
+    value: float
+    positive: int  # the number of the class
+    precision: float  # on the validation nodes (or graphs) that chose it
+    recall: float
+    alerts: float  # the share of them above the threshold
+
+    def plain(self) -> dict[str, object]:
+        """The table `threshold` of model.toml."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, about: Mapping[str, object] | None) -> Threshold | None:
+        """The threshold in the content of model.toml; None if the run chose none."""
+        found = (about or {}).get("threshold")
+        return cls(**found) if isinstance(found, dict) else None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule's text, taken apart."""
+
+    text: str
+    kind: str  # "max_f1", "recall", "precision" or "cost"
+    numbers: tuple[float, ...]
+
+    def best(self, true: np.ndarray, false: np.ndarray) -> int | None:
+        """The lowest bin that alerts, from true and false alerts by lowest bin; None if none may.
+
+        Of equals the one with the fewest alerts.
+        """
+        positives, alerts = true[0], true + false
+        precision = true / np.maximum(alerts, 1)
+        recall = true / max(positives, 1)
+        if self.kind == "max_f1":
+            gain = 2 * true / np.maximum(alerts + positives, 1)
+        elif self.kind == "cost":
+            missed, wrong = self.numbers
+            gain = -(missed * (positives - true) + wrong * false)
+        else:
+            wanted, bound = (recall, precision) if self.kind == "recall" else (precision, recall)
+            gain = np.where((bound >= self.numbers[0]) & (alerts > 0), wanted, -np.inf)
+        found = np.flatnonzero(gain == gain.max())
+        return int(found[-1]) if np.isfinite(gain.max()) else None
+
+
+def parse_rule(text: str) -> Rule:
+    """A rule from its text; one sentence for any other text."""
+    try:
+        if text == "max_f1":
+            return Rule(text, text, ())
+        if (at := _AT.fullmatch(text)) and at[1] != at[2] and 0 < (share := float(at[3])) <= 1:
+            return Rule(text, at[1], (share,))
+        if text.startswith("cost:"):
+            missed, wrong = map(float, text.removeprefix("cost:").split(","))
+            if min(missed, wrong) > 0 and max(missed, wrong) < float("inf"):
+                return Rule(text, "cost", (missed, wrong))
+    except ValueError:
+        pass
+    known = ", ".join(RULES)
+    raise ConfigError(f"threshold cannot be '{text}'; give one of {known}, as in cost:10,1")
+
+
+def choose(rule: Rule, counts: np.ndarray, positive: int) -> Threshold | None:
+    """The rule's threshold on counts by truth and bin, (2, BINS); None if no one satisfies it."""
+    # Alerts if the lowest bin that alerts is b, for b from 0 to "none".
+    false, true = np.append(counts[:, ::-1].cumsum(1)[:, ::-1], np.zeros((2, 1)), axis=1)
+    lowest = rule.best(true, false)
+    if not true[0] or lowest is None:
+        return None
+    hits, alerts = float(true[lowest]), float(true[lowest] + false[lowest])
+    scores = hits / max(alerts, 1), hits / float(true[0]), alerts / float(counts.sum())
+    return Threshold(rule.text, float(lower_edges()[lowest]), positive, *scores)
