@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from atoll.analyses.inspect import (
     inspection_files,
     inspection_numbers,
     inspection_tables,
+    label_chart,
 )
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
@@ -71,6 +73,17 @@ def test_tables_say_what_was_measured() -> None:
         "clustering coefficient",
     ):
         assert expected in text
+
+
+def test_clients_and_classes_have_their_names() -> None:
+    names = {"client_names": ["north", "south", "west"], "class_names": ["late", "paid", "lost"]}
+    found = describe(replace(federation(), about=names), random_graphs=0)
+    text = text_of(inspection_tables(found))
+    for expected in ("north", "class late", "class lost", "north and"):
+        assert expected in text
+    ((chart,),) = label_chart(found, "").rows
+    assert [word for _, word in chart.y.ticks] == names["client_names"]
+    assert [word for _, word in chart.x.ticks] == names["class_names"]
 
 
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

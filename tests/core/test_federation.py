@@ -42,6 +42,18 @@ def test_clients_are_numbered_in_order_and_keep_their_numbers():
     assert turned.reordered([1, 2, 0]).numbers == (0, 1, 2)
 
 
+def test_names_follow_their_clients():
+    graphs = tuple(small() for _ in range(3))
+    plain = Federation(graphs, 2)
+    assert plain.reordered([2, 0, 1]).client_names == ("2", "0", "1")
+    assert plain.class_names == ("0", "1")
+    about = {"client_names": ["north", "south", "west"], "class_names": ["late", "paid"]}
+    named = Federation(graphs, 2, about=about).reordered([2, 0])
+    assert named.client_names == ("west", "north")
+    assert named.class_names == ("late", "paid")
+    assert Federation(graphs, 2, about={"sites": ["a", "b"]}).client_names == ("a", "b", "2")
+
+
 def test_a_prepared_federation_has_every_clients_views():
     federation = Federation((small(), small()), 2)
     prepared = federation.prepared({"x2": lambda g: g.x * 2})

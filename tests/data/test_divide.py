@@ -138,15 +138,15 @@ RING = [(0, 1), (1, 0), (2, 3), (3, 2)]
     [
         (
             toy(list("aabb"), RING, [0, 1, 0, 1], split=roles("tvee")),
-            ("client 1 of 2 (2 nodes of 'toy')", "no training node", "fewer clients"),
+            ("client 'b' of 2 (2 nodes of 'toy')", "no training node", "fewer clients"),
         ),
         (
             toy(list("aabb"), [(0, 1), (1, 0)], [0, 1, 0, 1], split=roles("tvtv")),
-            ("client 1 of 2", "has no edge", "--allow no-edge"),
+            ("client 'b' of 2", "has no edge", "--allow no-edge"),
         ),
         (
             toy(list("aabb"), RING, [0, 1, 1, 1], split=roles("tvtv")),
-            ("client 1 of 2", "a single class", "--allow single-class"),
+            ("client 'b' of 2", "a single class", "--allow single-class"),
         ),
         (
             replace(toy(list("aabb"), RING, [0, 1, 0, 1]), x=np.float32([[1], [2], [np.nan], [4]])),

@@ -179,6 +179,21 @@ def test_saving_writes_whole_files_and_nothing_else(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "small").iterdir()} == {"config.toml", "result.json"}
 
 
+def test_named_clients_are_named_in_the_table_and_in_the_result(tmp_path: Path) -> None:
+    about = {"client_names": ["north", "south, inc"], "class_names": ["late", "paid"]}
+    made = result(history(VAL, TEST), federation=about)
+    assert made.client_names == ("north", "south, inc")
+    assert made.class_names == ("late", "paid")
+    made.save(tmp_path)
+    table = read_table(tmp_path, "metrics")
+    assert table["name"].tolist() == ["north", "south, inc"] * 6
+    assert read_history(table, read_table(tmp_path, "ledger"), 0, {}).nodes.shape == (2,)
+    plain = result(history(VAL, TEST), federation={"sites": ["one"]})  # not of these clients
+    assert plain.client_names == ("0", "1")
+    result(history(VAL, TEST)).save(tmp_path)
+    assert "name" not in read_table(tmp_path, "metrics")
+
+
 def test_a_metric_that_an_older_run_lacks_is_missing_and_the_others_are_read(tmp_path):
     folder = tmp_path / "run"
     result = atoll.run("fedavg", "lagoon:nodes=60", clients=2, rounds=2, out=folder)

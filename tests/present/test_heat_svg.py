@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from atoll.present.chart import Axis, Chart, Heat
+from atoll.present.chart import Axis, Chart, Heat, named
 from atoll.present.heat_svg import heat_html
 
 
@@ -17,6 +17,15 @@ def test_large_matrices_become_pictures():
     assert "The first 60 of 80" in big
     assert 'data-rows="client" data-columns="class"' in big
     assert "Pale: 0.00, strong: 1.00. Mind this." in big
+
+
+def test_rows_and_columns_have_names():
+    heat = (Heat(np.eye(2)),)
+    text = heat_html(
+        Chart("map", named("class", ["late", "<b>"]), named("client", ["n", "s"]), heat)
+    )
+    assert '<th scope="col">late</th><th scope="col">&lt;b&gt;</th>' in text
+    assert '<tr><th scope="row">s</th>' in text
 
 
 def test_small_matrices_are_tables_with_their_numbers():

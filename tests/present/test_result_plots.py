@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,14 @@ def test_clients_are_dots_at_the_picked_round(result):
     axes = result.plot("clients").axes[0]
     dots = [c.get_offsets()[:, 1] for c in axes.collections]
     np.testing.assert_allclose(np.stack(dots), 100 * result.of_clients())
+
+
+def test_named_clients_stand_above_their_names(result):
+    named = replace(result, federation={"client_names": ["north", "south", "west"]})
+    axes = named.plot("clients").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["north", "south", "west"]
+    dots = [c.get_offsets()[:, 1] for c in axes.collections]
+    np.testing.assert_allclose(np.stack(dots), 100 * result.of_clients().T)
 
 
 def test_traffic_adds_up(result):

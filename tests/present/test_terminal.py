@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 import atoll
 from atoll.experiment.result import Result
 from atoll.experiment.run import Stopped
-from atoll.present.terminal import Watcher, percent, result_table
+from atoll.present.terminal import Watcher, client_table, percent, result_table
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 4}
 
@@ -44,6 +45,16 @@ def test_the_table_reads_well_in_80_columns(results: list[Result]) -> None:
     assert all(row.count("±") == 3 for row in rows)
     assert "…" not in "".join(lines)
     assert "mean ± standard deviation over seeds" in " ".join(lines).replace("  ", " ")
+
+
+def test_named_clients_have_a_table_of_their_own(results: list[Result]) -> None:
+    assert client_table(results[0]) is None
+    named = replace(results[0], federation={"client_names": ["north", "south", "west"]})
+    lines = text_of(result_table([named])).splitlines()
+    row = next(line.split() for line in lines if line.startswith("south"))
+    mean = 100 * named.of_clients()[:, 1].mean()
+    assert row[:3] == ["south", "49", f"{mean:.1f}"]
+    assert "south" not in text_of(result_table([named, named]))
 
 
 def test_one_seed_has_no_spread() -> None:

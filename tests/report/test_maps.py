@@ -5,6 +5,17 @@ import shutil
 import atoll
 from atoll.report import collect
 from atoll.report.page import page
+from tests.experiment.own_graphs import write_own
+
+
+def test_the_page_names_clients_and_classes(tmp_path):
+    path = write_own(tmp_path, "client")
+    atoll.run("fedgta", path, out=tmp_path / "run", rounds=1)
+    text = page(collect([tmp_path / "run"]))
+    for row in ("a", "b"):
+        assert text.count(f'<th scope="row">{row}</th>') >= 3  # classes, divergences, mixture
+        assert f"client {row}: " in text
+    assert '<th scope="col">x</th><th scope="col">y</th>' in text
 
 
 def test_the_report_needs_no_checkpoint_and_no_data(study, tmp_path):

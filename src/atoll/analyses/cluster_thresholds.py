@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from atoll.core.errors import ConfigError
-from atoll.core.federation import Federation
 from atoll.engines.base import choose_engine
 from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
@@ -183,17 +181,9 @@ def tune_clusters(
     trace = server.trace.double().cpu().numpy()
     norms, together = trace[:, 0], trace[:, 1, 0]
     waits = method.seq_length if method.similarity != "cosine" else 1
-    may_split, names = max(method.min_round, waits - 1), client_names(federation)
+    may_split, names = max(method.min_round, waits - 1), federation.client_names
     notes = tuple(made.notes)
     return ThresholdProposal(config, request, norms, together, may_split, names, notes)
-
-
-def client_names(federation: Federation) -> tuple[str, ...]:
-    """Each client's number, with its data set where clients have different ones."""
-    sets: Any = federation.about.get("sets", ())
-    if len(set(sets)) < 2:
-        return tuple(str(number) for number in federation.numbers)
-    return tuple(f"{number} {name}" for number, name in zip(federation.numbers, sets, strict=True))
 
 
 def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.analyses.cluster_thresholds import client_names
 from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import PairHeterogeneity, compare_graphs
 from atoll.experiment.folder import FinishedRun, read_run
@@ -186,7 +185,7 @@ def study_clusters(
     baseline = None if against is None else read_run(against, data, like=run)
     runs = [run, *others, *([baseline] if baseline else [])]
     walks = 2000 if federation.task.many_graphs else 20_000
-    names, label = client_names(federation), labels_by_round(splits, len(trace), len(federation))
+    names, label = federation.client_names, labels_by_round(splits, len(trace), len(federation))
     norms, pairs = (trace[:, 0], trace[:, 1]), compare_graphs(federation, walks=walks, seed=number)
     over = None if baseline is None else run_name(baseline)
     gains = gains_of(runs, baseline)

@@ -43,7 +43,7 @@ def _client_table(found: Heterogeneity) -> Table:
 
 
 def _label_table(found: Heterogeneity) -> Table:
-    columns = [f"class {c}" for c in range(found.labels.shape[1])]
+    columns = [f"class {name}" for name in found.class_names]
     rows = [
         [f"{count:,} ({number_text(phi, 2)})" for count, phi in zip(counts, line, strict=True)]
         for counts, line in zip(found.labels, found.class_homophily, strict=True)
@@ -54,7 +54,7 @@ def _label_table(found: Heterogeneity) -> Table:
 
 def _pair_table(found: Heterogeneity) -> Table:
     kinds = _divergences(found)
-    lines = [(name, _mean_std(of), *_extreme_pairs(of, found.clients)) for name, of in kinds]
+    lines = [(name, _mean_std(of), *_extreme_pairs(of, found.names)) for name, of in kinds]
     names = ("mean ± std", "most alike", "least alike")
     columns = [Column("", "left", wrap=True), *(Column(name, wrap=True) for name in names)]
     title = "How different every two clients are (Jensen-Shannon divergence, 0 to 1)"
@@ -85,7 +85,7 @@ def _table(
     """A table with one row per client, cut after `MAX_ROWS`."""
     if len(rows) > plot.MAX_ROWS:
         caption += f"; first {plot.MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
-    lines = [[number, *row] for number, row in zip(found.clients, rows, strict=True)]
+    lines = [[number, *row] for number, row in zip(found.names, rows, strict=True)]
     names = [Column(name, wrap=True) for name in ("client", *columns)]
     return make_table(names, lines[: plot.MAX_ROWS], title=title, caption=caption)
 
@@ -162,7 +162,7 @@ def homophily_chart(found: Heterogeneity, about: str) -> Panels:
 def _class_map(title: str, heat: Heat, found: Heterogeneity) -> Panels:
     """A heat map of clients and classes."""
     clients, classes = heat.values.shape
-    x, y = named("class", range(classes)), named("client", found.clients, down=True)
+    x, y = named("class", found.class_names), named("client", found.names, down=True)
     size = min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14)
     return plot.titled(title, Chart("", x, y, (heat,)), size)
 
@@ -176,7 +176,7 @@ def divergence_charts(found: Heterogeneity, about: str) -> Panels:
         words = np.char.lstrip(plot.number_words(matrix, 2 if top >= 0.2 else 3), "0")
         scale = f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)"
         heat = Heat(matrix, words if count <= 12 else None, high=top, scale=scale, scale_below=True)
-        x, y = named("client", found.clients), named("client", found.clients, down=True)
+        x, y = named("client", found.names), named("client", found.names, down=True)
         charts.append(Chart(f"{label}\nmean {_mean_std(matrix)}", x, y, (heat,)))
     side = min(max(4.8, 1.5 + 0.16 * count), 9)
     title = "How different every two clients are (Jensen-Shannon divergence: 0 alike, 1 disjoint)"
@@ -197,7 +197,7 @@ def size_charts(found: Heterogeneity, about: str) -> Panels:
     alone = [f" ({n:,} isolated)" if n else "" for n in found.isolated]
     degrees = [f"{d:.1f}{a}" for d, a in zip(found.mean_degree, alone, strict=True)]
     nodes, edges = ([f"{n:,}" for n in counts] for counts in (found.nodes, found.edges))
-    y = Axis("client", len(at) - 0.4, -0.6, ticks=named("", found.clients).ticks)
+    y = Axis("client", len(at) - 0.4, -0.6, ticks=named("", found.names).ticks)
     charts: list[Chart] = []
     for title, unit, ends, texts in (
         ("Nodes", "nodes", found.nodes, nodes),

@@ -26,7 +26,7 @@ from atoll.present.tables import Column, Table, make_table
 class Similarities:
     """Similarities of all pairs of N clients."""
 
-    clients: np.ndarray  # their own numbers, (N,)
+    clients: np.ndarray  # their names, (N,)
     data: dict[str, np.ndarray]  # of "labels", "features", "structure": (N, N) from 0 to 1
     methods: dict[str, np.ndarray]  # by the run's name, (N, N), or (K, N, N) with K factors
 
@@ -61,7 +61,7 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
             raise ConfigError(f"{which} does not compare clients; fediih, fedpub and fedgta do")
         matrix = np.asarray(known["similarity"], dtype=np.float64)
         methods[name if name not in methods else str(folder)] = matrix
-    return Similarities(found.clients, data, methods)
+    return Similarities(found.names, data, methods)
 
 
 def _mean(matrix: np.ndarray) -> np.ndarray:

@@ -40,6 +40,12 @@ def each(change: Callable[[Graph], Graph], graphs: Sequence[Graph]) -> Sequence[
     return tuple(change(graph) for graph in graphs)
 
 
+def known_names(about: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    """Names of "client" or "class" in the record of a federation, by number; empty if unknown."""
+    sites = about.get("sites", ()) if kind == "client" else ()  # of a real federation
+    return tuple(map(str, about.get(f"{kind}_names", sites)))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Clients' graphs, in an order that carries no meaning.
@@ -96,6 +102,17 @@ class Federation:
     def task(self) -> Task:
         """What is predicted."""
         return self.graphs[0].task
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names, or their numbers where the data name none."""
+        known = known_names(self.about, "client")
+        return tuple(known[n] if n < len(known) else str(n) for n in self.numbers)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' names, or their numbers."""
+        return known_names(self.about, "class") or tuple(map(str, range(self.classes)))
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
         """The federation with every client's views filled in."""

@@ -62,9 +62,11 @@ def federate(
         roles = draw(source, parts.parts)
     graphs = _graphs(source, parts.parts, roles)
     sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(graphs)
+    names = _client_names(source, parts.recipe)
     for number, (one, ids, graph) in enumerate(zip(sets, parts.parts, graphs, strict=True)):
         items = f"{ids.size} {graph.task.plural} of '{one.name}'"
-        check_client(f"client {number} of {len(graphs)} ({items})", graph, one.y[ids], allow)
+        who = f"'{names[number]}'" if names else str(number)
+        check_client(f"client {who} of {len(graphs)} ({items})", graph, one.y[ids], allow)
     about: dict[str, object] = {
         "split": split,
         "partition": parts.recipe,
@@ -76,19 +78,22 @@ def federate(
     if isinstance(source, Source):
         named = {"class_names": list(source.class_names)} if source.class_names else {}
         about |= {"edges_total": int(source.edges.shape[1]), **named}
-        if names := _owners(source, parts.recipe):
-            about["client_names"] = names
     else:
-        names = [one.name for one in sets]
-        about |= {"sets": names, "graphs": list(parts.sizes), "batch_size": batch_size}
+        about |= {"sets": [one.name for one in sets], "graphs": list(parts.sizes)}
+        about["batch_size"] = batch_size
+    if names:
+        about["client_names"] = names
     classes = max(one.classes for one in sets)
     known = source.encoder if isinstance(source, Source) else None
     encoder = None if known is None else known.plain()
     return Federation(graphs, classes, source.name, (), sets[0].metric, batching, about, encoder)
 
 
-def _owners(source: Source, recipe: str) -> list[str]:
-    """The clients' names, in their order, where a column of texts or of own tables has them."""
+def _client_names(source: Data, recipe: str) -> list[str]:
+    """The clients' names in order: values of an owner column, or the different sets of a group."""
+    if not isinstance(source, Source):
+        names = [one.name for one in source.sets] if isinstance(source, GraphGroup) else []
+        return names if len(set(names)) == len(names) else []
     values = source.columns.get(recipe.removeprefix("column:"))
     if values is None or (source.encoder is None and values.dtype.kind not in "UO"):
         return []

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from atoll.core.errors import DataError
+from atoll.core.federation import known_names
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.task import ROLES
@@ -128,6 +129,22 @@ class Result:
         """How many there are."""
         return len(self.seeds[0].history.nodes)
 
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names, or their numbers where the data name none."""
+        known, numbers = known_names(self.federation, "client"), range(self.clients)
+        return known if self.named else tuple(map(str, numbers))
+
+    @property
+    def named(self) -> bool:
+        """Whether the data name the clients."""
+        return len(known_names(self.federation, "client")) == self.clients
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' names; empty where the data name none."""
+        return known_names(self.federation, "class")
+
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Every reported number: mean, standard deviation and the value of each seed."""
         table: dict[str, list[float]] = defaultdict(list)
@@ -208,7 +225,8 @@ class Result:
         whole["ledger"] = {str(s.seed): s.ledger.by_step() for s in self.seeds}
         files = {CONFIG: config_text(self.config).encode()}
         if tables:
-            metrics = metrics_table({s.seed: s.history for s in self.seeds}, self.deployed)
+            called = self.client_names if self.named else ()
+            metrics = metrics_table({s.seed: s.history for s in self.seeds}, self.deployed, called)
             ledger = ledger_table({s.seed: s.ledger for s in self.seeds})
             files |= (table_file("metrics", metrics), table_file("ledger", ledger))
         # The last file: its presence shows that the run is finished.
@@ -217,8 +235,10 @@ class Result:
             write_atomically(out / name, content)
 
 
-def metrics_table(seeds: Mapping[int, History], deployed: str) -> Columns:
-    """Seed, round, client, scored model and every metric of every role."""
+def metrics_table(
+    seeds: Mapping[int, History], deployed: str, names: Sequence[str] = ()
+) -> Columns:
+    """Seed, round, client, its name if it has one, scored model and every metric of every role."""
     blocks = [
         (seed, number, deployed if scored == "deployed" else scored, table)
         for seed, history in seeds.items()
@@ -227,10 +247,12 @@ def metrics_table(seeds: Mapping[int, History], deployed: str) -> Columns:
     ]
     sizes = [len(table) for *_, table in blocks]
     numbers = np.concatenate([table.reshape(len(table), -1) for *_, table in blocks])
+    clients = np.concatenate([np.arange(size) for size in sizes])
     return {
         "seed": np.repeat([seed for seed, *_ in blocks], sizes),
         "round": np.repeat([number for _, number, *_ in blocks], sizes),
-        "client": np.concatenate([np.arange(size) for size in sizes]),
+        "client": clients,
+        **({"name": np.array(names)[clients]} if names else {}),
         "scored": np.repeat([label for _, _, label, _ in blocks], sizes),
         **dict(zip(SCORES, numbers.T, strict=True)),
     }

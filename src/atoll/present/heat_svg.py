@@ -34,7 +34,11 @@ def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
 
 def _table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
     title, body = escape(chart.title), ""
-    head = "".join(f'<th scope="col">{c}</th>' for c in range(heat.values.shape[1]))
+    rows, columns = (
+        [escape(word) for _, word in axis.ticks] if axis.ticks else [*map(str, range(size))]
+        for axis, size in zip((chart.y, chart.x), heat.values.shape, strict=True)
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     for r, line in enumerate(heat.values):
         cells = ""
         for c, value in enumerate(line):
@@ -46,7 +50,7 @@ def _table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
                 # Columns are narrow: ".43" for 0.43.
                 text = text.replace("0.", ".", 1) if value else "0"
             cells += f'<td style="--v:{shade[r, c]:.2f}">{escape(text)}</td>'
-        body += f'<tr><th scope="row">{r}</th>{cells}</tr>'
+        body += f'<tr><th scope="row">{rows[r]}</th>{cells}</tr>'
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{title}"><table '
         f'class="cells"><caption class="hidden">{title}: {chart.y.name}s as rows, {chart.x.name} '

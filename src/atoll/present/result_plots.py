@@ -16,6 +16,8 @@ from atoll.present.chart_png import figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_NAMED = 25
+"""Clients that are drawn above their names."""
 MAX_DOTS = 500
 """Clients that are drawn one by one."""
 
@@ -53,9 +55,11 @@ def convergence_chart(result: Result) -> Chart:
 
 
 def clients_chart(result: Result) -> Chart:
-    """Each client's test score at the picked round, one column of dots for each seed."""
+    """Test scores at the picked round: seeds above a client's name, or clients above a seed."""
     marks: list[plot.Mark] = []
-    for place, own in enumerate(100 * result.of_clients(result.metric)):
+    by_name = result.named and result.clients <= MAX_NAMED
+    scores = 100 * result.of_clients(result.metric)
+    for place, own in enumerate(scores.T if by_name else scores):
         known = own[np.isfinite(own)]
         if not known.size:
             continue
@@ -63,7 +67,8 @@ def clients_chart(result: Result) -> Chart:
         if known.size <= MAX_DOTS:
             spots = place + plot.aside(known.size)
             marks.append(plot.Dots(spots, known, size=3.2, opacity=0.7))
-    x = plot.named("", [f"seed {seed.seed}" for seed in result.seeds])
+    seeds = [f"seed {seed.seed}" for seed in result.seeds]
+    x = plot.named("client", result.client_names) if by_name else plot.named("", seeds)
     y = Axis(f"test {result.metric} of each client, %")
     return Chart(_title(result), x, y, tuple(marks), grid=True)
 

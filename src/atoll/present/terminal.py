@@ -18,9 +18,10 @@ from rich.text import Text
 
 from atoll.experiment.config import RunConfig
 from atoll.experiment.history import BEST_CACHED, History
-from atoll.experiment.metrics import mean_over_clients
+from atoll.experiment.metrics import LABELS, mean_over_clients
 from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
+from atoll.present.chart import MAX_ROWS
 from atoll.present.tables import Table, make_table, rich_table
 
 _PICKED = {
@@ -159,7 +160,26 @@ def result_table(results: list[Result]) -> Group:
             lines = [found["says"], *([kept] if stayed else [])]
             notes += [Text(f"{name}: {line}") for line in lines]
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
-    return Group(heading, Text(), rich_table(_result_rows(results)), Text(), *notes, quiet)
+    by_client = [rich_table(table) for table in map(client_table, results) if table is not None]
+    parts: list[RenderableType] = [heading, Text(), rich_table(_result_rows(results)), Text()]
+    if len(results) == len(by_client) == 1:
+        parts += [*by_client, Text()]
+    return Group(*parts, *notes, quiet)
+
+
+def client_table(result: Result) -> Table | None:
+    """The score of each client by its name; None where the data name none, or too many."""
+    scores = 100 * result.of_clients(result.metric)
+    if not result.named or result.clients > MAX_ROWS or np.isnan(scores).all():
+        return None
+    nodes, what = result.seeds[0].history.nodes, result.federation
+    lines = []
+    for name, size, own in zip(result.client_names, nodes, scores.T, strict=True):
+        known = own[np.isfinite(own)]
+        std = f" ± {known.std(ddof=1):.1f}" if len(known) > 1 else ""
+        lines.append([name, f"{size:,}", f"{known.mean():.1f}{std}" if len(known) else "-"])
+    counted = "graphs" if "graphs" in what else "nodes"
+    return make_table(["client", counted, LABELS[result.metric]], lines, left=1)
 
 
 def _result_rows(results: list[Result]) -> Table:

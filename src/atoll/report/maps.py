@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
-from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Heat, number_text
+from atoll.experiment.result import Result
+from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Heat, named, number_text
 from atoll.present.chart_svg import strip_svg, swatches
 from atoll.present.heat_svg import heat_html
 from atoll.present.tables import Cell, Column, html, make_table
 from atoll.report.collect import Collection, ReportedRun
 from atoll.report.results import by_federation
 
+Names = Sequence[str]
 Measured = Mapping[str, np.ndarray]
 """The measures of a federation by name, as its run folder keeps them."""
 MAX_CLIENT_ROWS = 40
@@ -28,12 +30,15 @@ DIVERGENCES = {
 }
 ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3), ("", GREY, 0.3))
 """Name, colour and opacity of the parts of a client's nodes; the last part has no role."""
-_MEASURES = ("clients", "nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
+_MEASURES = ("nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 
 
-def heat_map(title: str, values: np.ndarray, columns: str = "client", low: float = 0.0) -> Chart:
-    """A matrix with a row for each client."""
-    return Chart(title, Axis(columns), Axis("client"), (Heat(values, low=low),))
+def heat_map(
+    title: str, values: np.ndarray, names: Names, columns: str = "client", low: float = 0.0
+) -> Chart:
+    """A matrix with a row and a column for each client."""
+    x, y = (named(name, names, most=len(names)) for name in (columns, "client"))
+    return Chart(title, x, y, (Heat(values, low=low),))
 
 
 def without_diagonal(matrix: np.ndarray) -> np.ndarray:
@@ -67,7 +72,7 @@ def relations(found: Collection) -> str:
 
 def _relation(one: ReportedRun) -> list[str]:
     known = one.run.relations[0] if one.run.relations else {}
-    figures = []
+    figures, names = list[str](), one.run.result.client_names
     for name, columns in (("similarity", "client"), ("mixing", "whose weights")):
         if name not in known:
             continue
@@ -78,11 +83,12 @@ def _relation(one: ReportedRun) -> list[str]:
         if np.isfinite(matrix).any():
             low = float(np.nanmin(matrix)) if name == "similarity" else 0.0
             title = f"{one.row}: {'mixture' if name == 'mixing' else name}"
-            figures.append(heat_html(heat_map(title, matrix, columns, low), note=note))
+            figures.append(heat_html(heat_map(title, matrix, names, columns, low), note=note))
     if "cluster" in known:
         label = known["cluster"].astype(int)
         clusters = (np.flatnonzero(label == number) for number in range(label.max() + 1))
-        lines = "".join(f"<li>{', '.join(map(str, members))}</li>" for members in clusters)
+        called = (", ".join(names[place] for place in members) for members in clusters)
+        lines = "".join(f"<li>{escape(members)}</li>" for members in called)
         figures.append(
             f'<figure class="heat"><figcaption>{escape(one.row)}: clusters of clients</figcaption>'
             f'<ul class="clusters">{lines}</ul><p class="note">Clients in one box share a model.'
@@ -98,8 +104,9 @@ def heterogeneity(found: Collection) -> str:
         measured = next((one.run.measures for one in group if one.run.measures), None)
         if measured is None:
             return f"<p>{escape(_not_measured(group[0]))}</p>"
-        maps = _maps(measured) if group[0].column in found.columns[:MAX_FEDERATIONS] else ""
-        return _lost(measured) + _sizes(measured) + maps
+        result, drawn = group[0].run.result, group[0].column in found.columns[:MAX_FEDERATIONS]
+        maps = _maps(measured, result) if drawn else ""
+        return _lost(measured) + _sizes(measured, result.client_names) + maps
 
     text = (
         "The first seed's clients, measured when the run was saved. Divergences are "
@@ -120,22 +127,23 @@ def _not_measured(one: ReportedRun) -> str:
     )
 
 
-def _maps(measured: Measured) -> str:
+def _maps(measured: Measured, result: Result) -> str:
     """Which classes clients have, and how far their data diverge."""
-    labels = measured["labels"]
+    labels, names = measured["labels"], result.client_names
     total = labels.sum(1, keepdims=True)
     shares = np.divide(labels, total, out=np.zeros(labels.shape), where=total > 0)
     words = np.array([[f"{100 * v:.0f}" for v in row] for row in shares])
-    axes = Axis("class"), Axis("client")
-    classes = Chart("Share of each class among a client's nodes", *axes, (Heat(shares, words),))
-    figures = [heat_html(classes, note="In percent.")]
+    classes = result.class_names or [*map(str, range(labels.shape[1]))]
+    x, y = (named(k, w, most=len(w)) for k, w in (("class", classes), ("client", names)))
+    chart = Chart("Share of each class among a client's nodes", x, y, (Heat(shares, words),))
+    figures = [heat_html(chart, note="In percent.")]
     for name, thing in DIVERGENCES.items():
         matrix = measured[f"{name}_divergence"]
         upper = matrix[np.triu_indices(len(matrix), 1)]
         upper = upper[np.isfinite(upper)]
         if upper.size:
             note = f"Mean {upper.mean():.3f}, largest {upper.max():.3f}. Shades are this map's own."
-            chart = heat_map(f"Divergence of {thing}", without_diagonal(matrix))
+            chart = heat_map(f"Divergence of {thing}", without_diagonal(matrix), names)
             figures.append(heat_html(chart, digits=2 if upper.max() >= 0.1 else 3, note=note))
     return f'<div class="maps">{"".join(figures)}</div>'
 
@@ -150,7 +158,7 @@ def _lost(measured: Measured) -> str:
     )
 
 
-def _sizes(measured: Measured) -> str:
+def _sizes(measured: Measured, names: Names) -> str:
     """A row for each client: its nodes as a bar, and its sizes."""
     nodes, rows = measured["nodes"], []
     axis = Axis("", 0.0, float(nodes.max()), ticks=())
@@ -161,7 +169,7 @@ def _sizes(measured: Measured) -> str:
         roles = " / ".join(f"{n:,}" for n in own["roles"])
         shape = f"{own['edges']:,}", f"{own['mean_degree']:.1f}", f"{own['isolated']:,}"
         homophily = number_text(own["homophily"], 2)
-        rows.append([own["clients"], bar, f"{own['nodes']:,}", roles, *shape, homophily])
+        rows.append([names[k], bar, f"{own['nodes']:,}", roles, *shape, homophily])
     size = Column("size", below=swatches(stacked([0.0] * 4, ROLES)))
     numbers = ["nodes", "train / val / test", "edges", "degree", "isolated", "homophily"]
     cut = f" (the first {MAX_CLIENT_ROWS} of {len(nodes)})" if len(nodes) > MAX_CLIENT_ROWS else ""

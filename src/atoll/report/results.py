@@ -284,7 +284,11 @@ def _clients(group: Sequence[ReportedRun]) -> str:
     for one in group:
         own = each[one.row]
         quantiles = [f"{np.nanquantile(own, q):.1f}" for q in (0, 0.5, 1)]
-        strip = Cell(html=clients_strip(own, axis, one.style))
+        names = one.run.result.client_names
+        strip = Cell(html=clients_strip(own, axis, one.style, names))
+        if one.run.result.named:
+            quantiles[0] += f" ({names[int(np.nanargmin(own))]})"
+            quantiles[2] += f" ({names[int(np.nanargmax(own))]})"
         rows.append([name_cell(one), strip, *quantiles, f"{np.nanstd(own):.1f}"])
         if alone is not None:
             gain = "–"
@@ -299,7 +303,7 @@ def _clients(group: Sequence[ReportedRun]) -> str:
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: clients")
 
 
-def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
+def clients_strip(values: np.ndarray, axis: Axis, style: int, names: Sequence[str]) -> str:
     """Clients as dots, or of very many the middle nine tenths; quartiles and the median."""
     known = values[np.isfinite(values)]
     if not known.size:
@@ -308,7 +312,8 @@ def clients_strip(values: np.ndarray, axis: Axis, style: int) -> str:
     least, low, middle, high, most = np.quantile(known, [0.05, 0.25, 0.5, 0.75, 0.95])
     marks: list[Mark] = [Bars([0.5], [high - low], [low], 0.6, colour, across=True, opacity=0.16)]
     if known.size <= MAX_DOTS:
-        tips = [f"client {i}: {v:.1f}" for i, v in enumerate(values.tolist()) if np.isfinite(v)]
+        scores = zip(names, values.tolist(), strict=True)
+        tips = [f"client {name}: {score:.1f}" for name, score in scores if np.isfinite(score)]
         half = [0.5] * known.size
         marks.append(Dots(known, half, colour, size=6.4, opacity=0.55, tips=tips))
     else:

@@ -44,6 +44,8 @@ class Heterogeneity:
 
     name: str
     clients: ndarray  # each client's own number, (K,)
+    names: ndarray  # of the clients, or their numbers as texts, (K,)
+    class_names: ndarray  # (C,)
     nodes: ndarray  # (K,)
     roles: ndarray  # training, validation and test nodes, (K, 3)
     edges: ndarray  # undirected pairs of different nodes, (K,)
@@ -123,6 +125,8 @@ def describe(
     return Heterogeneity(
         name=federation.name,
         clients=np.array(numbers),
+        names=np.array(federation.client_names),
+        class_names=np.array(federation.class_names),
         nodes=nodes,
         roles=np.array([client.roles for client in clients]),
         edges=edges,
