@@ -165,6 +165,7 @@ class InducedSubgraphs:
             y=source.y[ids],
             weight=None if source.weight is None else source.weight[numbers[inside]],
             split=None if source.split is None else source.split[ids],
+            edge_time=None if source.edge_time is None else source.edge_time[numbers[inside]],
             columns={name: values[ids] for name, values in source.columns.items()},
         )
 

@@ -13,8 +13,9 @@ from atoll.core.task import NODES
 from atoll.data.own.schema import OwnOptions
 from atoll.data.public import registry
 from atoll.data.public.registry import DATASETS, GROUPS, dataset_info, sets_of_group
+from atoll.data.public.tables import TABLES
 from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.data.spec import Value
+from atoll.data.spec import Value, options_of
 from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def load(
         hint = f"did you mean '{names[near[0]]}'?" if near else hint
         raise ConfigError(f"unknown data set '{name}'; {hint}")
     plain, options = registry.parse_name(name)
+    table = None if sets_of_group(plain) else TABLES.get(dataset_info(plain).name)
+    if table is not None:
+        for option in options:
+            check_name(f"option of data set '{plain}'", option, options_of(table))
+        return registry.load_dataset(plain, root, options=options), []
     features, max_degree = _graph_set_options(plain, options)
     if sets_of_group(plain):
         return registry.load_group(plain, root, features=features, max_degree=max_degree), []

@@ -85,6 +85,7 @@ class Source(_Labelled):
     metric: str = "accuracy"  # or "auc": the usual score of this data set
     class_names: tuple[str, ...] = ()  # in the order of the class numbers; empty if unknown
     encoder: Encoder | None = None  # how the columns of a user's own tables became features
+    edge_time: np.ndarray | None = None  # (E,), in the unit of the column that splits by time
 
     @property
     def num_nodes(self) -> int:
@@ -94,10 +95,14 @@ class Source(_Labelled):
         """The same graph with every edge in both directions, without self-loops and duplicates."""
         if self.num_nodes == 0 or self.edges.shape[1] == 0 or self._is_undirected_simple():
             return self
-        edges, first = both_directions(self.edges, self.num_nodes)
+        order = np.arange(self.edges.shape[1])
+        if self.edge_time is not None:  # a pair exists from its earliest edge on
+            order = np.argsort(self.edge_time, kind="stable")
+        edges, first = both_directions(self.edges[:, order], self.num_nodes)
         # The two directions of an undirected edge carry one weight: the first one given.
-        weight = None if self.weight is None else self.weight[first]
-        return replace(self, edges=edges, weight=weight)
+        weight = None if self.weight is None else self.weight[order[first]]
+        time = None if self.edge_time is None else self.edge_time[order[first]]
+        return replace(self, edges=edges, weight=weight, edge_time=time)
 
     def _is_undirected_simple(self) -> bool:
         """Whether edges are in ascending order, each once in both directions, without loops."""

@@ -210,6 +210,7 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
         "metric": info.metric,
         "source": info.origin,
         "licence": info.licence,
+        "note": info.note or None,
         "looked for in": base / info.home,
         "present": "yes" if here else f"no; get it with: atoll data fetch {info.name}{elsewhere}",
     }

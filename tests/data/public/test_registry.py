@@ -28,6 +28,7 @@ from atoll.data.public.registry import (
     sets_of_group,
     task_of_data,
 )
+from atoll.data.public.tables import TABLES
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, Source
 
 # nodes, directed edges, features, classes, graphs: as the sets' authors and PyG's pages give them.
@@ -54,6 +55,10 @@ PUBLISHED = {
     "IMDB-MULTI": (19502, 197806, 89, 3, 1500),
     "DD": (334925, 1686092, 89, 2, 1178),
     "COLLAB": (372474, 24572158, 492, 3, 5000),
+    "amlsim-20k": (20000, 120558, 1, 2, 1),
+    "german": (1000, 43484, 38, 2, 1),
+    "bail": (18876, 672430, 17, 2, 1),
+    "twitch": (34118, 858226, 3170, 2, 1),
 }
 # train, validation, test, unused nodes of the first published split.
 SPLITS = {
@@ -66,7 +71,7 @@ SPLITS = {
     "chameleon": (1092, 729, 456, 0),
     "ogbn-arxiv-structure": (90941, 29799, 48603, 0),
 }
-BAG_OF_WORDS = {"cora", "citeseer", "cs", "actor", "cornell", "chameleon"}
+BAG_OF_WORDS = {"cora", "citeseer", "cs", "actor", "cornell", "chameleon", "twitch"}
 NOT_IN_THE_MIRROR = {"computers", "physics", "wikics", "ogbn-arxiv", "squirrel", "texas", "ENZYMES"}
 NOT_IN_THE_MIRROR |= {"roman-empire", "amazon-ratings", "tolokers", "questions", "wisconsin"}
 
@@ -84,7 +89,7 @@ def test_published_counts(name: str, real_data: Callable[[str], Path], data_root
     assert data.name == name
     assert data.edges.dtype == np.int64
     assert data.x.dtype == np.float32
-    assert (data.metric == "auc") == (name == "minesweeper")
+    assert data.metric == info.metric
     if isinstance(data, Source):
         assert sp.issparse(data.x) == (name in BAG_OF_WORDS)
         if name in SPLITS:
@@ -102,7 +107,7 @@ def test_every_name_of_the_issue_is_there() -> None:
     assert set(DATASETS) == PUBLISHED.keys() | NOT_IN_THE_MIRROR
     assert all(key == info.name for key, info in DATASETS.items())
     auc = {name for name, info in DATASETS.items() if info.metric == "auc"}
-    assert auc == {"minesweeper", "tolokers", "questions"}
+    assert auc == {"minesweeper", "tolokers", "questions", *TABLES}
     assert all(info.licence and info.origin for info in DATASETS.values())
 
 
@@ -114,7 +119,7 @@ def test_groups() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, i in DATASETS.items() if i.loader not in ("structure", checksums.OGB_CLASS)],
+    [n for n, i in DATASETS.items() if not i.by_atoll and i.loader != checksums.OGB_CLASS],
 )
 def test_layout_is_what_the_class_itself_expects(name: str, tmp_path: Path) -> None:
     info = DATASETS[name]

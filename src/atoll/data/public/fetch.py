@@ -167,7 +167,7 @@ class _Downloaded(Exception):
 def _from_public(info: DatasetInfo, target: Path, progress: Progress) -> None:
     """Let PyG's or OGB's own class download the raw files into `target`."""
     mirror = f"give a mirror: atoll data fetch {info.name} --mirror DIR-or-URL"
-    if info.loader == "structure":
+    if info.by_atoll:
         raise DataError(f"data set '{info.name}' has no public source; {mirror}")
 
     def stop(_: object) -> None:

@@ -1,4 +1,4 @@
-"""The public data sets: what they are, where they lie, and how PyG's and OGB's classes load one."""
+"""The public data sets: what they are, where they lie, and how one is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 
 from atoll.core.errors import AtollError, ConfigError, DataError, check_name, unknown
 from atoll.core.task import GRAPHS, NODES
+from atoll.data.public.tables import TABLES
 from atoll.data.public.untrusted import OGB_CLASS, open_raw
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source, compact
 from atoll.data.spec import Value, parse_recipe
@@ -36,7 +38,7 @@ class DatasetInfo:
     """One public data set; published counts are over all graphs, and None outside the table."""
 
     name: str  # that users type, in any case
-    loader: str  # name of the PyG or OGB class, or "structure" for the one set that has none
+    loader: str  # name of the PyG or OGB class, or one of a loader of Atoll's (`by_atoll`)
     label: str  # the authors' name, and that class's
     origin: str  # who published it
     licence: str  # terms of use, in a few words
@@ -51,6 +53,12 @@ class DatasetInfo:
     graphs: int | None = None  # 1 for a node set
     max_degree: int | None = None  # the largest with a column, where degrees are the features
     metric: str = "accuracy"  # or "auc"
+    note: str = ""  # what a user must know, for example of a column that was left out
+
+    @property
+    def by_atoll(self) -> bool:
+        """Whether Atoll itself reads the raw files; no class of PyG or OGB downloads them then."""
+        return self.loader == "structure" or self.name in TABLES
 
     @property
     def task(self) -> str:
@@ -173,6 +181,7 @@ def load_dataset(
     split_index: int = 0,  # which of the published splits, where there are several
     features: str = "own",
     max_degree: int | None = None,
+    options: Mapping[str, Value] = MappingProxyType({}),  # of a loader in `TABLES`
 ) -> Source | GraphSet:
     """Load a public data set (one graph, or a set of graphs) from its raw files; never downloads.
 
@@ -187,6 +196,9 @@ def load_dataset(
         problem = f"data set '{info.name}' is not in {base} (no {info.home}/{absent[0]})"
         raise DataError(f"{problem}; get it with: atoll data fetch {info.name}")
     try:
+        if info.name in TABLES:
+            _roles(info, [], split_index)  # they come without splits
+            return TABLES[info.name](base / info.home, **options).checked()
         if info.loader == "structure":
             return _structure(info, base / info.home, split_index).checked()
         paths = base / info.folder, base / info.home
