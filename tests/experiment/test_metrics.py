@@ -10,23 +10,42 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    brier_score_loss,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    precision_recall_fscore_support,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, make_graph
 from atoll.core.message import ToAll, ToEach
 from atoll.core.random import make_key
+from atoll.core.score_bins import binned, middles
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree
 from atoll.engines.fused import Fused
 from atoll.engines.serial import Serial
 from atoll.experiment.metrics import (
     METRICS,
+    POOLED,
     Evaluator,
     best_round,
+    find_metric,
     from_confusion,
     mean_over_clients,
+    per_class,
     spread,
+)
+from atoll.experiment.metrics import (
+    score as score_of,
 )
 from atoll.experiment.rounds import score_numbers
 
@@ -230,3 +249,97 @@ def test_numbers_have_a_place_for_every_metric_and_nothing_where_a_role_is_empty
     assert not np.isnan(table[1, :2]).any()
     without = score_numbers(replace(replies, auc=torch.full((2, 3), -1.0)))
     assert np.isnan(without[..., METRICS.index("auc")]).all()
+
+
+def scored(size: int = 500, share: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and log-odds that know something of them."""
+    noise = np.random.default_rng(1)
+    y = (noise.random(size) < share).astype(np.int64)
+    return y, noise.normal(3 * y - 2.5, 1.0)
+
+
+def both(z: np.ndarray) -> np.ndarray:
+    """Probabilities of two classes, (N, 2), from the log-odds of the second."""
+    positive = 1 / (1 + np.exp(-z))
+    return np.stack([1 - positive, positive], axis=1)
+
+
+def by_sklearn(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
+    order = np.argsort(-p)
+    top = {share: y[order[: int(np.ceil(share * len(y)))]] for share in (0.01, 0.05)}
+    edges = np.minimum((p * 15).astype(int), 14)
+    groups = [np.flatnonzero(edges == group) for group in range(15)]
+    return {
+        "average_precision": average_precision_score(y, p),
+        "recall@1%": top[0.01].sum() / y.sum(),
+        "precision@1%": top[0.01].mean(),
+        "recall@5%": top[0.05].sum() / y.sum(),
+        "precision@5%": top[0.05].mean(),
+        "precision": precision_score(y, p >= 0.5),
+        "recall": recall_score(y, p >= 0.5),
+        "f1": f1_score(y, p >= 0.5),
+        "brier": brier_score_loss(y, p),
+        "ece": sum(abs(y[g].sum() - p[g].sum()) for g in groups) / len(y),
+    }
+
+
+def test_metrics_of_a_positive_class_equal_scikit_learn():
+    y, z = scored()
+    for name, value in by_sklearn(y, both(z)[:, 1]).items():
+        assert score_of(name, y, both(z)) == pytest.approx(value), name
+    turned = both(z)[:, ::-1]
+    expected = by_sklearn(y, both(z)[:, 1])["average_precision"]
+    assert score_of("average_precision", 1 - y, turned, positive=0) == pytest.approx(expected)
+
+
+def test_metrics_from_fixed_bins_are_near_scikit_learn():
+    y, z = scored(4000)
+    counts = binned(torch.from_numpy(z), torch.from_numpy(y), torch.ones(1, len(y)))[0].numpy()
+    for name, value in by_sklearn(y, both(z)[:, 1]).items():
+        of_bins = find_metric(name).of_bins
+        assert of_bins is not None
+        near = {"recall@1%": 2 / y.sum(), "precision@1%": 2 / 40}.get(name, 0.005)
+        assert float(of_bins(counts, middles().numpy())) == pytest.approx(value, abs=near), name
+
+
+def test_bins_of_several_clients_add_up_and_many_are_read_at_once():
+    y, z = scored()
+    masks = torch.stack([torch.arange(500) < 200, torch.arange(500) >= 200]).double()
+    parts = binned(torch.from_numpy(z), torch.from_numpy(y), masks).numpy()
+    whole = binned(torch.from_numpy(z), torch.from_numpy(y), torch.ones(1, 500)).numpy()[0]
+    for name in POOLED:
+        of_bins = find_metric(name).of_bins
+        assert of_bins is not None
+        each, middle = of_bins(parts, middles().numpy()), middles().numpy()
+        assert [float(of_bins(part, middle)) for part in parts] == each.tolist()
+        assert of_bins(parts.sum(0), middle) == of_bins(whole, middle)
+
+
+def test_equal_scores_share_the_last_place_and_no_positives_are_no_number():
+    y, flat = np.array([1, 0, 0, 1]), np.full((4, 2), 0.5)
+    assert score_of("recall@25%", y, flat) == 0.25  # one of four is chosen, half of which are right
+    assert score_of("precision@25%", y, flat) == 0.5
+    for name in ("average_precision", "recall@1%", "recall"):
+        assert np.isnan(score_of(name, np.zeros(4, dtype=int), flat)), name
+
+
+def test_scores_of_arrays_equal_scikit_learn_with_many_classes():
+    noise = np.random.default_rng(0)
+    p = noise.dirichlet(np.ones(3), size=60)
+    y = noise.integers(0, 3, 60)
+    assert score_of("accuracy", y, p) == pytest.approx(accuracy_score(y, p.argmax(1)))
+    assert score_of("macro_f1", y, p) == pytest.approx(f1_score(y, p.argmax(1), average="macro"))
+    assert score_of("auc", y, p) == pytest.approx(roc_auc_score(y, p, multi_class="ovr"))
+    assert score_of("loss", y, p) == pytest.approx(log_loss(y, p))
+    with pytest.raises(ConfigError, match="'recall@1%' needs two classes, but there are 3"):
+        score_of("recall@1%", y, p)
+    theirs = precision_recall_fscore_support(y, p.argmax(1), zero_division=np.nan)
+    ours = per_class(confusion_matrix(y, p.argmax(1), labels=range(3)))
+    for name, expected in zip(("precision", "recall", "f1"), theirs, strict=False):
+        np.testing.assert_allclose(ours[name], expected)
+
+
+@pytest.mark.parametrize("name", ["recal", "recall@0%", "recall@101%", "recall@x%", "f2", ""])
+def test_an_unknown_metric_is_one_sentence_with_the_list(name):
+    with pytest.raises(ConfigError, match=r"unknown metric .* choose one of: accuracy, macro_f1"):
+        find_metric(name)

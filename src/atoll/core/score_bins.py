@@ -42,5 +42,14 @@ def binned(z: Tensor, truth: Tensor, masks: Tensor) -> Tensor:
 
 def lower_edges() -> Tensor:
     """The probability at which each bin begins, (BINS + 1,) float64: from 0, and 1 for no bin."""
-    share = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64)
+    return _probability(torch.linspace(-1, 1, BINS + 1, dtype=torch.float64))
+
+
+def middles() -> Tensor:
+    """The probability in the middle of each bin, (BINS,) float64."""
+    edges = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64)
+    return _probability((edges[1:] + edges[:-1]) / 2)
+
+
+def _probability(share: Tensor) -> Tensor:
     return (SCALE * share / (1 - share.abs())).sigmoid()

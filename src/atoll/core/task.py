@@ -90,7 +90,7 @@ class Classification(Task):
         auc = torch.full_like(loss, -1.0)
         if with_auc:
             log_p = functional.log_softmax(logits, dim=-1)
-            auc = torch.stack([_macro_auc(log_p, truth, mask) for mask in masks])
+            auc = torch.stack([macro_auc(log_p, truth, mask) for mask in masks])
         return Scores(confusion, loss, auc)
 
 
@@ -120,7 +120,7 @@ def task_named(name: str) -> Task:
     return TASKS[name]
 
 
-def _macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
+def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
     """One class against the rest, averaged over the classes that have both; -1 if none has."""
     # With two classes both views are the same number, so the mean is the usual binary AUC.
     each = torch.stack([_auc(log_p[:, c], truth[:, c], mask) for c in range(log_p.shape[1])])

@@ -7,29 +7,163 @@ left out of every mean, never counted as right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.method import Method, client_step
-from atoll.core.task import Scores
+from atoll.core.task import Scores, macro_auc
 from atoll.core.tree import Tree, record
 
-LABELS = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "weighted_f1": "weighted F1",
-    "auc": "AUC",
-    "loss": "loss",
+Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From counts by truth and bin of the score, (..., 2, B), and the bins' probabilities, (B,)."""
+_COUNTS = "counts by true and predicted class"
+_BINS = "positives and negatives by bin"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that tells how good predictions are, and what a site sends for it."""
+
+    label: str  # on pages
+    sends: str  # by each client, for each part (training, validation, test) and round
+    of_bins: Formula | None = None  # None: a client's own number, and a mean over clients
+    higher: bool = True  # whether higher is better
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it is one number of all clients' nodes (or graphs) together."""
+        return self.of_bins is not None
+
+
+def average_precision(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """The mean precision over the positives, each at its own score."""
+    true, alerts = _from_the_top(counts[..., 1, :]), _from_the_top(counts.sum(-2))
+    hits = (counts[..., 1, :] * true / np.maximum(alerts, 1)).sum(-1)
+    return _share(hits, true[..., 0])
+
+
+def _from_the_top(counts: np.ndarray) -> np.ndarray:
+    """How many are in each bin or above it."""
+    return counts[..., ::-1].cumsum(-1)[..., ::-1]
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(whole > 0, part / whole, np.nan))
+
+
+def _at_top(what: str, share: float) -> Formula:
+    """Precision or recall of the nodes with the highest scores; equal scores share a place."""
+
+    def formula(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
+        every = counts.sum(-2)
+        chosen = np.ceil(share * every.sum(-1) - 1e-9)
+        above = _from_the_top(every) - every
+        taken = np.clip(chosen[..., None] - above, 0, every)
+        hits = (taken * counts[..., 1, :] / np.maximum(every, 1)).sum(-1)
+        return _share(hits, counts[..., 1, :].sum(-1) if what == "recall" else chosen)
+
+    return formula
+
+
+def _at_half(what: str) -> Formula:
+    """Precision, recall or F1 of the positive class from a probability of 0.5 on."""
+
+    def formula(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        false, true = np.moveaxis((counts * (probability >= 0.5)).sum(-1), -1, 0)
+        positives, alerts = counts[..., 1, :].sum(-1), true + false
+        both = {"precision": alerts, "recall": positives, "f1": (alerts + positives) / 2}
+        return _share(true, both[what])
+
+    return formula
+
+
+def _brier(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
+    """The mean squared distance of the probability from the truth."""
+    squares = np.stack([probability**2, (1 - probability) ** 2])
+    return _share((counts * squares).sum((-1, -2)), counts.sum((-1, -2)))
+
+
+def _ece(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
+    """The mean distance of the probability from the share of positives, in 15 equal intervals."""
+    interval = np.minimum(probability * 15, 14).astype(int)
+    member = (interval[:, None] == np.arange(15)).astype(float)
+    apart = np.abs((counts[..., 1, :] - counts.sum(-2) * probability) @ member)
+    return _share(apart.sum(-1), counts.sum((-1, -2)))
+
+
+REGISTRY = {
+    "accuracy": Metric("accuracy", _COUNTS),
+    "macro_f1": Metric("macro F1", _COUNTS),
+    "weighted_f1": Metric("weighted F1", _COUNTS),
+    "auc": Metric("AUC", "its own AUC"),
+    "loss": Metric("loss", "its own mean loss", higher=False),
+    "average_precision": Metric("average precision", _BINS, average_precision),
+    "recall@1%": Metric("recall@1%", _BINS, _at_top("recall", 0.01)),
+    "precision@1%": Metric("precision@1%", _BINS, _at_top("precision", 0.01)),
+    "precision": Metric("precision", _BINS, _at_half("precision")),
+    "recall": Metric("recall", _BINS, _at_half("recall")),
+    "f1": Metric("F1", _BINS, _at_half("f1")),
+    "brier": Metric("Brier score", _BINS, _brier, higher=False),
+    "ece": Metric("calibration error", _BINS, _ece, higher=False),
 }
-"""Every metric by its name in files and options, with its label on pages."""
-METRICS = tuple(LABELS)
-COMPARED = tuple(name for name in METRICS if name != "loss")
+"""Every metric by its name in files and options; K of recall@K% and precision@K% may differ."""
+METRICS = tuple(name for name, metric in REGISTRY.items() if not metric.pooled)
+POOLED = tuple(name for name, metric in REGISTRY.items() if metric.pooled)
+COMPARED = tuple(name for name in METRICS if REGISTRY[name].higher)
 """Metrics that a comparison can use: higher is better."""
+_AT_TOP = re.compile(r"(recall|precision)@(\d+(?:\.\d+)?)%")
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of this name; one sentence for any other name."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    if (at := _AT_TOP.fullmatch(name)) and 0 < (share := float(at[2]) / 100) <= 1:
+        return replace(REGISTRY[f"{at[1]}@1%"], label=name, of_bins=_at_top(at[1], share))
+    known = ", ".join(REGISTRY)
+    more = "K of recall@K% and precision@K% may be any number up to 100"
+    raise ConfigError(f"unknown metric '{name}'; choose one of: {known} ({more})")
+
+
+def label_of(name: str) -> str:
+    """A metric's label on pages."""
+    return find_metric(name).label
+
+
+def score(metric: str, labels: np.ndarray, probabilities: np.ndarray, positive: int = 1) -> float:
+    """A metric of labels, (N,), and probabilities of each class, (N, C); NaN if undefined.
+
+    Metrics of a positive class are exact here: each distinct probability is one bin.
+    """
+    found, classes = find_metric(metric), probabilities.shape[1]
+    if found.of_bins is not None:
+        if classes != 2:
+            raise ConfigError(f"metric '{metric}' needs two classes, but there are {classes}")
+        values, place = np.unique(probabilities[:, positive], return_inverse=True)
+        counts = np.zeros((2, len(values)))
+        np.add.at(counts, ((labels == positive).astype(int), place), 1)
+        return float(found.of_bins(counts, values))
+    with np.errstate(divide="ignore"):
+        log_p = np.log(probabilities)
+    if metric == "loss":
+        return float(-log_p[np.arange(len(labels)), labels].mean())
+    if metric == "auc":
+        truth = torch.from_numpy((labels[:, None] == np.arange(classes)).astype(float))
+        auc = float(macro_auc(torch.from_numpy(log_p), truth, torch.ones(len(labels))))
+        return auc if auc >= 0 else float("nan")
+    confusion = np.zeros((classes, classes))
+    np.add.at(confusion, (labels, probabilities.argmax(1)), 1)
+    return float(from_confusion(confusion)[metric])
+
+
 WEIGHTINGS = ("tests", "nodes", "uniform")
 """Means over clients: by test (validation, ...) nodes, by all nodes, or every client alike."""
 
@@ -50,6 +184,14 @@ def from_confusion(confusion: np.ndarray) -> dict[str, np.ndarray]:
             "macro_f1": f1.sum(-1) / occurs.sum(-1) * some,
             "weighted_f1": (f1 * support).sum(-1) / total * some,
         }
+
+
+def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
+    """Precision, recall and F1 of each class, (..., C), of confusion counts; NaN if undefined."""
+    hits = np.diagonal(confusion, axis1=-2, axis2=-1).astype(float)
+    support, guessed = confusion.sum(-1).astype(float), confusion.sum(-2).astype(float)
+    wholes = {"precision": guessed, "recall": support, "f1": (support + guessed) / 2}
+    return {name: _share(hits, whole) for name, whole in wholes.items()}
 
 
 def mean_over_clients(values: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from atoll.experiment.config import RunConfig
 from atoll.experiment.history import BEST_CACHED, History
-from atoll.experiment.metrics import LABELS, mean_over_clients
+from atoll.experiment.metrics import label_of, mean_over_clients
 from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
 from atoll.present.chart import MAX_ROWS
@@ -179,7 +179,7 @@ def client_table(result: Result) -> Table | None:
         std = f" ± {known.std(ddof=1):.1f}" if len(known) > 1 else ""
         lines.append([name, f"{size:,}", f"{known.mean():.1f}{std}" if len(known) else "-"])
     counted = "graphs" if "graphs" in what else "nodes"
-    return make_table(["client", counted, LABELS[result.metric]], lines, left=1)
+    return make_table(["client", counted, label_of(result.metric)], lines, left=1)
 
 
 def _result_rows(results: list[Result]) -> Table:

@@ -13,7 +13,7 @@ from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
-from atoll.experiment.metrics import LABELS
+from atoll.experiment.metrics import label_of
 from atoll.experiment.status import failures
 from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
@@ -258,7 +258,7 @@ def main_table(found: Collection) -> ResultTable:
     """The table of the report: every federation's own metric."""
     metrics = {column: found.group(column)[0].metric for column in found.columns}
     several = set(metrics.values()) != {"accuracy"}
-    heads = {c: f"{c} ({LABELS[metrics[c]]})" if several else c for c in found.columns}
+    heads = {c: f"{c} ({label_of(metrics[c])})" if several else c for c in found.columns}
     cells = {
         (one.row, heads[one.column]): number_of(one.run.summary["metrics"], f"test_{one.metric}")
         for one in found.shown

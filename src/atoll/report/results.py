@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from atoll.experiment.metrics import LABELS
+from atoll.experiment.metrics import label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
 from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
@@ -157,7 +157,7 @@ def _details(group: Sequence[ReportedRun]) -> str:
         first = replace(best, mean=best.mean + 1)  # charts count rounds from one
         scores = [score.cell(), one.run.result.scored, after.cell(), f1.cell(), first.cell(1.0, 0)]
         rows.append([name_cell(one), strip, *scores])
-    name = LABELS[metric]
+    name = label_of(metric)
     strips = Column("seeds, mean ± std", below=svg.scale_html(axis))
     more = ("scored model", "after training", "macro F1", "best round")
     title = f"Test {name} and more, in percent"
@@ -186,7 +186,7 @@ def convergence(found: Collection) -> str:
     figures, points = [], points_for(len(found.columns))
     for column in found.columns:
         group = found.group(column)
-        alone, name = len(group) == 1, LABELS[group[0].metric]
+        alone, name = len(group) == 1, label_of(group[0].metric)
         lines = _one_run_lines(group[0]) if alone else best_lines(group)
         y_name = name if alone else f"test {name}"
         figures.append(line_chart(column, lines, "round", y_name, points))
@@ -299,7 +299,7 @@ def _clients(group: Sequence[ReportedRun]) -> str:
     strips = Column("clients, quartiles, median", below=svg.scale_html(axis))
     heads: list[str | Column] = ["method", strips, "worst", "median", "best", "std"]
     heads += [] if alone is None else ["gain over local"]
-    title = f"Test {LABELS[group[0].metric]} of each client, in percent"
+    title = f"Test {label_of(group[0].metric)} of each client, in percent"
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: clients")
 
 

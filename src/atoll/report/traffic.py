@@ -15,7 +15,7 @@ from atoll.engines.fleet import owners_of, steps_of
 from atoll.engines.ledger import SCORE
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
-from atoll.experiment.metrics import LABELS
+from atoll.experiment.metrics import label_of
 from atoll.present.catalogue import PARAGRAPHS, module_doc
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
@@ -203,6 +203,6 @@ def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
             lines.append(replace(results.seed_line(one), x=each.cumsum()))
     if len(lines) < 2 or max(speeds) <= 1.1 * min(speeds):
         return ""
-    title, name = f"{group[0].column}: what traffic buys", LABELS[group[0].metric]
+    title, name = f"{group[0].column}: what traffic buys", label_of(group[0].metric)
     x_name = "MB moved so far, one seed"
     return results.line_chart(title, lines[: results.MAX_LINES], x_name, f"test {name}", points)

@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from atoll.core.space import Value
-from atoll.experiment.metrics import LABELS
+from atoll.experiment.metrics import label_of
 from atoll.present.chart import Axis, Chart, Dots, Line, Mark, named, numbers_axis, short, steps
 from atoll.present.chart_svg import chart_html, key_html, thinned
 from atoll.present.tables import Number, ResultTable, html, make_table, number_of
@@ -51,7 +51,7 @@ def _method(found: Collection, tried: Tried) -> str:
     values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
     quarter, top = float(np.quantile([_reached(t) for t in tried.complete], 0.25)), max(values)
     low = max(min(values), quarter - max(top - quarter, 1.0))
-    y = numbers_axis(f"validation {LABELS.get(best.metric, best.metric)}, %", [low, top])
+    y = numbers_axis(f"validation {label_of(best.metric)}, %", [low, top])
     words = {COMPLETE: "complete", BEST: "best"}
     if len(tried.trials) > len(tried.complete):
         words[ENDED] = "pruned, failed: the best it had reached"
@@ -95,7 +95,7 @@ def _best_trials(tried: Tried) -> str:
         rows.append([t.number, score, *(t.settings.get(key, "–") for key in keys)])
     every = len(ranked) == len(tried.complete)
     which = f"{'all' if every else f'the best {len(ranked)} of'} {len(tried.complete)} complete"
-    heads = ["trial", "validation " + LABELS.get(ranked[0].metric, ranked[0].metric), *keys]
+    heads = ["trial", "validation " + label_of(ranked[0].metric), *keys]
     table = make_table(heads, rows, title=f"{tried.method}: {which} trials, in percent")
     return html(table, label=f"{tried.method}: best trials")
 
