@@ -15,11 +15,30 @@ import torch
 
 import atoll
 from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
 from atoll.core.task import task_named
-from atoll.experiment.baseline import NOT_FEDERATED, POOLED, run_baseline, without_test
+from atoll.data.source import Source
+from atoll.experiment.baseline import (
+    NOT_FEDERATED,
+    POOLED,
+    pooled_graph,
+    run_baseline,
+    without_test,
+)
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import read_result
-from atoll.studies.baselines import Features, Majority, make_baseline
+from atoll.experiment.problem import Problem
+from atoll.report.collect import collect
+from atoll.report.page import page
+from atoll.studies.baselines import (
+    Features,
+    Majority,
+    NeighbourTrees,
+    Oracle,
+    PooledTrees,
+    Trees,
+    make_baseline,
+)
 from atoll.studies.compare.comparison import read_request, run_request
 from tests.experiment.pooled import DATA, Pooled, federation
 
@@ -91,6 +110,115 @@ def test_a_baseline_that_pools_data_is_called_so() -> None:
     assert "Trained on the pooled data of all clients, without privacy: Pooled." in text
 
 
+def test_trees_learn_what_a_line_cannot_and_validation_chooses_their_number() -> None:
+    noise = np.random.default_rng(0)
+    x = torch.from_numpy(noise.uniform(-1, 1, (900, 3)).astype(np.float32))
+    y = (x[:, 0] * x[:, 1] > 0).long()  # exclusive or
+    part = torch.arange(900) % 3
+    edges = torch.stack([torch.arange(900), torch.arange(900).roll(1)])
+    graph = atoll.core.graph.make_graph(x, edges, y, part == 0, part == 1, part == 2)
+    clients = Federation((graph,), 2)
+    scores = Trees().fit(without_test(clients), seed=0)
+    right = (scores[0].argmax(1) == y)[part == 2].double().mean()
+    line = Features().predict(Features().fit(without_test(clients), 0), 0, graph)
+    assert right > 0.9 > (line.argmax(1) == y)[part == 2].double().mean()
+    assert torch.equal(scores[0], Trees().fit(without_test(clients), seed=0)[0])
+    rows = torch.where(part == 1)[0]
+    blind = replace(without_test(clients).graphs[0], val=torch.zeros(900))  # all trees are used
+    found = [Trees(iterations=trees).scores_of(blind, 2, 0) for trees in (1, 100)]
+    losses = [-one[rows, y[rows]].mean().item() for one in found]
+    assert -scores[0][rows, y[rows]].mean().item() <= min(losses) + 1e-12
+
+
+def test_trees_see_neighbours_only_where_asked() -> None:
+    noise = np.random.default_rng(0)
+    x = torch.from_numpy(noise.normal(size=(600, 2)).astype(np.float32))
+    order = torch.arange(600)
+    edges = torch.stack([order[:-1], order[1:]])  # a node's neighbour is the one before it
+    y = torch.cat([torch.zeros(1), (x[:-1, 0] > 0)]).long()
+    part = order % 3
+    graph = atoll.core.graph.make_graph(x, edges, y, part == 0, part == 1, part == 2)
+    clients = without_test(Federation((graph,), 2))
+    own, both = (kind().fit(clients, 0)[0].argmax(1) == y for kind in (Trees, NeighbourTrees))
+    assert both[part == 2].double().mean() > 0.95
+    assert own[part == 2].double().mean() < 0.7
+
+
+def test_a_client_with_one_class_or_no_training_nodes_has_the_shares_of_its_classes() -> None:
+    clients = federation()
+    first = clients.graphs[0]
+    one_class = replace(first, y=torch.full_like(first.y, 4))
+    empty = replace(first, train=torch.zeros_like(first.train))
+    scores = Trees().fit(replace(clients, graphs=(one_class, empty)), seed=0)
+    assert scores[0].exp()[0].tolist() == pytest.approx([0, 0, 0, 0, 1, 0], abs=2e-6)
+    assert scores[1].softmax(1)[0].tolist() == pytest.approx([1 / 6] * 6)
+
+
+def test_the_pooled_graph_has_all_nodes_and_the_edges_between_clients() -> None:
+    source = atoll.load(DATA, clients=3)
+    config = make_config(method="m", data=DATA, clients=3, objects=["method"])
+    problem = Problem.of(config)
+    clients = problem.federation(0)
+    whole = pooled_graph(problem, clients, 0)
+    assert whole.edges.shape[1] == problem.undivided(0).edges.shape[1]  # type: ignore[union-attr]
+    ids = torch.cat([graph.ids for graph in clients.graphs]).long()
+    pairs = {tuple(pair) for pair in ids[whole.edges].T.tolist()}
+    assert pairs == {tuple(pair) for pair in problem.undivided(0).edges.T.tolist()}  # type: ignore[union-attr]
+    dense = whole.x if isinstance(whole.x, torch.Tensor) else whole.x.to_dense()
+    wanted = source.x.toarray() if hasattr(source.x, "toarray") else source.x
+    assert np.array_equal(dense.numpy(), wanted[ids.numpy()])
+    divided = Problem.of(make_config(method="m", data="d", objects=["method", "data"]), clients)
+    alone = pooled_graph(divided, clients, 0)
+    assert alone.edges.shape[1] == sum(graph.edges.shape[1] for graph in clients.graphs)
+
+
+def test_the_oracle_is_local_training_on_one_client() -> None:
+    made = {"rounds": 3, "set": {"hidden": 8}, "seed": 2}
+    alone = atoll.partition(atoll.load(DATA, clients=3), "random", clients=1, seed=2)
+    local = atoll.run("local", alone, **made)
+    config = make_config(method="oracle", data="d", objects=["method", "data"], **made)
+    result = run_baseline(config, Oracle(), data=alone)
+    assert result.scored == POOLED
+    assert result.metrics()["test_accuracy"] == local.metrics()["test_accuracy"]
+    assert result.metrics()["val_accuracy"] == local.metrics()["val_accuracy"]
+
+
+def test_trees_mlp_and_oracle_stand_in_a_comparison_and_its_report(tmp_path: Path) -> None:
+    rows = ["local", "mlp", "mlp:federated", "trees:iterations=5", "trees:pooled:iterations=5"]
+    rows += ["trees:neighbours:iterations=5", "oracle:epochs=5"]
+    found = atoll.compare(rows, DATA, out=tmp_path, **SMALL)
+    assert not found.failed
+    table = found.tables[0]
+    scored = {row.method: row.scored for row in table.rows}
+    assert list(scored.values()) == [
+        "personalised", "personalised", "global", NOT_FEDERATED, POOLED, NOT_FEDERATED, POOLED,
+    ]  # fmt: skip
+    assert scored[table.reference] != POOLED  # type: ignore[index]
+    assert not {"oracle:epochs=5", "trees:pooled:iterations=5"} & set(table.best)
+    oracle = read_result(tmp_path / "cells" / "lagoon-nodes=200-3c-oracle-epochs=5")
+    assert oracle.config.set == {} or oracle.config.set["epochs"] == "5"
+    mlp = read_result(tmp_path / "cells" / "lagoon-nodes=200-3c-mlp")
+    assert (mlp.config.method, mlp.config.set["net"]) == ("local", "mlp")
+    text = page(collect([tmp_path]))
+    assert "oracle:epochs=5 (not federated, pools all data)</b> pools all data, which" in text
+    assert "points from the best of the others" in text
+    assert "has a hyper-parameter" not in text
+    with pytest.raises(ConfigError, match="hyper-parameter of local 'mu'"):
+        atoll.compare(["local", "oracle:mu=1"], DATA, **SMALL)
+
+
+def test_a_comparison_says_so_if_trees_win() -> None:
+    noise = np.random.default_rng(0)
+    x = noise.uniform(-1, 1, (400, 2)).astype(np.float32)
+    y = (x[:, 0] * x[:, 1] > 0).astype(np.int64)
+    ends = noise.integers(0, 400, (2, 1600))
+    source = Source("xor", x, ends, y, 2).undirected_simple()
+    options = {"clients": 2, "partition": "random", "rounds": 2, "seeds": 2}
+    found = atoll.compare(["fedavg", "trees"], source, **options)
+    said = "trees needs no federation, and no federated method here has a higher mean."
+    assert said in found.sentences()
+
+
 def test_what_a_baseline_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="baseline 'majority' has no settings; leave out mu"):
         atoll.compare(["local", "majority:mu=1"], DATA, **SMALL)
@@ -100,3 +228,10 @@ def test_what_a_baseline_cannot_do_is_refused() -> None:
         make_baseline("features", {"d": "1"})
     with pytest.raises(ConfigError, match="the baseline 'features' classifies nodes"):
         Features().fit(SimpleNamespace(task=task_named("graph"), name="PROTEINS"), seed=0)  # type: ignore[arg-type]
+    graphs: Any = SimpleNamespace(task=task_named("graph"), name="PROTEINS")
+    problem = Problem.of(make_config(method="m", objects=["method"]))
+    for name, kind in {"trees": PooledTrees, "oracle": Oracle}.items():
+        with pytest.raises(ConfigError, match=f"the baseline '{name}' classifies nodes, but 'PRO"):
+            kind().fit_in(problem, graphs, seed=0)
+    with pytest.raises(ConfigError, match="rate of the baseline trees:pooled is 'x'; give a"):
+        make_baseline("trees:pooled", {"rate": "x"})

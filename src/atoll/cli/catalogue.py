@@ -15,13 +15,13 @@ def methods(name: str | None) -> None:
     """List the methods; with NAME, everything about one."""
     from atoll.present.catalogue import method_page, method_table
     from atoll.present.tables import rich_table
-    from atoll.studies.baselines import BASELINES, baseline_page, baseline_table
+    from atoll.studies.baselines import BASELINES, SHORTHANDS, baseline_page, baseline_table
 
     console = make_console()
     if name is None:
         console.print(method_table())
         console.print(rich_table(baseline_table(), framed="left"))
-    elif name.lower() in BASELINES:
+    elif name.lower() in {**BASELINES, **SHORTHANDS}:
         console.print(baseline_page(name.lower()), markup=False, highlight=False)
     else:
         console.print(method_page(name))

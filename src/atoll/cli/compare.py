@@ -54,8 +54,8 @@ def compare(
     """Run each METHOD on the same partitions and seeds, and test whether they differ.
 
     A METHOD may have settings, fedprox:mu=0.1, and a label, strong=fedprox:mu=1. It may also be a
-    baseline (majority, features), which is not federated and marked so. A stopped study continues
-    with --resume DIR, or with the same command and --out.
+    baseline (majority, features, trees, oracle, ...), which is not federated and marked so. A
+    stopped study continues with --resume DIR, or with the same command and --out.
     """
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.folder import check_folder

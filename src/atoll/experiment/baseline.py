@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, each
-from atoll.core.graph import Graph
+from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.core.tree import stack
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder, check_folder
@@ -37,12 +38,15 @@ Model = TypeVar("Model")
 NOT_FEDERATED = "not federated"
 POOLED = "not federated, pools all data"
 KINDS = (NOT_FEDERATED, POOLED)  # the model behind a baseline's scores, as results name it
+WINS = "needs no federation, and no federated method here has a higher mean"
+BOUND = "pools all data, which breaks the clients' privacy: an upper bound"
 
 
 class Baseline(ABC, Generic[Model]):
     """Predictions to compare federated methods with; usually a frozen dataclass of settings."""
 
     pools: ClassVar[bool] = False  # whether it uses several clients' data together: not private
+    trains: ClassVar[bool] = False  # whether it takes the network and the training of the methods
 
     @abstractmethod
     def fit(self, federation: Federation, seed: int) -> Model:
@@ -51,6 +55,10 @@ class Baseline(ABC, Generic[Model]):
     @abstractmethod
     def predict(self, model: Model, client: int, graph: Graph) -> Tensor:
         """Scores of the classes for each node of a client, (N, C); the largest is predicted."""
+
+    def fit_in(self, problem: Problem, federation: Federation, seed: int) -> Model:
+        """`fit`; to override where the run's options or the undivided data are needed."""
+        return self.fit(federation, seed)
 
 
 AnyBaseline = Baseline[Any]  # a baseline with any kind of model
@@ -64,6 +72,43 @@ def without_test(federation: Federation) -> Federation:
         return replace(graph, y=y, test=torch.zeros_like(graph.test))
 
     return replace(federation, graphs=each(hide, federation.graphs))
+
+
+def pooled_graph(problem: Problem, federation: Federation, seed: int) -> Graph:
+    """The clients' nodes in one graph, client after client, with the edges between clients.
+
+    Data that came divided have no such edges. A node that two clients hold is there twice.
+    """
+    graphs = list(federation.graphs)
+    starts = np.cumsum([0, *(graph.num_nodes for graph in graphs)])
+    edges = [graph.edges + int(start) for graph, start in zip(graphs, starts, strict=False)]
+    weights = [graph.edge_weight for graph in graphs]
+    if (source := problem.undivided(seed)) is not None:
+        place, owner = np.full((2, source.num_nodes), -1)
+        for client, graph in enumerate(graphs):
+            ids = graph.ids.numpy()
+            place[ids], owner[ids] = np.arange(starts[client], starts[client + 1]), client
+        ends = source.edges
+        between = (place[ends] >= 0).all(0) & (owner[ends[0]] != owner[ends[1]])
+        edges.append(torch.from_numpy(place[ends[:, between]]))
+        ones = np.ones(int(between.sum()), dtype=np.float32)
+        weights.append(torch.from_numpy(ones if source.weight is None else source.weight[between]))
+    names = ("y", "train", "val", "test")
+    y, *roles = (torch.cat([getattr(graph, name) for graph in graphs]) for name in names)
+    x = _joined_features([graph.x for graph in graphs])
+    return make_graph(x, torch.cat(edges, 1), y, *roles, edge_weight=torch.cat(weights))
+
+
+def _joined_features(parts: Sequence[Tensor | Sparse]) -> Tensor | Sparse:
+    if isinstance(parts[0], Tensor):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    sparse, rows, first = [part for part in parts if isinstance(part, Sparse)], [], 0
+    for part in sparse:
+        rows.append(part.rows.long() + first)
+        first += part.shape[0]
+    columns, values = (torch.cat([getattr(p, n) for p in sparse]) for n in ("columns", "values"))
+    shape = first, sparse[0].shape[1]
+    return sparse_matrix(torch.cat(rows), columns.long(), values, shape, square=False)
 
 
 @tuned_process()
@@ -96,7 +141,7 @@ def run_baseline(
             observers.begin(full, "none", "a baseline is not federated", made.notes)
         if observers.should_stop():
             raise Stopped(out, number, 0)
-        history = _fit_and_score(baseline, federation, number)
+        history = _fit_and_score(baseline, problem, federation, number)
         if folder is not None:
             if not seeds:
                 folder.begin(full, federation)
@@ -124,9 +169,11 @@ def run_baseline(
     return result
 
 
-def _fit_and_score(baseline: AnyBaseline, federation: Federation, seed: int) -> History:
+def _fit_and_score(
+    baseline: AnyBaseline, problem: Problem, federation: Federation, seed: int
+) -> History:
     began, hidden, found = time.perf_counter(), without_test(federation), []
-    history, model = empty_history(federation), baseline.fit(hidden, seed)
+    history, model = empty_history(federation), baseline.fit_in(problem, hidden, seed)
     for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
         scores = baseline.predict(model, client, blind)
         if tuple(scores.shape) != (shape := (graph.num_nodes, federation.classes)):

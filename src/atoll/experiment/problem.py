@@ -117,6 +117,13 @@ class Problem:
             known["clients"] = len(federation)
         return Division(federation, notes, msgspec.structs.replace(config, **known))
 
+    def undivided(self, seed: int) -> Source | None:
+        """The graph that `divide` divides; None for a set of graphs, and for divided data."""
+        if isinstance(self.data, Federation) or self.divided is not None:
+            return None
+        source = self.load(seed)[0] if self.data is None else self.data
+        return self.prepare(source)[0] if isinstance(source, Source) else None
+
     def load(self, seed: int) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
         """The named data, undivided, and the loader's notes."""
         config, seed = self.config, self.seed_of_data(seed)

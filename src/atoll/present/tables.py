@@ -292,13 +292,14 @@ class ResultTable:
     digits: int = 1
     higher: bool | None = True  # whether more is better; None marks nothing as best
     signed: tuple[str, ...] = ()  # columns of differences, whose numbers show their sign
+    bounds: tuple[str, ...] = ()  # rows that only show what is possible, and are never best
 
     def cell(self, row: str, column: str) -> Number:
         return self.cells.get((row, column), Number())
 
     def best(self, column: str) -> set[str]:
         """The rows that are best in a column, in the digits that are printed."""
-        means = {row: self.cell(row, column) for row in self.rows}
+        means = {row: self.cell(row, column) for row in self.rows if row not in self.bounds}
         shown = {r: round(n.mean * self.scale, self.digits) for r, n in means.items() if n.known}
         if self.higher is None or len(shown) < 2:  # nothing to be better than
             return set()

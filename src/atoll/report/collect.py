@@ -11,6 +11,7 @@ import numpy as np
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.baseline import KINDS as BASELINE_KINDS
+from atoll.experiment.baseline import POOLED
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
 from atoll.experiment.metrics import label_of
@@ -85,6 +86,12 @@ class Collection:
     @property
     def rows(self) -> tuple[str, ...]:
         return _once(one.row for one in self.shown)
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Rows that pool all data, unless there are no others."""
+        pooled = _once(one.row for one in self.shown if one.run.result.scored == POOLED)
+        return pooled if len(pooled) < len(self.rows) else ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -272,7 +279,8 @@ def main_table(found: Collection) -> ResultTable:
             cells.setdefault((row, heads[column]), Number(why=gap.kind))
     name, columns = "score" if several else "accuracy", tuple(heads.values())
     title, how = f"Test {name}, in percent", how_scored(found)
-    return ResultTable(title, tuple(rows), columns, cells, how, metric=f"test_{name}")
+    table = ResultTable(title, tuple(rows), columns, cells, how, metric=f"test_{name}")
+    return replace(table, bounds=found.bounds)
 
 
 def other_tables(found: Collection) -> list[ResultTable]:
@@ -297,7 +305,8 @@ def other_tables(found: Collection) -> list[ResultTable]:
         of_metric = {place: number_of(s["metrics"], metric) for place, s in summaries.items()}
         table = ResultTable(title, found.rows, found.columns, numbers or of_metric, metric=metric)
         higher = True if scale == 100.0 else None
-        made.append(replace(table, scale=scale, digits=digits, higher=higher))
+        table = replace(table, scale=scale, digits=digits, higher=higher)
+        made.append(replace(table, bounds=found.bounds))
     return made
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from atoll.experiment.baseline import BOUND, NOT_FEDERATED, WINS
 from atoll.experiment.metrics import label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
@@ -85,12 +86,23 @@ def _findings(found: Collection) -> list[str]:
         names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
         line = f"<b>{escape(head)}</b>: highest mean: {names} with "
         line += table.printed(best[0], head).plain
-        alone = [one for one in found.group(column) if one.config.method == "local"]
-        if alone and alone[0].row not in best:
-            gain = 100 * (table.cell(best[0], head).mean - table.cell(alone[0].row, head).mean)
+        if (alone := _alone(found.group(column))) and alone.row not in best:
+            gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
             line += f", {gain:.1f} points above working alone"
         lines.append(line + ".")
+        for one in found.group(column):
+            if one.row in best and one.run.result.scored == NOT_FEDERATED:
+                lines.append(f"<b>{escape(one.row)}</b> {WINS}.")
+            if one.row in found.bounds and table.cell(one.row, head).known:
+                score = table.printed(one.row, head).plain
+                lines.append(f"<b>{escape(one.row)}</b> {BOUND}, {score}.")
     return lines
+
+
+def _alone(group: Sequence[ReportedRun]) -> ReportedRun | None:
+    """The run of clients that work alone, on the network of the others."""
+    local = [one for one in group if one.config.method == "local"]
+    return next((one for one in local if one.config.set.get("net") != "mlp"), None)
 
 
 def _gaps(found: Collection) -> str:
@@ -279,7 +291,7 @@ def _clients(group: Sequence[ReportedRun]) -> str:
     if not known.size:
         return ""
     axis = strip_axis(known, 0.04)
-    alone = next((one for one in group if one.config.method == "local"), None)
+    alone = _alone(group)
     rows: list[list[Cell | str]] = []
     for one in group:
         own = each[one.row]

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from typing import ClassVar
 
+import msgspec
+import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph
+from atoll.core.graph import Graph, with_views
 from atoll.core.space import Value
-from atoll.experiment.baseline import AnyBaseline, Baseline
+from atoll.engines.base import choose_engine
+from atoll.experiment.baseline import AnyBaseline, Baseline, pooled_graph
+from atoll.experiment.build import build_method
+from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.hardware import choose_device
+from atoll.experiment.history import selection_of
+from atoll.experiment.model import SelectedModel
+from atoll.experiment.problem import Problem
+from atoll.experiment.rounds import Experiment
 from atoll.present.tables import Column, Table, make_table
 
 
@@ -52,11 +65,7 @@ class Features(Baseline[list[_Linear]]):
 
     def fit(self, federation: Federation, seed: int) -> list[_Linear]:
         """A linear model for each client."""
-        if federation.task.many_graphs:
-            raise ConfigError(
-                f"the baseline 'features' classifies nodes, but '{federation.name}' is a set of "
-                "graphs; choose 'majority', or other data"
-            )
+        _refuse_graphs("features", federation)
         return [self._fit_client(graph, federation.classes) for graph in federation.graphs]
 
     def _fit_client(self, graph: Graph, classes: int) -> _Linear:
@@ -82,25 +91,210 @@ class Features(Baseline[list[_Linear]]):
         return rest.repeat(1, own.classes).index_copy(1, own.known, scores)
 
 
+def _refuse_graphs(name: str, federation: Federation) -> None:
+    if federation.task.many_graphs:
+        raise ConfigError(
+            f"the baseline '{name}' classifies nodes, but '{federation.name}' is a set of "
+            "graphs; choose 'majority', or other data"
+        )
+
+
 def _dense(graph: Graph) -> Tensor:
     return graph.x if isinstance(graph.x, Tensor) else graph.x.to_dense()
 
 
-BASELINES: Mapping[str, type[AnyBaseline]] = {"majority": Majority, "features": Features}
+@dataclass(frozen=True)
+class Trees(Baseline[list[Tensor]]):
+    """Gradient-boosted trees on each client's own features, without edges and without the others.
+
+    scikit-learn's HistGradientBoostingClassifier. The client's validation nodes choose the number
+    of trees, by their loss. A leaf has at least a twentieth of the training nodes, up to 20. A
+    client that has training nodes of fewer than two classes predicts the shares of the classes
+    among them, as `majority` does.
+    """
+
+    iterations: int = 100  # most trees for each class
+    rate: float = 0.1  # learning rate
+
+    neighbours: ClassVar[bool] = False  # whether the mean features of neighbours are added
+
+    def fit(self, federation: Federation, seed: int) -> list[Tensor]:
+        """The scores of each client's nodes."""
+        _refuse_graphs("trees", federation)
+        return [self.scores_of(graph, federation.classes, seed) for graph in federation.graphs]
+
+    def predict(self, model: list[Tensor], client: int, graph: Graph) -> Tensor:
+        return model[client]
+
+    def scores_of(self, graph: Graph, classes: int, seed: int) -> Tensor:
+        """Logarithms of the probabilities, (N, C), of trees that learnt from the training nodes."""
+        from sklearn.ensemble import HistGradientBoostingClassifier
+        from threadpoolctl import threadpool_limits
+
+        train, val = graph.train.numpy() > 0, graph.val.numpy() > 0
+        x, y = self._inputs(graph), graph.y.numpy()
+        counts = np.bincount(y[train], minlength=classes)
+        chances = np.tile(counts / max(counts.sum(), 1), (len(y), 1))
+        if (known := np.flatnonzero(counts)).size > 1:
+            x = x[:, (x[train] != x[train][0]).any(0)]  # no tree can use the other columns
+            booster = HistGradientBoostingClassifier(
+                learning_rate=self.rate,
+                max_iter=self.iterations,
+                min_samples_leaf=int(np.clip(train.sum() // 20, 1, 20)),
+                early_stopping=False,
+                random_state=seed,
+            )
+            with threadpool_limits(1, "openmp"):  # sums of several threads differ in the last bits
+                booster.fit(x[train], y[train])
+                trees = self.iterations
+                if val.any():
+                    stages = booster.staged_predict_proba(x[val])
+                    every = (self._spread(stage, known, classes) for stage in stages)
+                    rows = np.arange(int(val.sum()))
+                    losses = [-np.log(one[rows, y[val]] + 1e-6).mean() for one in every]
+                    trees = int(np.argmin(losses)) + 1
+                found = next(islice(booster.staged_predict_proba(x), trees - 1, None))
+            chances = self._spread(found, known, classes)
+        return torch.from_numpy(np.log(chances + 1e-6))  # no class is impossible
+
+    def _spread(self, chances: np.ndarray, known: np.ndarray, classes: int) -> np.ndarray:
+        """Probabilities of the known classes among those of all classes."""
+        every = np.zeros((len(chances), classes))
+        every[:, known] = chances
+        return every
+
+    def _inputs(self, graph: Graph) -> np.ndarray:
+        x = _dense(graph).double().numpy()
+        if not self.neighbours:
+            return x
+        (source, target), size = graph.edges.numpy(), graph.num_nodes
+        adjacency = sp.csr_array((np.ones(source.size), (target, source)), shape=(size, size))
+        degree = np.asarray(adjacency.sum(1)).reshape(-1, 1)
+        with np.errstate(invalid="ignore"):  # a node without neighbours has missing values: NaN
+            return np.hstack([x, adjacency @ x / degree])
+
+
+@dataclass(frozen=True)
+class NeighbourTrees(Trees):
+    """The same trees on own features and the mean features of a node's neighbours."""
+
+    neighbours = True
+
+
+@dataclass(frozen=True)
+class PooledTrees(Trees):
+    """One set of trees for all clients, from their pooled rows: an upper bound without privacy."""
+
+    pools = True
+
+    def fit_in(self, problem: Problem, federation: Federation, seed: int) -> list[Tensor]:
+        _refuse_graphs("trees", federation)
+        whole = pooled_graph(problem, federation, seed)
+        scores = self.scores_of(whole, federation.classes, seed)
+        return _by_client(scores, federation)
+
+
+@dataclass(frozen=True)
+class PooledNeighbourTrees(PooledTrees):
+    """The pooled trees with mean features of neighbours, also of those at other clients."""
+
+    neighbours = True
+
+
+def _by_client(scores: Tensor, federation: Federation) -> list[Tensor]:
+    return list(torch.split(scores, [graph.num_nodes for graph in federation.graphs]))
+
+
+@dataclass(frozen=True)
+class Oracle(Baseline[list[Tensor]]):
+    """The methods' network, trained on all data in one place: an upper bound without privacy.
+
+    The graph is whole: it has the edges between clients, where the data have them. Rounds, epochs,
+    network, optimizer and the choice of the round are those of `local` on a single client.
+    """
+
+    pools = True
+    trains = True
+
+    def fit(self, federation: Federation, seed: int) -> list[Tensor]:
+        """The scores of each client's nodes."""
+        config = RunConfig(data=federation.name, objects=("data",))
+        return self.fit_in(Problem.of(config, federation), federation, seed)
+
+    def fit_in(self, problem: Problem, federation: Federation, seed: int) -> list[Tensor]:
+        _refuse_graphs("oracle", federation)
+        task = federation.task.name
+        config, rules = resolve(as_local(problem.given), task)
+        method = build_method(config, federation.features, federation.classes, task)
+        whole = pooled_graph(problem, federation, seed)
+        run = Experiment(
+            method,
+            replace(federation, graphs=(whole,), numbers=()),
+            rounds=config.rounds or rules.rounds,
+            seed=seed,
+            engine=choose_engine(config.engine)[0],
+            device=choose_device(config.device),
+            keep=selection_of(config, rules, federation.metric),
+        ).run()
+        kept = run.keeper.selected(run.history) if run.keeper else None
+        assert kept is not None
+        model = SelectedModel.of_export(kept.export())  # on the CPU
+        with torch.no_grad():
+            scores = model.predict(method, with_views(whole, method.views), 0)
+        return _by_client(scores, federation)
+
+    def predict(self, model: list[Tensor], client: int, graph: Graph) -> Tensor:
+        return model[client]
+
+
+def as_local(config: RunConfig) -> RunConfig:
+    """The configuration of a baseline that `trains`, as one of the method `local`."""
+    objects = tuple(name for name in config.objects if name != "method")
+    return msgspec.structs.replace(config, method="local", objects=objects)
+
+
+BASELINES: Mapping[str, type[AnyBaseline]] = {
+    "majority": Majority,
+    "features": Features,
+    "trees": Trees,
+    "trees:neighbours": NeighbourTrees,
+    "trees:pooled": PooledTrees,
+    "trees:pooled-neighbours": PooledNeighbourTrees,
+    "oracle": Oracle,
+}
+SHORTHANDS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
+    "mlp": ("local", {"net": "mlp"}),
+    "mlp:federated": ("fedavg", {"net": "mlp"}),
+}
+"""Methods on a network that does not look at edges, and so show what the edges are worth."""
 
 
 def baseline_table() -> Table:
     """Every baseline with one line."""
     return make_table(
         [Column("name", "left"), Column("what it does", "left", wrap=True)],
-        [(name, (inspect.getdoc(cls) or "").splitlines()[0]) for name, cls in BASELINES.items()],
+        [
+            *(
+                (name, (inspect.getdoc(cls) or "").splitlines()[0])
+                for name, cls in BASELINES.items()
+            ),
+            *((name, f"Short for {shorthand(name)}: no edges.") for name in SHORTHANDS),
+        ],
         title="Baselines, only for `atoll compare`",
         caption="A baseline is not a federated method; every table marks it.",
     )
 
 
+def shorthand(name: str) -> str:
+    """What a shorthand stands for: `local:net=mlp`."""
+    method, settings = SHORTHANDS[name]
+    return f"{method}:{','.join(f'{key}={value}' for key, value in settings.items())}"
+
+
 def baseline_page(name: str) -> str:
-    """Everything about one baseline."""
+    """Everything about one baseline, or a shorthand."""
+    if name in SHORTHANDS:
+        return f"{name} is short for {shorthand(name)}, a method without edges, in `atoll compare`"
     return (
         f"{name} is a baseline, not a federated method: atoll compare local fedavg {name}\n\n"
         f"{inspect.getdoc(BASELINES[name])}"

@@ -22,14 +22,14 @@ from atoll.core.space import Value
 from atoll.data.public.registry import task_of_data
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
-from atoll.experiment.baseline import AnyBaseline
+from atoll.experiment.baseline import AnyBaseline, Baseline
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, data_header, make_config, resolve
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.metrics import COMPARED
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
 from atoll.methods import METHODS
-from atoll.studies.baselines import BASELINES, make_baseline
+from atoll.studies.baselines import BASELINES, SHORTHANDS, as_local, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.study_run import Json, StudyRun, read_outcome
 
@@ -170,8 +170,9 @@ def _runs_of(
     shared = dict(request.options.get("set", {}))
     base = {key: value for key, value in request.options.items() if key != "set"}
     if arm.name.lower() in BASELINES and arm.method is None:
-        arm = replace(arm, method=make_baseline(arm.name, arm.settings))
-        shared = {}  # hyper-parameters of methods
+        trains = BASELINES[arm.name.lower()].trains  # then settings are those of its network
+        arm = replace(arm, method=make_baseline(arm.name, {} if trains else arm.settings))
+        shared = shared if trains else {}  # hyper-parameters of methods
     elif arm.method is not None and (shared or arm.settings):
         raise ConfigError(
             f"'{arm.label}' is a method object with its own hyper-parameters; leave out "
@@ -193,11 +194,11 @@ def _runs_of(
 
 def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Arm:
     """`fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or `my_method.py:Mine:mu=0.1`."""
-    before = text.partition("=")[0]
+    before, others = text.partition("=")[0], {*BASELINES, *SHORTHANDS}
     name, colon, _ = before.rpartition(":")
-    known = name.lower() in METHODS or name.lower() in BASELINES
-    if method is not None or (before == text and not known):
-        return Arm(label, text, {}, method)
+    known = name.lower() in METHODS or name.lower() in others
+    if method is not None or text.lower() in others or (before == text and not known):
+        return _plain_arm(label, text, {}, method)
     settings: dict[str, Value] = {}
     for item in text[len(name) + 1 :].split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -207,7 +208,17 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
                 f"{name or 'fedprox'}:key=value,key=value"
             )
         settings[key] = value
-    return Arm(label, name, settings)
+    return _plain_arm(label, name, settings)
+
+
+def _plain_arm(
+    label: str, name: str, settings: Mapping[str, Value], method: Method | AnyBaseline | None = None
+) -> Arm:
+    """An arm; a shorthand becomes what it stands for."""
+    if method is None and name.lower() in SHORTHANDS:
+        name, meant = SHORTHANDS[name.lower()]
+        settings = {**meant, **settings}
+    return Arm(label, name, settings, method)
 
 
 def check(
@@ -268,8 +279,10 @@ def _check_problem(
             "choose another --metric"
         )
     for run in runs:
-        if run.method is None:
-            config, _ = resolve(run.config, task_of_object(run.data))
+        trains = isinstance(run.method, Baseline) and run.method.trains
+        if run.method is None or trains:
+            given = as_local(run.config) if trains else run.config
+            config, _ = resolve(given, task_of_object(run.data))
             build_method(config, federation.features, federation.classes, federation.task.name)
 
 

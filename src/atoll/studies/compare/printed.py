@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from atoll.experiment.baseline import KINDS, POOLED
+from atoll.experiment.baseline import BOUND, KINDS, NOT_FEDERATED, POOLED, WINS
 from atoll.present import tables as present
 from atoll.present.tables import DASH, Cell, Column, Table, make_table
 from atoll.present.terminal import counted
@@ -60,7 +60,17 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
             "One seed cannot tell a difference from noise, so nothing is tested; give --seeds "
             f"{least_pairs(alpha, len(table.tests))} or more."
         ]
-    found = []
+    best = max(row.mean for row in table.rows if row.method in table.best)
+    found = [
+        f"{row.method} {WINS}."
+        for row in table.rows
+        if row.method in table.best and row.scored == NOT_FEDERATED
+    ]
+    found += [
+        f"{row.method} {BOUND}, {_points(row.mean - best)} from the best of the others."
+        for row in table.rows
+        if row.finished and row.scored == POOLED and row.method not in table.best
+    ]
     apart = [test for test in table.tests if test.different]
     if not apart:
         found.append(

@@ -15,7 +15,7 @@ from hashlib import sha256
 import numpy as np
 
 from atoll.engines.ledger import SCORE
-from atoll.experiment.baseline import KINDS
+from atoll.experiment.baseline import KINDS, POOLED
 from atoll.experiment.metrics import spread
 from atoll.studies.compare.plan import ComparisonRequest, problem_of
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
@@ -74,8 +74,8 @@ class ComparisonTable:
     @property
     def best(self) -> list[str]:
         """The method with the highest mean, and those that have exactly the same."""
-        means = [row.mean for row in self.rows if row.finished]
-        return [row.method for row in self.rows if row.finished and row.mean >= max(means) - 1e-12]
+        rows = _candidates(self.rows)
+        return [one.method for one in rows if one.mean >= max(row.mean for row in rows) - 1e-12]
 
     def test_of(self, method: str) -> PairedTest | None:
         return next((test for test in self.tests if test.name == method), None)
@@ -170,7 +170,7 @@ def _with_tests(table: ComparisonTable, request: ComparisonRequest) -> Compariso
     """Ranks and tests of the rows that have all scores."""
     finished = [row for row in table.rows if row.finished]
     scores = {row.method: row.scores for row in finished}
-    best = max(finished, key=lambda row: row.mean, default=None)
+    best = max(_candidates(table.rows), key=lambda row: row.mean, default=None)
     reference = best.method if best is not None and request.against is None else request.against
     stacked = np.stack(list(scores.values()), axis=1) if scores else np.empty((0, 0))
     places = dict(zip(scores, ranks(stacked).mean(0) if scores else [], strict=True))
@@ -181,6 +181,12 @@ def _with_tests(table: ComparisonTable, request: ComparisonRequest) -> Compariso
         tests=tuple(against(reference, scores, request.alpha) if reference in scores else []),
         rank_test=rank_test(stacked, request.alpha),
     )
+
+
+def _candidates(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """Finished rows that can be the best: a row that pools all data only among its like."""
+    finished = [row for row in rows if row.finished]
+    return [row for row in finished if row.scored != POOLED] or finished
 
 
 def compare_overall(
