@@ -30,6 +30,7 @@ from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.engines.fleet import Packet
 from atoll.experiment.build import build_method
+from atoll.experiment.card import data_facts
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import read_model
@@ -163,6 +164,35 @@ def test_a_private_run_delivers_the_same_model(trial):
     assert manifest.rounds == {0: 1}  # no scores leave the sites: the last round counts
     mine, theirs = read_model(trial.model() / "seed-0"), RunFolder(trial.folder()).model()
     assert all(map(torch.equal, leaves(mine.deployed), leaves(theirs.deployed)))
+
+
+def test_a_site_has_the_card_with_its_own_facts_and_no_others(trial):
+    assert trial.run() == {}
+    server = (trial.folder() / "model/seed-0/MODEL_CARD.md").read_text()
+    assert all(f"| {site} |" in server for site in trial.sites)
+    for place, (name, site) in enumerate(trial.sites.items()):
+        folder = trial.model(name) / "seed-0"
+        card, about = (folder / "MODEL_CARD.md").read_text(), read_model(folder).about
+        digest = data_facts(site.data.graph, name)["sha256"]
+        assert digest in card
+        assert digest not in server
+        score = RunFolder(trial.folder()).model().about["client_scores"][place]
+        assert about["client_scores"] == [score]
+        assert about["scores"] == {}
+        assert f"| {name} | " in card
+        assert not any(other in card for other in trial.sites if other != name)
+        assert "There was no differential privacy" in card
+        assert "atoll federate verify" in card
+
+
+def test_the_card_of_a_private_run_says_that_scores_stayed(trial):
+    assert trial.run(dp="clip=1,noise=0.5,delta=1e-5") == {}
+    for folder in (trial.folder() / "model/seed-0", trial.model() / "seed-0"):
+        card = (folder / "MODEL_CARD.md").read_text()
+        assert "by the last round" in card
+        assert "The scores stayed at the sites." in card
+        assert "each site chooses its own threshold" in card
+        assert "test accuracy" not in card
 
 
 def test_the_same_model_again_changes_nothing_and_a_lost_site_gets_it_later(trial):

@@ -4,7 +4,9 @@ A site keeps it in `runs/RUN/model` of its kit's folder `atoll`:
 
 - `seed-N/model.toml`, `seed-N/deployed.safetensors`: the model that this site may have, which is
   the global one or its own, never another site's (`experiment.model`);
-- `seed-N/private.safetensors`, where predicting needs it: added by the site, from its own state;
+- added by the site: `seed-N/private.safetensors` from its own state, where predicting needs it,
+  `seed-N/encoder.json` if it has tables, `seed-N/own.toml` with the names of its classes and the
+  fingerprint of its data, and `seed-N/MODEL_CARD.md`;
 - `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each file above;
 - `manifest.sig`, `server.crt`: the server's signature of the manifest, and its certificate.
 """
@@ -33,7 +35,7 @@ from atoll import __version__
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.files import replacing, write_atomically
-from atoll.deploy.audit import Audit
+from atoll.deploy.audit import Audit, Json
 from atoll.deploy.coordinator import Order
 from atoll.deploy.heads import Delivery, Sealed, read_head
 from atoll.deploy.kits import about_kit, state_folder
@@ -42,13 +44,15 @@ from atoll.deploy.site import Site, States
 from atoll.engines.codec import encode, load_checkpoint
 from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
 from atoll.experiment.build import build_method
+from atoll.experiment.card import CARD, OWN, data_facts, write_card
 from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.folder import RunFolder
-from atoll.experiment.model import encode_private, read_model, reads_states
+from atoll.experiment.model import encode_private, read_model, reads_states, write_encoder
 
 MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
 PRIVATE = "private.safetensors"
+ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # by a site
 FILE = re.compile(r"seed-\d{1,9}/(?!private\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|md|safetensors)")
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
 HASH = hashes.SHA256()
@@ -194,9 +198,12 @@ def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
     """The files of one site's model, as that of its only client, and the selected round."""
     model = read_model(folder)
     (tree, _), picked = model.of_client(place), int(model.rounds[place])
-    own = {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False}
-    about = tomli_w.dumps({**(model.about or {}), **own}).encode()
-    return {"model.toml": about, "deployed.safetensors": encode(tree)}, picked
+    about: Json = dict(model.about or {})
+    one = {name: about.get(name, [])[place:][:1] for name in ("client_names", "client_scores")}
+    about |= {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False, **one}
+    about |= {"files": {}, "scores": {}}  # a mean would tell a site the scores of the others
+    text = tomli_w.dumps(about).encode()
+    return {"model.toml": text, "deployed.safetensors": encode(tree)}, picked
 
 
 def receive(site: Site, packet: Packet) -> Packet:
@@ -222,6 +229,7 @@ def receive(site: Site, packet: Packet) -> Packet:
                 _add_own_part(site, manifest, seed, new / f"seed-{seed}")
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
+            _add_card(site, manifest.site, new / f"seed-{seed}")
     size = len(packet.body)
     site.audit.note("delivered", run=run, bytes=size, manifest=_digest(head), **notes)
     return Packet({}, b"")
@@ -274,6 +282,18 @@ def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> No
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
+def _add_card(site: Site, name: str, folder: Path) -> None:
+    """Add the facts that only this site has, and the model's card."""
+    data = site.data
+    classes = [word[len("class ") :] for word in data.words if word.startswith("class ")]
+    own = {"site": True, "client_names": [name], "fingerprints": [data_facts(data.graph, name)]}
+    own |= {"class_names": classes} if classes else {}
+    write_atomically(folder / OWN, tomli_w.dumps(own).encode())
+    if data.encoder is not None and not (folder / "encoder.json").exists():
+        write_encoder(folder, data.encoder)
+    write_card(folder)
+
+
 def verify_model(folder: Path, kit: Path) -> Manifest:
     """Check a delivered model with the kit of its site: the signature, and every file."""
     try:
@@ -286,7 +306,7 @@ def verify_model(folder: Path, kit: Path) -> Manifest:
         if not FILE.fullmatch(name) or not path.is_file() or _file(path.read_bytes()) != file:
             raise WireError(f"file '{name}' of '{folder}' is missing, or was changed")
     known = {*SEAL, *manifest.files}
-    known |= {f"seed-{seed}/{PRIVATE}" for seed in manifest.rounds}
+    known |= {f"seed-{seed}/{name}" for seed in manifest.rounds for name in ADDED}
     for path in folder.rglob("*"):
         if path.is_file() and str(path.relative_to(folder)) not in known:
             raise WireError(f"'{path}' was not delivered; remove it from the model's folder")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class SiteData:
     name: str
     metric: str = "accuracy"
     words: tuple[str, ...] = ()  # names of classes and feature columns, equal at every site
+    # How the columns of own tables became features (`data.own.encoder`), as plain values.
+    encoder: Mapping[str, object] | None = None
 
     def summary(self, *, sizes: bool = True) -> dict[str, object]:
         """The server's knowledge before the first step; zeros replace sizes that stay here."""
@@ -95,4 +97,5 @@ def read_site_data(
     graph = InducedSubgraphs(source).graph(everyone, roles)
     check_client(f"'{path}'", graph, labels, ("no-edge", "single-class"))
     words = (*(f"class {n}" for n in names), *(f"column {n}" for n in report.features))
-    return SiteData(graph, count, path.resolve().name, words=words)
+    encoder = None if source.encoder is None else replace(source.encoder, classes=names).plain()
+    return SiteData(graph, count, path.resolve().name, words=words, encoder=encoder)

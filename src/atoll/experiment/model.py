@@ -4,11 +4,13 @@
   the threshold if the run chose one (`experiment.threshold`);
 - `deployed.safetensors`: the tensors that the server deploys, for all clients or for each;
 - `private.safetensors`, where predicting needs it: tensors that only their owner has, by client;
-- `encoder.json`, where the data were a user's own: how columns become features.
+- `encoder.json`, where the data were a user's own: how columns become features;
+- `MODEL_CARD.md`, once the run is finished: the facts in Markdown (`experiment.card`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from atoll.core.errors import DataError, WireError
-from atoll.core.federation import Federation
+from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.files import write_atomically
 from atoll.core.graph import Graph, with_views
 from atoll.core.message import Message, ToAll
@@ -32,6 +34,7 @@ from atoll.core.private_layers import private_names
 from atoll.core.tree import Tree, num_bytes, tree_map, unstack
 from atoll.data.own.encoder import Encoder
 from atoll.engines.codec import decode, encode, pack_states, unpack_states
+from atoll.experiment.card import CARD, data_facts, read_about, wire_of
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import History, Improvements, Selection
@@ -182,19 +185,20 @@ def write_model(
 ) -> None:
     """Write a model, and how it was made."""
     each = len(model.deployed) > 1
-    tree = _named(model.deployed) if each else model.deployed[0]
-    write_atomically(folder / "deployed.safetensors", encode(tree))
+    content = encode(_named(model.deployed) if each else model.deployed[0])
+    (folder / CARD).unlink(missing_ok=True)  # of the same run when it was shorter
+    write_atomically(folder / "deployed.safetensors", content)
     if model.private:
         write_atomically(folder / "private.safetensors", encode_private(model.private))
     rounds: list[int] = model.rounds.tolist()
     evaluate, deployed = config.evaluate or "deployed", method.scored_as()
     text = json.dumps(asdict(method), default=str)
-    made = getattr(federation, "about", {})  # a roster of sites has none
-    names = {name: made[name] for name in ("class_names", "client_names") if name in made}
+    made: Mapping[str, object] = federation.about
+    if names := getattr(federation, "names", ()):  # a roster of sites
+        made = {**made, "client_names": list(names)}
     encoder = getattr(federation, "encoder", None)
     if encoder is not None:
-        content = json.dumps(encoder, indent=1, ensure_ascii=False).encode()
-        write_atomically(folder / "encoder.json", content)
+        write_encoder(folder, encoder)
     about = {
         "round": rounds[0] if len(set(rounds)) == 1 else rounds,
         "clients": len(rounds),
@@ -209,13 +213,31 @@ def write_model(
         "net": type(method.net).__name__,
         "features": federation.features,
         "classes": federation.classes,
-        **names,
+        **{name: made[name] for name in ("class_names", "client_names") if name in made},
         **({} if threshold is None else {"threshold": threshold.plain()}),
         # TOML has no word for None: such keys are left out.
         "hyperparameters": json.loads(text, object_hook=_without_none),
         "versions": environment(),
+        "wire": wire_of(method),
+        "bound": method.why_bound(),
+        "files": {"deployed.safetensors": hashlib.sha256(content).hexdigest()},
+        "fingerprints": _data_facts(federation),
     }
     write_atomically(folder / "model.toml", tomli_w.dumps(about).encode())
+
+
+def _data_facts(federation: Federation) -> list[dict[str, object]]:
+    """Counts and fingerprints of the clients' data; a server has none, and large files have one."""
+    graphs = getattr(federation, "graphs", ())
+    if isinstance(graphs, LazyGraphs) or not graphs:
+        return []
+    return list(map(data_facts, graphs, federation.client_names))
+
+
+def write_encoder(folder: Path, encoder: Mapping[str, object]) -> None:
+    """Write `encoder.json` into the folder of a model."""
+    content = json.dumps(encoder, indent=1, ensure_ascii=False).encode()
+    write_atomically(folder / "encoder.json", content)
 
 
 def _without_none(found: dict[str, object]) -> dict[str, object]:
@@ -241,7 +263,7 @@ def read_model(folder: Path) -> SelectedModel:
         return decode(path.read_bytes(), limit=1 << 40, finite=False)
 
     try:
-        about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
+        about = read_about(folder)
         deployed, picked = read("deployed", needed=True), about["round"]
         each = [deployed] if not about["one_per_client"] else list(deployed.values())
         rounds = [picked] * int(about["clients"]) if isinstance(picked, int) else picked
@@ -258,9 +280,10 @@ def read_encoder(folder: Path) -> Encoder | None:
     """The encoder of the tables that a model was trained on; None if it had no tables."""
     try:
         about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
-        if not about.get("encoder", False):
+        file = folder / "encoder.json"  # a site may have one beside a model without
+        if not about.get("encoder", False) and not file.exists():
             return None
-        return Encoder.from_plain(json.loads((folder / "encoder.json").read_text(encoding="utf-8")))
+        return Encoder.from_plain(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         problem = f"has an encoder that cannot be read ({type(error).__name__}: {error})"
         raise DataError(f"the model in '{folder}' {problem}; copy the folder whole") from error

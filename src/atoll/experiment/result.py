@@ -25,6 +25,7 @@ from atoll.core.method import Method
 from atoll.core.task import ROLES
 from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
+from atoll.experiment.card import write_cards
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History, Selection
@@ -229,6 +230,8 @@ class Result:
             metrics = metrics_table({s.seed: s.history for s in self.seeds}, self.deployed, called)
             ledger = ledger_table({s.seed: s.ledger for s in self.seeds})
             files |= (table_file("metrics", metrics), table_file("ledger", ledger))
+        if self.out is not None and out == Path(self.out):
+            write_cards(self, out)
         # The last file: its presence shows that the run is finished.
         files[RESULT] = json.dumps(whole, indent=2, allow_nan=False, default=str).encode()
         for name, content in files.items():

@@ -1,0 +1,265 @@
+"""The card of a model: `MODEL_CARD.md`, made from the other files of the model's folder.
+
+`model.toml` has the facts. Where a site received the model, the site adds its own in `own.toml`:
+the names of the classes, and the fingerprint of its data, which no other party learns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomli_w
+
+from atoll.core.files import write_atomically
+from atoll.core.graph import Graph
+from atoll.core.method import Method
+from atoll.core.tree import leaves
+from atoll.experiment.metrics import find_metric, label_of
+from atoll.experiment.threshold import Threshold
+
+if TYPE_CHECKING:
+    from atoll.experiment.result import Result
+
+CARD, ABOUT, OWN = "MODEL_CARD.md", "model.toml", "own.toml"
+MOST_ROWS = 50  # clients in the table of a card
+PARTS = ("x", "edges", "edge_weight", "y", "train", "val", "test")
+"""The tensors of a graph that its fingerprint covers, in this order."""
+SELECTED = {
+    "best-val": "the best mean {metric} on validation {items}",
+    "best-val-per-client": "each client's best {metric} on its validation {items}",
+    "last": "the last round",
+}
+KEPT = (
+    "The scores stayed at the sites. So the model is that of the last round, and each site chooses "
+    "its own threshold on its own validation {items}."
+)
+EXPOSED = (
+    "There was no differential privacy. The updates that clients sent, and this model itself, may "
+    "reveal training data."
+)
+
+
+def data_facts(graph: Graph, client: str) -> dict[str, object]:
+    """The counts and the fingerprint of a client's data, for their owner."""
+    digest = hashlib.sha256()
+    for leaf in leaves([getattr(graph, part) for part in PARTS]):
+        array = np.ascontiguousarray(leaf.cpu().numpy())
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(array.data)
+    counts = {role: int(getattr(graph, role).sum()) for role in ("train", "val", "test")}
+    sizes = {graph.task.plural: int(graph.size("nodes")), "edges": graph.edges.shape[1]}
+    return {"client": client, **sizes, **counts, "sha256": digest.hexdigest()}
+
+
+def wire_of(method: Method) -> str:
+    """The fields that a method sends, by its docstring; "" if that names none."""
+    text = inspect.getdoc(sys.modules[type(method).__module__]) or ""
+    found = re.search(r"^Wire, per client and round:(.*?)^(?=\S)", text + "\n.", re.M | re.S)
+    return " ".join(found[1].split()) if found else ""
+
+
+def write_cards(result: Result, folder: Path) -> None:
+    """Complete the models of a finished run with scores and privacy, and write their cards."""
+    for number, seed in enumerate(result.seeds):
+        place = folder / "model" / f"seed-{seed.seed}"
+        if not (place / ABOUT).exists():
+            continue
+        about = tomllib.loads((place / ABOUT).read_text(encoding="utf-8"))
+        by = "accuracy" if find_metric(result.metric).pooled else result.metric
+        own, scores = result.of_clients(by)[number].tolist(), {}
+        for name, found in result.metrics().items():
+            if name.startswith("test_") and "_by_" not in name and len(found["per_seed"]) > number:
+                seeds = {} if found["std"] is None else {"mean": found["mean"], "std": found["std"]}
+                scores[name[5:]] = {"value": found["per_seed"][number], **seeds}
+        about |= {
+            "rounds": seed.history.rounds,
+            "seeds": len(result.seeds),
+            "select": result.select,
+            "federated": result.engine == "flare",
+            "scores": scores,
+            "client_metric": by,
+            "client_scores": [] if np.isnan(own).all() else own,
+            "privacy": _privacy(result),
+        }
+        write_atomically(place / ABOUT, tomli_w.dumps(about).encode())
+        write_card(place)
+
+
+def _privacy(result: Result) -> dict[str, Any]:
+    """The privacy statement as plain values; TOML has no word for None."""
+    found = dict(result.privacy or {})
+    if found:
+        return {"differential": True, "unit": "client"} | {
+            name: value for name, value in found.items() if value is not None
+        }
+    return {"differential": False, "says": EXPOSED}
+
+
+def write_card(folder: Path) -> None:
+    """Write the card of the model in a folder."""
+    write_atomically(folder / CARD, card_text(read_about(folder)).encode())
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """The content of model.toml, with the facts that only a site has."""
+    found = tomllib.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    own = folder / OWN
+    return found | (tomllib.loads(own.read_text(encoding="utf-8")) if own.exists() else {})
+
+
+def card_text(about: Mapping[str, Any]) -> str:
+    """The card of a model with these facts."""
+    text = "\n".join(_lines(about)) + "\n"
+    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+
+
+def _lines(about: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# Model card: {about['method']} on {about['data']}"
+    yield "\nAtoll made this card from the other files of this folder.\n\n## Model\n"
+    yield from _model(about)
+    yield "\n## Data and scores\n"
+    yield from _data(about)
+    yield "\n## Threshold\n"
+    yield _threshold(about)
+    yield "\n## Privacy\n"
+    yield from _privacy_lines(about)
+    yield "\n## Limits of use\n"
+    yield from _limits(about)
+    yield "\n## Use\n"
+    yield from _use(about)
+
+
+def _model(about: Mapping[str, Any]) -> Iterator[str]:
+    picked, items = about["round"], f"{about['task']}s"
+    rounds = [picked] if isinstance(picked, int) else picked
+    number = " to ".join(str(n + 1) for n in sorted({min(rounds), max(rounds)}))
+    metric = label_of(about["metric"])
+    rule = SELECTED.get(about.get("select", ""), "the rule of the protocol")
+    rule = rule.format(metric=metric, items=items)
+    rule = SELECTED["last"] if _scores_stayed(about) else rule
+    models = "one for each client" if about["one_per_client"] else "one for all clients"
+    hyper = {k: v for k, v in about["hyperparameters"].items() if not isinstance(v, dict)}
+    yield f"- Task: classify {items} as {_listed(_classes(about))}."
+    yield f"- Method: {about['method']} ({_settings(hyper)}); protocol {about['protocol']}."
+    net = {k: v for k, v in about["hyperparameters"].get("net", {}).items() if k != "classes"}
+    yield f"- Network: {about['net']} ({_settings(net)})."
+    private = ", with private parts that only their client has" if about["private_parts"] else ""
+    yield f"- Models: {models}{private}."
+    yield f"- Rounds: {about.get('rounds', 'unknown')}; chosen is round {number}, by {rule}."
+    yield f"- Made with: {_settings(about['versions'])}."
+
+
+def _data(about: Mapping[str, Any]) -> Iterator[str]:
+    rows = {str(row["client"]): row for row in about.get("fingerprints", ())}
+    names = _clients(about)
+    scores = dict(zip(names, about.get("client_scores", ()), strict=False))
+    metric = label_of(about.get("client_metric", "accuracy"))
+    if about["encoder"]:
+        yield "The data were tables; `encoder.json` says how their columns became features.\n"
+    if not rows:
+        yield "No fingerprints: the data were not on the machine that wrote this file.\n"
+    if rows or scores:
+        counted = [k for row in rows.values() for k in row if k not in ("client", "sha256")]
+        columns = [*dict.fromkeys(counted), *([f"test {metric}"] if scores else [])]
+        yield _row(["client", *columns, *(["SHA-256"] if rows else [])])
+        yield "|".join(["", *["---"] * (1 + len(columns) + bool(rows)), ""])
+        for name in names[:MOST_ROWS]:
+            row = dict(rows.get(name, {}))
+            row |= {f"test {metric}": f"{scores[name]:.4f}"} if name in scores else {}
+            digest = [f"`{row['sha256']}`" if "sha256" in row else ""] if rows else []
+            yield _row([name, *(row.get(column, "") for column in columns), *digest])
+        if len(names) > MOST_ROWS:
+            yield f"\n{len(names) - MOST_ROWS} more clients are in `{ABOUT}`."
+    else:
+        yield f"Clients: {_listed(names)}."
+    if about.get("scores"):
+        yield f"\n| test score | this model | {about['seeds']} seeds |\n|---|---|---|"
+    for name, found in about.get("scores", {}).items():
+        spread = f"{found['mean']:.4f} ± {found['std']:.4f}" if "std" in found else "no spread"
+        yield _row([label_of(name), f"{found['value']:.4f}", spread])
+
+
+def _threshold(about: Mapping[str, Any]) -> str:
+    found = Threshold.of(about)
+    if found is None:
+        return "No threshold was chosen: a prediction is the likeliest class."
+    name, items = _classes(about)[found.positive], f"{about['task']}s"
+    return (
+        f"A prediction is an alert where the probability of `{name}` is at least "
+        f"{found.value:.6g}. Rule `{found.rule}` chose it on validation {items}. There its "
+        f"precision was {found.precision:.4f}, its recall {found.recall:.4f}, and "
+        f"{100 * found.alerts:.2f} % of the {items} were alerts."
+    )
+
+
+def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:
+    found = about.get("privacy", {})
+    if found.get("differential"):
+        yield f"Differential privacy; the unit of protection is a {found['unit']}."
+        yield f"{found['says'][:1].upper()}{found['says'][1:]}."
+        yield f"Adjacency: {found['adjacency']}. Sampling: {found['sampling']}."
+        if _scores_stayed(about):
+            yield KEPT.format(items=f"{about['task']}s")
+    else:
+        yield found.get("says", EXPOSED)
+    if about.get("wire"):
+        yield f"Sent in each round, for each client: {about['wire']}."
+    if not about.get("federated"):
+        yield "This run was a simulation: all clients' data were on one machine, and none left it."
+
+
+def _limits(about: Mapping[str, Any]) -> Iterator[str]:
+    yield "- Scores hold for data like the test data above. Nothing was measured on other data."
+    if why := about.get("bound"):
+        yield f"- It cannot predict new nodes: {why}."
+    elif about["encoder"]:
+        yield "- New tables need the same columns. A category that training never saw is refused."
+    if about["deployed"] != "global" or about["one_per_client"]:
+        yield "- A client that never trained has no model here."
+    yield "- Atoll does not check fairness between groups of people, or causes. Check them first."
+
+
+def _use(about: Mapping[str, Any]) -> Iterator[str]:
+    if about.get("site"):
+        yield "- Predict: `atoll federate predict MODEL --kit KIT --data NEW --out scores.csv`"
+        yield "- Verify the server's signature: `atoll federate verify MODEL --kit KIT`"
+    else:
+        yield "- Predict: `atoll predict RUN --data NEW --out scores.csv`"
+        yield "- Without Atoll: `atoll export RUN --to pyg`"
+        yield "- Verify: train again with `atoll run --config RUN/config.toml`, and compare scores."
+    for name, digest in about.get("files", {}).items():
+        yield f"- SHA-256 of `{name}`: `{digest}`"
+
+
+def _scores_stayed(about: Mapping[str, Any]) -> bool:
+    """Whether the sites of a private run kept their scores, so that none chose the round."""
+    return bool(about.get("federated")) and about["privacy"].get("scores") == "kept"
+
+
+def _classes(about: Mapping[str, Any]) -> list[str]:
+    return list(map(str, about.get("class_names", range(about["classes"]))))
+
+
+def _clients(about: Mapping[str, Any]) -> list[str]:
+    return list(map(str, about.get("client_names", range(about["clients"]))))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_ROWS} more" if len(names) > MOST_ROWS else ""
+    return ", ".join(f"`{name}`" for name in names[:MOST_ROWS]) + more
+
+
+def _settings(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in found.items())
+
+
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
